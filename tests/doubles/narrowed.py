@@ -5,7 +5,7 @@ from itertools import count
 
 from bson.timestamp import Timestamp
 
-from router.filters.stream_filter import EVERYTHING, StreamFilter
+from router.filters.stream_filter import EVERYTHING
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut
@@ -27,7 +27,6 @@ class PartOfStream:
         *,
         start_at: Timestamp,
         topology_from: Timestamp,
-        stream_filter: StreamFilter = EVERYTHING,
     ) -> None:
         self.wide = MergedStream(
             request, shards, start_at=start_at, topology_from=topology_from, keep_bytes=1 << 30
@@ -36,7 +35,7 @@ class PartOfStream:
         point = starting_point(narrow, start_at, 1)
         name = None if narrow.collection is None else narrow.collection.encode()
         namespace = Namespace(narrow.database.encode(), name)
-        self.part = self.fan_out.open(stream_filter, point.after, namespace)
+        self.part = self.fan_out.open(EVERYTHING, point.after, namespace)
         self.log_reader = LogReader(self.part, point)
 
     @property

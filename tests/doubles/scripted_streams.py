@@ -98,13 +98,8 @@ class PrivateStream(MergedStream):
     def ready(self) -> bool:
         return self.log_reader.is_ready()
 
-    def take(
-        self,
-        max_events: int | None,
-        max_bytes: int = MAX_BATCH_BYTES,
-        enough: int | None = None,
-    ) -> Batch:
-        return self.log_reader.take(max_events, max_bytes, enough)
+    def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Batch:
+        return self.log_reader.take(max_events, max_bytes)
 
 
 class OneReader(Protocol):

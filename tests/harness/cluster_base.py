@@ -2,7 +2,6 @@
 
 import time
 from abc import ABC, abstractmethod
-from types import TracebackType
 from typing import Any, Self
 
 import pymongo
@@ -106,10 +105,5 @@ class TestCluster(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.stop()

@@ -4,7 +4,6 @@ import socket
 import socketserver
 import threading
 from contextlib import suppress
-from types import TracebackType
 from typing import Self
 
 _BLOCK = 64 * 1024
@@ -37,12 +36,7 @@ class SwitchedPort:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._listening.shutdown()
         self._listening.server_close()
         self.exchange(None)

@@ -21,6 +21,8 @@ from shard_client.wire.frames import build_msg
 from tests.simulation.driver import DriverCursor, ask
 from tests.simulation.world import World, visit
 
+pytestmark = pytest.mark.timeout(300)
+
 _FEW = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)
 )
@@ -89,7 +91,6 @@ def filled(value: Any, cursor_id: int) -> Any:
     return value
 
 
-@pytest.mark.timeout(120)
 @_FEW
 @given(
     st.lists(st.tuples(st.sampled_from(["admin", "db", ""]), REQUESTS), min_size=1, max_size=8),
@@ -149,7 +150,6 @@ def invalid_bytes(draw: st.DrawFn) -> bytes:
     return struct.pack("<iiii", 16 + len(body), 1, 0, op_code) + bytes(body)
 
 
-@pytest.mark.timeout(120)
 @_FEW
 @given(st.lists(st.lists(invalid_bytes(), min_size=1, max_size=4), min_size=1, max_size=4))
 def test_invalid_bytes_affect_only_their_connection(clients: list[list[bytes]]) -> None:
@@ -172,7 +172,6 @@ def test_invalid_bytes_affect_only_their_connection(clients: list[list[bytes]]) 
     assert visit(body) == []
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("seed", range(30))
 def test_invalid_bytes_from_shards_affect_only_their_streams(seed: int) -> None:
     chance = Random(seed)

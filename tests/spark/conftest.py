@@ -1,4 +1,4 @@
-"""One cluster with a router and one Spark session, shared by the tests."""
+"""One cluster with a router and one Spark session for each group of files (pytest-xdist)."""
 
 from __future__ import annotations
 

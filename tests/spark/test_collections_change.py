@@ -17,7 +17,7 @@ from tests.harness.clusters import RealCluster, TestCluster
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 
 
 def follow(spark: SparkSession, shop: Shop, folder: Path) -> dict[str, set[str]]:

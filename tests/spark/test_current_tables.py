@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,7 +24,7 @@ from spark_sink.tables.delta_log import DeltaLog
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 
 def follow(spark: SparkSession, shop: Shop, folder: Path, **options: object) -> None:
@@ -136,48 +135,3 @@ def test_a_table_follows_its_collections(spark: SparkSession, shop: Shop, tmp_pa
     assert table_of(spark, tmp_path) == before
     with pytest.raises(OptionError, match="has the keys _id"):
         apply_changes(again.load(), target, keys=("customer", "_id"))
-
-
-def test_verify_reports_differences_but_not_pending_changes(
-    spark: SparkSession, shop: Shop, tmp_path: Path
-) -> None:
-    shop.insert(30)
-    follow(spark, shop, tmp_path, collection="orders")
-    target = str(tmp_path / "table")
-    options = {"uri": shop.uri, "database": shop.database, "collection": "orders"}
-
-    # A table that has lost a document, kept one too many, changed a field of a third one, and
-    # lost single cells.
-    def damaged(rows: pandas.DataFrame) -> pandas.DataFrame:
-        for number, change in (
-            (3, None), (4, {"_id": 99, "customer": 9}), (5, {"_id": 5, "n": 1}),
-        ):  # fmt: skip
-            found = rows["key"] == json.dumps({"$numberInt": str(number)})
-            if change is None:
-                rows = rows[~found]
-            else:
-                at = rows.index[found][0]
-                rows.at[at, "document"] = bson.encode(change)
-                rows.at[at, "key"] = json.dumps({"$numberInt": str(change["_id"])})
-        for number, name in ((8, "database"), (9, "collection"), (10, "token"), (11, "document")):
-            rows.loc[rows["key"] == json.dumps({"$numberInt": str(number)}), name] = None
-        return pandas.concat([rows, rows.iloc[[0]]])
-
-    damage(target, damaged)
-    shop.insert(5)  # not in the table yet, which is no difference
-    shop.orders.delete_one({"_id": 7})
-    found = {
-        (json.loads(row.key)["$numberInt"], row.difference): row.fields
-        for row in verify(spark, target, **options).collect()
-    }
-    assert found == {
-        ("3", "missing"): [],
-        ("4", "missing"): [],
-        ("99", "extra"): [],
-        ("5", "different"): ["customer", "n", "text"],
-        ("8", "missing"): [],
-        ("9", "missing"): [],
-        ("10", "missing"): [],
-        ("11", "different"): ["_id", "customer", "text"],
-        ("0", "doubled"): [],
-    }

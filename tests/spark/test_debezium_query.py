@@ -16,7 +16,7 @@ from spark_sink.debezium import to_debezium
 from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.spark.conftest import Shop
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 
 def changes(spark: SparkSession, shop: Shop, *, streaming: bool = False, **more: str) -> DataFrame:

@@ -16,7 +16,7 @@ from tests.spark.conftest import Shop
 from tests.spark.test_exactly_once import WAIT
 
 # One process for the cluster and Spark, which takes minutes to start on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 
 def stream(spark: SparkSession, shop: Shop, **options: str) -> DataFrame:

@@ -25,7 +25,7 @@ from tests.spark.jobs import forget_last_commit
 from tests.spark.parquet_query import parquet_writer
 from tests.spark.test_current_tables import change_at_random, collections_of, table_of
 
-pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+pytestmark = pytest.mark.xdist_group("spark_queries")  # one cluster, one Spark
 
 REPOSITORY = Path(__file__).parents[2]
 WAIT = 240.0

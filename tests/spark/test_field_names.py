@@ -33,7 +33,7 @@ from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 from tests.spark.test_current_tables import follow
 from tests.spark.test_sink import run as run_sink
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(900)]
 
 SEEDS = range(int(os.environ.get("MERGEROUTER_NAME_SEEDS", "1")))
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)

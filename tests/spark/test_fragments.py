@@ -97,7 +97,7 @@ def test_no_batch_ends_within_a_split_event(sizes, pauses, max_events, sharded):
     assert history.open_streams == 0
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark_cluster")
 def test_a_large_event_is_one_row(shop: Shop) -> None:
     database = shop.client[shop.database]
     images = {"changeStreamPreAndPostImages": {"enabled": True}}

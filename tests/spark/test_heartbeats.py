@@ -14,7 +14,7 @@ from spark_sink.events.positions import AtTime, FromNow, key_of
 from tests.spark.batches import batches
 from tests.spark.conftest import Shop
 
-pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+pytestmark = pytest.mark.xdist_group("spark_cluster")
 
 
 def test_each_interval_has_one_heartbeat() -> None:

@@ -51,7 +51,7 @@ from tests.spark.jobs import (
 from tests.spark.quick_session import QUICK
 from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 
 
 @pytest.mark.timeout(900)

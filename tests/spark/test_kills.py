@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[2]
 KINDS = ("router", "primary", "driver", "executor", "swap", "scope", "seek")
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(900)]
 
 
 @pytest.mark.parametrize("reads", DEPLOYMENTS)

@@ -3,30 +3,23 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import bson
 import pyarrow.parquet as pq
 import pytest
 import yaml
 from deltalake import DeltaTable
-from pymongo.errors import PyMongoError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_sink import Job
 from spark_sink.errors import OptionError
-from spark_sink.options.stream_options import parse_options
-from spark_sink.rows.field_edits import FieldEdits
-from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 
 CLEAR = "4711 0815"
 TABLES = ("bronze", "current", "messages", "transactions")
@@ -165,75 +158,3 @@ def test_a_file_has_collections_with_settings_of_their_own(
     # A snapshot after the delete has not read the other document.
     assert [row["key"] for row in plain if not row["_deleted"]] == ['{"$numberInt": "1"}']
     assert leaks(lake) == []
-
-
-def value_of(chance: random.Random, depth: int = 0) -> Any:
-    kind = chance.randrange(6)
-    if depth < 3 and kind == 0:
-        return [value_of(chance, depth + 1) for _ in range(chance.randrange(3))]
-    if depth < 3 and kind == 1:
-        return {name: value_of(chance, depth + 1) for name in chance.sample("ab0", 2)}
-    return chance.choice([f"{CLEAR} {chance.random()}", None, CLEAR])
-
-
-def update_of(chance: random.Random) -> Any:
-    """An update of the masked fields s, t.u and l.m, or of a part of them."""
-    value = value_of(chance)
-    paths = ("s", "s.a", "s.0", "t.u", "t.u.b", "t.u.0.a", "l.0.m", "l.0.m.a", "l.2.m")
-    return chance.choice(
-        [
-            {"$set": {chance.choice(paths): value}},
-            {"$set": {"l.1": {"m": value, "n": 2}}},
-            {"$set": {"l": [{"m": value}, [{"m": value}]]}},
-            {"$set": {"t": {"u": value}}},
-            {"$push": {"l": {"m": value}}},
-            {"$push": {"s": value}},
-            {"$pop": {"l": 1}},
-            {"$unset": {chance.choice(paths): 1}},
-            [{"$set": {"s": {"$literal": value}, "t": {"u": {"$literal": value}, "w": 1}}}],
-        ]
-    )
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_a_table_of_masked_updates_equals_the_masked_collection(
-    shop: Shop, tmp_path: Path, seed: int
-) -> None:
-    """Without Spark's JVM."""
-    chance, database = random.Random(seed), shop.database
-    people = shop.client[database].people
-    options = parse_options(
-        {
-            "uri": shop.uri,
-            "database": database,
-            "collection": "people",
-            "snapshotMode": "initial",
-            "field.masks": "*.*.s:constant=x,*.*.t.u:truncate=0,*.*.l.m:constant=y",
-        }
-    )
-
-    def document() -> dict[str, Any]:
-        return {"s": value_of(chance), "t": {"u": value_of(chance)}, "l": [{"m": CLEAR}]}
-
-    people.insert_many([{"_id": number, **document()} for number in range(6)])
-    query = TableQuery(options, str(tmp_path / "table"), begun=shop.created.time)
-    try:
-        while "snapshotEnd" not in query.operations:
-            query.batch()
-        for _ in range(60):
-            with suppress(PyMongoError):  # the document has no such path
-                people.update_one({"_id": chance.randrange(6)}, update_of(chance))
-            if chance.random() < 0.1:
-                people.replace_one({"_id": chance.randrange(6)}, document())
-        people.insert_one({"_id": 99})
-        while ("people", '{"$numberInt": "99"}') not in query.table:
-            query.batch()
-        edits, wanted = FieldEdits(options.edits), {}
-        for each in people.find():
-            names = {"db": database, "coll": "people"}
-            event = bson.decode(edits.event(bson.encode({"ns": names, "fullDocument": each})))
-            wanted["people", f'{{"$numberInt": "{each["_id"]}"}}'] = event["fullDocument"]
-        assert query.table == wanted
-        assert leaks(tmp_path) == []
-    finally:
-        query.reader.stop()

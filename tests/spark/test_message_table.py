@@ -25,7 +25,7 @@ from tests.spark.conftest import Shop
 from tests.spark.jobs import run_job
 from tests.spark.test_verification import change_everything
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 
 IMAGES = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
 # What depends on the clock: when a message was made, and when a snapshot's document was read.

@@ -24,7 +24,7 @@ from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.jobs import rows_of, run_job
 from tests.spark.test_current_tables import change_at_random, collections_of, documents_in
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 
 
 def text_of(time: Timestamp) -> str:

@@ -15,7 +15,7 @@ from tests.harness.clusters import start_real_cluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings, write_key_file
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 PASSWORD = "s3cret-of-spark"
 

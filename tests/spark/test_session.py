@@ -17,7 +17,7 @@ from spark_sink import local_session, register
 from spark_sink.session import spark_session
 from spark_sink.session.spark_session import _DYNAMIC
 
-pytestmark = pytest.mark.xdist_group("spark")  # one Spark
+pytestmark = pytest.mark.xdist_group("spark_queries")  # one Spark
 
 SCHEMA = "token string, operationType string, event binary"
 

@@ -16,7 +16,6 @@ from bson.timestamp import Timestamp
 from spark_sink.events.positions import AtTime, to_offset
 from spark_sink.options.stream_options import SignalOptions, parse_options
 from spark_sink.signals.channels import send
-from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import history_lost
 from tests.harness.until import wait_for
@@ -24,7 +23,7 @@ from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random, collections_of, damage
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(300)]
 
 
 def query_of(shop: Shop, folder: Path, **options: str) -> TableQuery:
@@ -79,81 +78,6 @@ def test_a_table_equals_its_collections_after_kills_of_the_query(
             query.batch()
         assert query.table == collections_of(shop)
         assert "requests" not in query.offset.get("signals", {})
-    finally:
-        query.reader.stop()
-
-
-INITIAL = "Initial Snapshot"
-
-
-def test_an_initial_snapshot_is_notified_once_despite_kills(shop: Shop, tmp_path: Path) -> None:
-    shop.insert(60)
-    shop.client[shop.database].items.insert_many([{"_id": number} for number in range(10)])
-    query = query_of(shop, tmp_path, snapshotMode="initial")
-    try:
-        while "snapshotEnd" not in query.operations:
-            query.batch(killed=True)
-        [identifier] = {name for name, _, _ in query.notified}
-        kinds = [kind for _, _, kind in query.notified]
-        assert (kinds[0], kinds[-1]) == ("STARTED", "COMPLETED")
-        # Both collections may end with one batch, by the order of their UUIDs.
-        scans = kinds.count("TABLE_SCAN_COMPLETED")
-        assert (kinds.count("STARTED"), kinds.count("COMPLETED")) == (1, 1)
-        assert scans in (1, 2)
-        assert kinds.count("IN_PROGRESS") == len(kinds) - 2 - scans >= 2
-        assert {aggregate for _, aggregate, _ in query.notified} == {INITIAL}
-        # A start that finds the snapshot ended tells so once, with its first batch.
-        before = len(query.notified)
-        _next_events(shop, query)
-        _next_events(shop, query)
-        query.kill()
-        _next_events(shop, query)
-        _next_events(shop, query)
-        skipped = query.notified[before:]
-        assert [each[1:] for each in skipped] == [(INITIAL, "SKIPPED")] * 2
-        assert len({identifier, *(name for name, _, _ in skipped)}) == 3
-    finally:
-        query.reader.stop()
-
-
-def _next_events(shop: Shop, query: TableQuery) -> None:
-    inserted = query.operations.count("insert")
-    shop.insert(1)
-    while query.operations.count("insert") == inserted:
-        query.batch()
-
-
-def test_signals_wait_for_the_end_of_an_initial_snapshot(shop: Shop, tmp_path: Path) -> None:
-    shop.insert(120)
-    ops = shop.client[f"{shop.database}_ops"].signals
-    query = query_of(shop, tmp_path, snapshotMode="initial", signalCollection=ops.full_name)
-    wanted = {"data-collections": [f"{shop.database}.orders"]}
-    try:
-        while "read" not in query.operations:
-            query.batch()
-        ops.insert_one({"_id": "pause", "type": "pause-snapshot"})
-        ops.insert_one({"_id": "again", "type": "execute-snapshot", "data": wanted})
-        send(str(tmp_path), {"id": "file", "type": "log", "data": {"message": "hello"}})
-        while "snapshotEnd" not in query.operations:
-            assert "handled" not in query.batch(killed=True).get("signals", {})
-        assert query.operations.count("read") == 120
-        assert {aggregate for _, aggregate, _ in query.notified} == {INITIAL}
-        before = len(query.notified)
-        while query.operations.count("snapshotEnd") < 2:
-            query.batch(killed=True)
-        assert query.operations.count("read") == 240
-        told = [
-            each for each in query.notified[before:] if each[2] not in ("IN_PROGRESS", "SKIPPED")
-        ]
-        incremental = "Incremental Snapshot"
-        assert told == [
-            ("file", "Signal", "LOGGED"),
-            ("pause", "Signal", "REFUSED"),  # there was no incremental snapshot to pause
-            ("again", incremental, "STARTED"),
-            ("again", incremental, "TABLE_SCAN_COMPLETED"),
-            ("again", incremental, "COMPLETED"),
-        ]
-        assert query.table == collections_of(shop)
     finally:
         query.reader.stop()
 
@@ -238,28 +162,6 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
     query.kill()
     log("fourth")
     query.reader.stop()
-
-
-def test_a_log_signal_moves_an_idle_stream(shop: Shop, tmp_path: Path) -> None:
-    """So that a wait for a write outside of the scope ends (spark_sink.jobs.status)."""
-    query = query_of(shop, tmp_path, snapshotMode="no_data")
-    try:
-        _next_events(shop, query)
-        shop.client[f"{shop.database}-elsewhere"].ticks.insert_one({})
-        time = shop.now()
-
-        def has_reached() -> bool:
-            send(str(tmp_path), {"type": "log", "data": {"message": "job wait"}})
-            query.batch()
-            at = Offset.read(query.offset).time
-            return at is not None and at > time
-
-        wait_for(has_reached, "the time of the write")
-        before = query.offset
-        assert query.batch() == before
-        assert "requests" not in query.offset.get("signals", {})
-    finally:
-        query.reader.stop()
 
 
 def test_all_waiting_signals_are_received_before_the_end_of_what_is_available(

@@ -75,7 +75,7 @@ def test_a_file_that_is_being_written_is_read_later(tmp_path: Path) -> None:
     assert received(folder) == [("a", False)]
 
 
-@pytest.mark.xdist_group("spark")
+@pytest.mark.xdist_group("spark_cluster")
 @pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
 def test_signals_in_a_collection(shop: Shop) -> None:
     signals = shop.client[shop.database].signals

@@ -18,7 +18,7 @@ from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(900)]
 
 
 def test_a_job_processes_signals_and_writes_notifications(

@@ -27,7 +27,7 @@ from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit
 from tests.spark.test_current_tables import change_at_random
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 NAMESPACE = ("shop", "orders")
 

@@ -30,7 +30,7 @@ from tests.spark import snapshot_choices
 from tests.spark.batches import Batches, batches
 from tests.spark.conftest import Shop
 
-pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+pytestmark = pytest.mark.xdist_group("spark_cluster")
 
 URI = "mongodb://127.0.0.1:27020"
 BASED = "snapshot.mode.configuration.based"
@@ -191,19 +191,6 @@ def given(shop: Shop, **more: object) -> dict[str, Any]:
 
 def numbers(query: Batches, op: str) -> list[int]:
     return sorted(json.loads(row["documentKey"])["_id"] for row in query.rows if row["op"] == op)
-
-
-def test_a_custom_mode_decides_at_each_start(shop: Shop) -> None:
-    custom = f"{CUSTOM}:only_after_a_checkpoint"
-    options = given(shop, snapshot_mode="custom", snapshot_mode_custom_name=custom)
-    with batches(options) as query:
-        query.next()
-        shop.insert(25)
-        query.until(lambda: 24 in numbers(query, "c"), "the events")
-        assert numbers(query, "r") == []
-    with batches(options, query.offset) as again:
-        again.until(lambda: "snapshotEnd" in again.kinds(), "the snapshot")
-        assert numbers(again, "r") == list(range(25))
 
 
 def test_a_snapshot_without_collections_has_no_end_row() -> None:

@@ -19,7 +19,7 @@ from spark_sink.source.stream_reader import MergerouterStreamReader
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 
 def options(shop: Shop, **more: object) -> dict[str, str]:

@@ -33,7 +33,7 @@ from tests.doubles.server_replies import ServerReplies
 from tests.harness.clusters import RealCluster, TestCluster, on_real_servers
 from tests.spark.conftest import DEPLOYMENTS, Shop
 
-pytestmark = pytest.mark.xdist_group("spark")  # one cluster, one Spark
+pytestmark = pytest.mark.xdist_group("spark_cluster")
 
 IDENTIFIERS = [
     *range(150), *(f"n{number:03}" for number in range(20)), 0.5, float("nan"), None, True,

@@ -18,7 +18,7 @@ from tests.harness.until import PATIENCE, wait_for
 from tests.spark.conftest import Shop
 
 # One process for the cluster and Spark, which takes minutes to start on a busy machine.
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 
 def stream(spark: SparkSession, shop: Shop, **options: object) -> DataFrame:

@@ -27,7 +27,7 @@ from spark_sink.verification.job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, run_job
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 TABLES = ("bronze", "current")
 
 

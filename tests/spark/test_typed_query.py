@@ -15,7 +15,7 @@ from spark_sink import infer_schema, parse_documents
 from spark_sink.errors import OptionError
 from tests.spark.conftest import Shop
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 SCHEMA = "_id BIGINT, total DECIMAL(10,2), `at` STRUCT<x INT, y: INT>, tags ARRAY<STRING>"
 

@@ -33,7 +33,7 @@ from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
 from tests.spark.test_verification import TABLES
 
 pytestmark = [
-    pytest.mark.xdist_group("spark"),
+    pytest.mark.xdist_group("spark_queries"),
     pytest.mark.timeout(600),
     on_real_servers("documents that it does not decode, nor oplogs that roll over"),
 ]

@@ -20,7 +20,7 @@ from tests.spark.conftest import Shop
 from tests.spark.jobs import run_job
 from tests.unit.spark_sink.verification.test_checksums import other
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(900)]
 
 TABLES = (BRONZE, CURRENT, MESSAGES, TRANSACTIONS)
 _SCHEMA = "_id BIGINT, n INT, tags MAP<STRING, INT>"

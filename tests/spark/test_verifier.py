@@ -21,7 +21,7 @@ from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
 from tests.spark.test_current_tables import change_at_random, collections_of, damage
 
-pytestmark = [pytest.mark.xdist_group("spark"), pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(900)]
 _SECONDS = 300.0
 
 

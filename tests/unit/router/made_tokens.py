@@ -31,10 +31,6 @@ def data_of(
     )
 
 
-def token_document(data: str) -> bytes:
-    return bson.encode({"_data": data})
-
-
 def event(data: str, **fields: Any) -> tuple[bytes, bytes]:
     """Return an event with its sort key."""
     body = {"_id": {"_data": data}, "operationType": "insert", **fields}

@@ -174,25 +174,6 @@ async def asked(intake: FairLimit, client: str, size: int) -> "asyncio.Task[None
     return task
 
 
-async def test_one_client_leaves_room_for_others() -> None:
-    intake = FairLimit.of_messages(100)
-    assert (await asked(intake, "a", 25)).done()
-    assert (await asked(intake, "a", 25)).done()
-    more = await asked(intake, "a", 10)
-    assert not more.done(), "the client has half of all"
-    assert (await asked(intake, "b", 40)).done()
-    other = await asked(intake, "c", 20)
-    assert not other.done(), "no room"
-    intake.release("a", 25)
-    await asyncio.gather(other, return_exceptions=True)
-    assert (other.done(), more.done(), intake.held) == (True, False, 85)
-    intake.release("b", 40)
-    await more
-    for client, size in (("a", 25), ("a", 10), ("c", 20)):
-        intake.release(client, size)
-    assert intake.held == 0
-
-
 async def test_a_small_message_waits_for_no_larger_one_of_its_client() -> None:
     intake = FairLimit.of_messages(100)
     await intake.admit("a", 25)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 
 from bson.timestamp import Timestamp
-from hypothesis import strategies as st
 
 from router.request.stream_request import parse_request
 from router.stream.membership import ShardSpan
@@ -70,22 +69,3 @@ def feed(stream: PrivateStream, *events: tuple[bytes, bytes], upto: int = 50) ->
     stream.batch_arrived(A, batch(list(events), hwm(upto)))
     for remote in (B, CONFIG):
         stream.batch_arrived(remote, batch([], hwm(upto)))
-
-
-@st.composite
-def histories(draw: st.DrawFn) -> tuple[dict[str, list], list[tuple[bytes, bytes]]]:
-    """Draw events by shard and in order; cluster times repeat, tokens do not."""
-    shards = draw(st.integers(1, 4))
-    slots = draw(
-        st.lists(
-            st.tuples(st.integers(11, 30), st.integers(1, 63), st.integers(0, shards - 1)),
-            max_size=40,
-            unique_by=lambda slot: slot[:2],
-        )
-    )
-    version = draw(st.sampled_from([1, 2]))
-    owned = sorted((*at(time, number, version=version), owner) for time, number, owner in slots)
-    by_shard = {
-        f"shard{n}": [(key, raw) for key, raw, owner in owned if owner == n] for n in range(shards)
-    }
-    return by_shard, [(key, raw) for key, raw, _ in owned]

@@ -167,21 +167,6 @@ def dense(remote: ReadState) -> FlowControl:
     return flow
 
 
-def wait_in_round(flow: FlowControl, remote: ReadState, watermark: Timestamp = WATERMARK) -> Wait:
-    return flow.wait(remote, watermark, 1000.01, needed=True, next_noop=None)
-
-
-def test_a_remote_with_recent_events_is_read_at_the_start_of_each_round():
-    remote = remote_of()
-    flow, remote.events_at = dense(remote), 1000.0
-    seconds, delay = wait_in_round(flow, remote)
-    assert (seconds, delay) == (0.004, pytest.approx(0.04))
-    assert remote.collects_in == flow.rounds.interval_number(1000.05)
-    assert flow.noop_delay(1000.051, [remote]) == 0.01, "its batch is still to come"
-    remote.collects_in = -1
-    assert flow.noop_delay(1000.051, [remote]) == 0
-
-
 @pytest.mark.parametrize(("streams", "pause"), [(1, 0.005), (4, 0.02), (50, 0.05)])
 def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams: int, pause: float):
     remote = remote_of()
@@ -190,27 +175,6 @@ def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams:
     for watermark, expected in ((WATERMARK, Wait(QUIET, pause)), (Timestamp(90, 1), Wait(QUIET))):
         found = flow.wait(remote, watermark, 1000.01, needed=False, next_noop=None, alone=True)
         assert found == expected
-
-
-def test_a_watermark_that_was_asked_for_in_this_round_is_awaited():
-    remote = remote_of()
-    remote.asked = WATERMARK
-    flow = dense(remote)
-    assert [wait_in_round(flow, remote) for _ in range(2)] == [
-        Wait(GATE),
-        Wait(2 * GATE),
-    ]
-    remote.noop.ask(WATERMARK)
-    assert wait_in_round(flow, remote).delay > 0, "the no-op write has not been sent yet"
-
-
-@pytest.mark.parametrize("late", [{"idle": False}, {"topology": True}, {"due": True}])
-def test_backlogs_and_the_topology_are_not_read_in_rounds(late: dict[str, bool]):
-    remote = remote_of(**late)
-    flow = dense(remote_of())
-    watermark = Timestamp(90, 1) if "due" in late else WATERMARK
-    assert wait_in_round(flow, remote, watermark).seconds != 0.004
-    assert wait_in_round(flow, remote, watermark).delay in (0, QUIET)
 
 
 def test_noops_are_written_later_while_events_come_quickly():

@@ -91,32 +91,6 @@ def histories(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[tuple[bytes, b
 
 
 @given(histories())
-def test_any_cut_and_any_order_of_arrival_merge_into_the_same_sequence(history):
-    remotes, arrivals = history
-    everything = sorted(
-        (event for _, events, _ in arrivals for event in events), key=lambda event: event[0]
-    )
-    made = merger(remotes)
-    watermarks: dict[int, bytes] = {}
-    seen = []
-    for remote, events, watermark in arrivals:
-        arrive(made, remote, list(events), watermark)
-        watermarks[remote] = watermark
-        now = released(made)
-        if now:
-            assert len(watermarks) == remotes
-            assert key(origin(now[-1])[0]) <= min(watermarks.values())
-        seen += now
-        assert not made.ready
-        if len(watermarks) == remotes:
-            assert made.low_watermark == min(watermarks.values())
-            assert watermarks[made.slowest_remote] == made.low_watermark
-    assert [key(origin(raw)[0]) for raw in seen] == [k for k, _ in everything]
-    assert sorted(seen) == sorted(raw for _, raw in everything)
-    assert all(made.remotes[remote].buffered == 0 for remote in range(remotes))
-
-
-@given(histories())
 def test_unreleased_events_count_as_buffered(history):
     remotes, arrivals = history
     made = merger(remotes)

@@ -166,6 +166,14 @@ def test_a_client_that_moves_between_events_with_one_token_gets_each_once():
     assert found + reader.take(None).events == [raw for _, raw in [*twins, at(30, A), at(30, B)]]
 
 
+def test_a_client_moves_only_to_a_stream_that_has_its_next_events():
+    own, other = opened(), opened(start_at=Timestamp(30, 1))
+    for upto, moves in ((20, False), (40, True)):
+        feed(own, upto=upto)
+        own.take(None)
+        assert own.log_reader.switch_to(other, lambda _: View(other)) is moves
+
+
 def invalidated(
     stream: PrivateStream, remote: int, time: int, *, shown: bool = True
 ) -> tuple[list, bytes]:

@@ -1,37 +1,30 @@
 """A merged stream while shards join, drain and leave."""
 
 import asyncio
-from random import Random
 from typing import Any
 
 import pytest
 from bson.timestamp import Timestamp
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from router.catalog.cluster import connected
 from router.cursors.registry import CursorRegistry
-from router.request.stream_request import parse_request
 from router.stream.membership import ShardSpan, covers_all
 from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import CloseRemote
-from shard_client.bson.resume_token import cluster_time_of, first_key
+from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.replica_set.replica_set import PRIMARY
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import ScriptedMember
-from tests.doubles.scripted_streams import Driver, PrivateStream, Script, batch, hwm
+from tests.doubles.scripted_streams import batch, hwm
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.made_tokens import shard_event
 from tests.unit.router.stream.streams_by_hand import (
     CONFIG,
-    END,
-    START,
     A,
     B,
     arrive,
-    histories,
     opened,
     times,
 )
@@ -61,36 +54,6 @@ def test_a_draining_shard_missing_from_the_list_has_left():
 
 def removed(shard: str, time: int, upto: int) -> CursorBatch:
     return batch([shard_event(time, "delete", shard)], hwm(upto))
-
-
-@settings(max_examples=60)
-@given(histories(), st.data(), st.randoms(use_true_random=False))
-def test_shards_that_join_during_a_history_lose_no_events(history, data, rnd: Random):
-    """A shard has no events before its insertion into config.shards."""
-    by_shard, everything = history
-    version = 2 if any(b"2B042C0100" in key for key, _ in everything) else 1
-    joining = data.draw(st.lists(st.sampled_from(sorted(by_shard)[1:] or [""]), unique=True))
-    config, expected = [], set(everything)
-    for shard in filter(None, joining):
-        time = data.draw(st.integers(11, 30))
-        config.append(shard_event(time, "insert", shard, "new/h:1"))
-        before = {e for e in by_shard[shard] if cluster_time_of(e[0]) <= Timestamp(time, 1)}
-        expected -= before
-        by_shard[shard] = [e for e in by_shard[shard] if e not in before]
-    config.sort()
-
-    end = hwm(1000, 0, version)
-    scripts = {shard: Script(events, end, version=version) for shard, events in by_shard.items()}
-    scripts["config"] = Script(config, END)
-    known = {shard: shard for shard in by_shard if shard not in joining}
-    request = parse_request(
-        "db", {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
-    )
-    stream = PrivateStream(
-        request, known, start_at=START, topology_from=START, token_version=version
-    )
-    driver = Driver(stream, scripts, rnd, max_events=9).run()
-    assert driver.events == [raw for _, raw in sorted(expected)]
 
 
 def test_a_shard_that_stopped_draining_is_kept():
