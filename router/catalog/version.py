@@ -177,8 +177,8 @@ class ClusterVersion:
                     connection = await self._upstream.connect()
                     owned.push_async_callback(connection.close)
                 else:
-                    connection = await self._cluster.connect(target, host)
-                    owned.callback(self._cluster.release, connection)
+                    lent = self._cluster.lend(target, host)
+                    connection = await owned.enter_async_context(lent)
                 build_info = await connection.command(
                     "admin", {"buildInfo": 1}, timeout=self._ask_timeout
                 )

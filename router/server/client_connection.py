@@ -26,7 +26,7 @@ from router.commands.call import Call, Client, Counters, Node
 from router.commands.elsewhere import take_user
 from router.commands.table import COMMANDS
 from router.cursors.cursor import Owner
-from router.server.client_deadlines import ClientDeadlines, ClientProgress
+from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Incoming, Shared
 from router.server.replies import ReplyWriter
 from router.server.request import Request
@@ -112,15 +112,15 @@ class ClientConnection:
             now: the event loop's time.
         """
         login = self.client.login
-        progress = ClientProgress(
-            messages=self._incoming.count,
+        missed = self._deadlines.missed(
+            now,
+            self._incoming.count,
             unfinished=self._incoming.unfinished,
             unsent=self._stream.unsent,
             busy=not self.idle.is_set(),
             login_since=None if login is None else login.begun_at,
             may_idle=self._incoming.may_idle,
         )
-        missed = self._deadlines.missed(progress, now)
         if missed is not None and not self._stream.closed:
             log.info(
                 "Client takes too long; closing its connection",
