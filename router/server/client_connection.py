@@ -22,7 +22,7 @@ from router.commands.answer import (
     shutting_down,
     with_retry_labels,
 )
-from router.commands.call import Call, Client, Counters, Node
+from router.commands.call import Call, Client, Counters, Node, counted_name
 from router.commands.elsewhere import take_user
 from router.commands.table import COMMANDS
 from router.cursors.cursor import Owner
@@ -138,7 +138,7 @@ class ClientConnection:
 
     async def _take(self, request: Request) -> None:
         self._counters.requests += 1
-        self._counters.runs(request.name).total += 1
+        self._counters.runs[counted_name(request.name)] += 1
         self._task = asyncio.current_task()
         try:
             await self._answer(request)
@@ -292,7 +292,7 @@ class ClientConnection:
     async def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
         counters = self._counters
         counters.user_asserts += 1
-        counters.runs(request.name).failed += 1
+        counters.failures[counted_name(request.name)] += 1
         counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
         document = error_document(error, self._node.times())
         await self._replies.send_document(request, document, response_to=response_to)
