@@ -193,7 +193,6 @@ async def _completing(plan: LookupPlan, body: bytes, events: list[bytes]) -> flo
         begun = time.process_time()
         await completion.complete(events)
         shortest = min(shortest, time.process_time() - begun)
-    completion.close()
     return shortest / len(events) * 1e6
 
 

@@ -11,9 +11,9 @@ from embedded.member import Member
 from embedded.sessions import Session
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
-from embedded.storage.type_names import type_name
 from embedded.transactions import Transaction
 from embedded.writes import WriteUnit
+from shard_client.bson.values import type_name
 from shard_client.errors import CommandError
 
 

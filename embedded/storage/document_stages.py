@@ -8,7 +8,7 @@ from embedded.storage.expressions import EMPTY, Expression
 from embedded.storage.projection import add_fields, project, unset
 from embedded.storage.queries import Matcher
 from embedded.storage.shell_text import document_text
-from embedded.storage.type_names import type_name
+from shard_client.bson.values import type_name
 from shard_client.errors import CommandError
 
 Stage = Callable[[dict[str, Any]], dict[str, Any] | None]

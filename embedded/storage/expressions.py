@@ -10,7 +10,7 @@ from mongomock import aggregate as mongomock_aggregate
 from embedded.storage.bson_values import MISSING
 from embedded.storage.mongomock_rules import library_errors
 from embedded.storage.ordering import sort_key
-from embedded.storage.type_names import type_name
+from shard_client.bson.values import type_name
 from shard_client.errors import CommandError
 
 EMPTY: Final[Mapping[str, Any]] = {}

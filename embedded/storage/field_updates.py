@@ -9,7 +9,7 @@ from embedded.errors import bad_value, type_mismatch
 from embedded.storage.bson_values import MISSING, is_long
 from embedded.storage.mongomock_rules import update_array
 from embedded.storage.ordering import sort_key
-from embedded.storage.type_names import type_name
+from shard_client.bson.values import type_name
 from shard_client.errors import CommandError
 
 

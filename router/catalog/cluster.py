@@ -161,15 +161,24 @@ class Cluster:
         """
         return MemberDialer(self, target, host, preference)
 
-    async def connect(self, target: str, host: str | None = None) -> Connection:
-        """Return a connection to the primary of ``target``; retry for up to ``open_timeout``.
+    @asynccontextmanager
+    async def lend(
+        self, target: str, host: str | None = None, *, timeout: float | None = None
+    ) -> AsyncIterator[Connection]:
+        """Lend a connection to the primary of ``target`` for a block.
 
-        Return it with ``release``. Raises CommandError (labelled resumable).
+        It is tried for up to ``timeout`` seconds (default: ``open_timeout``). Raises CommandError,
+        labelled resumable if it is.
         """
         try:
-            return await self.dialer(target, host).connect(self._limits.open_timeout)
+            most = self._limits.open_timeout if timeout is None else timeout
+            connection = await self.dialer(target, host).connect(most)
         except CommandError as error:
             raise _retriable(error) from error
+        try:
+            yield connection
+        finally:
+            self.release(connection)
 
     async def command(
         self,
@@ -181,13 +190,10 @@ class Cluster:
     ) -> dict[str, Any]:
         """Run a command on the primary of ``target``; raises CommandError, NetworkError.
 
-        The connection is that of ``connect``; ``timeout`` is the seconds to wait for the reply.
+        The connection is that of ``lend``; ``timeout`` is the seconds to wait for the reply.
         """
-        connection = await self.connect(target, host)
-        try:
+        async with self.lend(target, host) as connection:
             return await connection.command(database, command, timeout=timeout)
-        finally:
-            self.release(connection)
 
     @asynccontextmanager
     async def primary(self, target: str, timeout: float) -> AsyncIterator[Connection]:

@@ -219,11 +219,8 @@ class ServerChecks:
         """Check a set that is no cluster's; one that is a shard lacks events of the others."""
         found = await self._check(place, _OF_ONLY_SET)
         try:
-            connection = await self._cluster.dialer(self._cluster.catalog).connect(_TIMEOUT)
-            try:
+            async with self._cluster.lend(self._cluster.catalog, timeout=_TIMEOUT) as connection:
                 known = await _find(connection, "admin", "system.version")
-            finally:
-                self._cluster.release(connection)
         except (CommandError, NetworkError):
             return found  # it is not known
         return (
@@ -234,21 +231,17 @@ class ServerChecks:
 
     async def _check(self, place: Check, needs: Sequence[Need]) -> Check:
         assert place.target is not None
-        dialer = self._cluster.dialer(place.target)
-        answers = False
+        lent, answers = self._cluster.lend(place.target, timeout=_TIMEOUT), False
         try:
             async with asyncio.timeout(_TIMEOUT):
-                connection = await dialer.connect(_TIMEOUT)
-                answers = True
-                try:
+                async with lent as connection:
+                    answers = True
                     if (user := self._cluster.access.credentials) is not None:
                         version = int(connection.hello.get("maxWireVersion", 0))
                         if self._cluster.sharded and version >= WIRE_VERSION_OF_8_0:
                             needs = (*needs, _OF_8_0)
                         place = _lacking(place, user, await _privileges(connection), needs)
                     reply = await connection.command("local", _OLDEST_ENTRY, timeout=_TIMEOUT)
-                finally:
-                    self._cluster.release(connection)
                 (entry,) = reply["cursor"]["firstBatch"]
                 complete = entry.get("o", {}).get("msg") == _FIRST_ENTRY
                 return replace(place, oldest=entry["ts"], complete=complete)
@@ -295,18 +288,13 @@ class ServerChecks:
 
         Where servers sign cluster times, the key tells it, otherwise the cluster's id.
         """
-        key = _signing_key(mongos.hello)
-        dialer = self._cluster.dialer(CONFIG)
+        key, lent = _signing_key(mongos.hello), self._cluster.lend(CONFIG, timeout=_TIMEOUT)
         try:
-            async with asyncio.timeout(_TIMEOUT):
-                config = await dialer.connect(_TIMEOUT)
-                try:
-                    if key:
-                        known = {_signing_key(config.hello)}
-                        return key not in known and key not in await _signing_keys(config)
-                    return bool(await _cluster_id(mongos) != await _cluster_id(config))
-                finally:
-                    self._cluster.release(config)
+            async with asyncio.timeout(_TIMEOUT), lent as config:
+                if key:
+                    known = {_signing_key(config.hello)}
+                    return key not in known and key not in await _signing_keys(config)
+                return bool(await _cluster_id(mongos) != await _cluster_id(config))
         except (CommandError, NetworkError, TimeoutError):
             return False  # it is not known
 

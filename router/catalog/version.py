@@ -40,16 +40,12 @@ def _mongos_build(version: str, version_array: list[int], git_version: str) -> d
 
 @dataclass(frozen=True, slots=True)
 class ServerIdentity:
-    """The version that drivers see: the cluster's own, so that they use its features.
-
-    ``known`` is false until a server of the cluster has answered.
-    """
+    """The version that drivers see: the cluster's own, so that they use its features."""
 
     build_info: Mapping[str, Any] = field(
         default_factory=lambda: _mongos_build("6.0.0", [6, 0, 0, 0], _OURS)
     )
     max_wire_version: int = 17
-    known: bool = False
 
     @property
     def version(self) -> str:
@@ -72,7 +68,6 @@ class ServerIdentity:
                 version, list(array), str(build_info.get("gitVersion", _OURS))
             ),
             max_wire_version=int(hello.get("maxWireVersion", 17)),
-            known=True,
         )
 
 
@@ -177,8 +172,8 @@ class ClusterVersion:
                     connection = await self._upstream.connect()
                     owned.push_async_callback(connection.close)
                 else:
-                    connection = await self._cluster.connect(target, host)
-                    owned.callback(self._cluster.release, connection)
+                    lent = self._cluster.lend(target, host)
+                    connection = await owned.enter_async_context(lent)
                 build_info = await connection.command(
                     "admin", {"buildInfo": 1}, timeout=self._ask_timeout
                 )

@@ -9,7 +9,6 @@ from bson.int64 import Int64
 
 from router.access.authorization import LONGEST_SHOWN, not_authorized, require_stream
 from router.access.users import User
-from router.bson_text import type_name
 from router.commands.answer import Answer, AnyAnswer, PassThrough
 from router.commands.call import Call, answers
 from router.cursors.cursor import Owner
@@ -17,7 +16,7 @@ from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.accepted import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.fields import api_parameters
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
-from shard_client.bson.values import ARRAY, STRING
+from shard_client.bson.values import ARRAY, STRING, type_name
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.bson_slices import Element, cut_document, find, iter_elements, string_value

@@ -1,5 +1,6 @@
 """What a command works with: the process, its client, and the call with its document."""
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -52,28 +53,21 @@ def _now() -> datetime:
     return datetime.now(UTC)
 
 
-@dataclass(slots=True)
-class Runs:
-    """How often a command was run, and how often the router itself answered with an error."""
-
-    total: int = 0
-    failed: int = 0
-
-
 UNKNOWN: Final = "<UNKNOWN>"
-_USUAL: Final = (
+_USUAL: Final = frozenset((
     "collStats", "count", "create", "createIndexes", "dbStats", "delete", "distinct", "drop",
     "dropDatabase", "dropIndexes", "find", "findAndModify", "getMore", "insert",
     "listCollections", "listDatabases", "listIndexes", "update",
-)  # fmt: skip
+))  # fmt: skip
 """The commands that are counted beside the router's own: a client may send any name."""
 
 
-def _runs_by_name() -> dict[str, Runs]:
-    found = {name: Runs() for name in (*_USUAL, UNKNOWN)}
-    for command in dict.fromkeys(COMMANDS.values()):
-        found |= dict.fromkeys(command.names, Runs())
-    return found
+def counted_name(name: str) -> str:
+    """Return the official name of a command; those of unknown names are counted together."""
+    command = COMMANDS.get(name)
+    if command is not None:
+        return command.names[0]
+    return name if name in _USUAL else UNKNOWN
 
 
 @dataclass(slots=True)
@@ -90,11 +84,10 @@ class Counters:
     awaiting_hellos: int = 0
     user_asserts: int = 0
     errors: dict[int, int] = field(default_factory=dict)
-    commands: dict[str, Runs] = field(default_factory=_runs_by_name)
-
-    def runs(self, name: str) -> Runs:
-        """Return the runs of a command; those of unknown names are counted together."""
-        return self.commands.get(name) or self.commands[UNKNOWN]
+    runs: Counter[str] = field(default_factory=Counter)
+    """How often each command was run, by its official name."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """How often the router itself answered it with an error."""
 
 
 @dataclass(slots=True)

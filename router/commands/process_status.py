@@ -2,7 +2,7 @@
 
 import resource
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -17,7 +17,6 @@ from router.config.problems import wanted_value
 from router.memory import resident_bytes
 from router.privileges import WHOLE
 from router.request.fields import check_known
-from router.status_sums import sum_statuses
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -27,8 +26,6 @@ _MOST_STREAMS = 200
 _MOST_CURSORS = 200
 _FARTHEST = 5
 """Number of the cursors farthest behind that metrics name."""
-_SUMMED_TOGETHER = 200
-"""Documents of streams and remotes that are summed at a time, which takes a millisecond."""
 _MOST_FAILURES = 50
 
 
@@ -44,12 +41,11 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
     """
     cursors = node.cursors
     number = 1 if node.peers is None else node.peers.number
-    figures: list[dict[str, Any]] = [{"waitingStreams": 0, "targets": {}}]
+    waiting, targets = 0, dict[str, dict[str, Any]]()
     streams: list[Mapping[str, Any]] = []
     async for stream in cursors.describe_gradually():
-        figures += _figures(stream)
-        if len(figures) > _SUMMED_TOGETHER:
-            figures = [sum_statuses(figures)]
+        waiting += stream["waiting"]
+        _add(targets, stream)
         if details and len(streams) < _MOST_STREAMS:
             streams.append({**stream, "worker": number})
     usage = resource.getrusage(resource.RUSAGE_SELF)
@@ -63,7 +59,8 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "quiescing": node.topology.quiescing,
         "status": own_status(node, streams=False),
         "clusterTime": node.clock.time,
-        **sum_statuses(figures),
+        "waitingStreams": waiting,
+        "targets": targets,
         "cursors": len(cursors),
         "cursorList": [{**each, "worker": number} for each in listed],
         "heldBytes": cursors.memory.held,
@@ -103,23 +100,22 @@ def _by_name(errors: Mapping[int, int]) -> Counter[str]:
     return named
 
 
-def _figures(stream: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield what a stream adds to the metrics: whether it waits, and its part of each target's.
+def _add(targets: dict[str, dict[str, Any]], stream: Mapping[str, Any]) -> None:
+    """Add to each target's figures what a stream has there.
 
     The watermarks are those of streams for which clients wait: a stream whose clients do not read
     does not ask its shards for more.
     """
-    yield {"waitingStreams": int(stream["waiting"]), "targets": {}}
-    if (slowest := stream["slowestShard"]) is not None:
-        yield {"targets": {slowest: {"held": {stream["slowestReason"]: 1}}}}
     for remote in stream["remotes"]:
-        part: dict[str, Any] = {
-            "watermark": remote["watermark"] if stream["waitedFor"] else None,
-            "cursors": 1,
-            "failing": int("failingMillis" in remote),
-            "held": {},
-        }
-        yield {"targets": {remote["target"]: part}}
+        sums = targets.setdefault(
+            remote["target"], {"watermark": None, "cursors": 0, "failing": 0, "held": Counter()}
+        )
+        sums["cursors"] += 1
+        sums["failing"] += "failingMillis" in remote
+        if stream["waitedFor"] and remote["watermark"] is not None:
+            sums["watermark"] = min(sums["watermark"] or remote["watermark"], remote["watermark"])
+    if (slowest := stream["slowestShard"]) is not None:
+        targets[slowest]["held"][stream["slowestReason"]] += 1
 
 
 @answers(COMMAND, help="the status of one worker", while_quiescing=True)

@@ -99,21 +99,17 @@ def _security(node: Node) -> dict[str, Any]:
 
 
 def _opcounters(counters: Counters) -> dict[str, Int64]:
-    kinds = {kind: counters.commands[name].total for kind, name in _KINDS.items()}
+    kinds = {kind: counters.runs[name] for kind, name in _KINDS.items()}
     kinds["command"] = counters.requests - sum(kinds.values())
     return {kind: Int64(count) for kind, count in kinds.items()}
 
 
 def _commands(counters: Counters) -> dict[str, Any]:
     """Return how often each command was run that was run at all, by its official name."""
-    found: dict[str, Any] = {UNKNOWN: Int64(counters.commands[UNKNOWN].total)}
-    seen: set[int] = set()
-    for name, runs in counters.commands.items():
-        if name == UNKNOWN or id(runs) in seen or name.startswith("_"):
-            continue
-        seen.add(id(runs))
-        if runs.total:
-            found[name] = {"failed": Int64(runs.failed), "total": Int64(runs.total)}
+    found: dict[str, Any] = {UNKNOWN: Int64(counters.runs[UNKNOWN])}
+    for name, total in counters.runs.items():
+        if name != UNKNOWN and not name.startswith("_"):
+            found[name] = {"failed": Int64(counters.failures[name]), "total": Int64(total)}
     return found
 
 

@@ -77,9 +77,8 @@ class CursorUser(Protocol):
 class MergedCursor:
     """A client's cursor, for one getMore at a time.
 
-    ``lookup`` completes the events, None for a stream without document lookups. ``user`` has opened
-    it, None where clients do not log in. ``api`` has the API parameters of the command that opened
-    it, as mongos prints them.
+    ``user`` has opened it, None where clients do not log in. ``api`` has the API parameters of the
+    command that opened it, as mongos prints them.
     """
 
     def __init__(
@@ -87,10 +86,9 @@ class MergedCursor:
         cursor_id: int,
         namespace: str,
         owner: Owner,
-        reader: ClientReader,
+        reader: ClientReader | CompletingReader,
         ticket: Ticket,
         *,
-        lookup: CompletingReader | None = None,
         user: CursorUser | None = None,
         api: str = "{}",
     ) -> None:
@@ -103,25 +101,24 @@ class MergedCursor:
         """Whether a getMore uses it."""
         self.last_used = 0.0
         """The loop's time at which it was opened, or its last getMore ended."""
-        self._client_reader = reader
-        self._lookup = lookup
-        self._reader = lookup or reader
+        self._reader = reader
         self._ticket = ticket
 
     @property
     def running_stream(self) -> RunningStream | None:
         """The stream that it reads; None during a move and after ``close``."""
-        return self._client_reader.stream
+        return self._reader.client_reader.stream
 
     @property
     def place(self) -> bytes:
         """The sort key beyond which the client needs all events."""
-        return self._client_reader.log_reader.needs
+        return self._reader.client_reader.log_reader.needs
 
     @property
     def finished(self) -> bool:
         """Whether the stream has ended or failed, or the cursor was killed: no events follow."""
-        return self._reader.finished or self._client_reader.interrupted is not None
+        reader = self._reader
+        return reader.finished or reader.client_reader.interrupted is not None
 
     def check(self, client: Owner) -> None:
         """Raise CommandError unless ``client`` may use the cursor now.
@@ -148,9 +145,7 @@ class MergedCursor:
 
         Raises CommandError.
         """
-        batch = self._client_reader.take(0)
-        self._reader.finished = batch.closed
-        return batch if self._lookup is None else self._lookup.first_batch(batch)
+        return self._reader.first_batch()
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return the next batch, as ``ClientReader.next_batch`` does."""
@@ -159,9 +154,7 @@ class MergedCursor:
     def kill(self, reason: CommandError | None = None) -> None:
         """Fail pending and later ``next_batch`` calls at once with ``reason`` (default: 237)."""
         killed = CommandError(ErrorCode.CursorKilled, "operation was interrupted")
-        self._client_reader.interrupt(reason or killed)
-        if self._lookup is not None:
-            self._lookup.interrupt()
+        self._reader.interrupt(reason or killed)
 
     def close(self) -> None:
         """Stop reading and give the ticket back; idempotent.
@@ -170,8 +163,6 @@ class MergedCursor:
         """
         try:
             self.kill()
-            self._client_reader.close()
-            if self._lookup is not None:
-                self._lookup.close()
+            self._reader.close()
         finally:
             self._ticket.end()

@@ -135,15 +135,12 @@ class CursorRegistry:
         quota = Quota(owner.client, owner.user)
         ticket = self.admission.admit_cursor(quota, request_bytes)
         try:
-            lookup = await self._lookup(request, quota)
-            reader = lookup and lookup.client_reader
-            reader = reader or await ClientReader.open(self._streams, request, quota)
+            reader = await self._read(request, quota)
         except BaseException:
             ticket.end()
             raise
         cursor = MergedCursor(
-            self._new_id(), request.namespace, owner, reader, ticket,
-            lookup=lookup, user=user, api=api,
+            self._new_id(), request.namespace, owner, reader, ticket, user=user, api=api
         )  # fmt: skip
         try:
             first = cursor.first_batch()
@@ -377,14 +374,11 @@ class CursorRegistry:
         await self._noop_writer.close()
         await self._streams.close()
 
-    async def _lookup(self, request: StreamRequest, quota: Quota) -> CompletingReader | None:
-        """Return what reads ``request`` and looks documents up for it; None if it needs none.
-
-        Raises CommandError. If that fails, nothing is left open.
-        """
+    async def _read(self, request: StreamRequest, quota: Quota) -> ClientReader | CompletingReader:
+        """Return a reader of ``request``. Raises CommandError; then nothing is left open."""
         plan = LookupPlan.of(request)
         if plan is None:
-            return None
+            return await ClientReader.open(self._streams, request, quota)
         if self._reads is None:
             raise CommandError(
                 ErrorCode.InvalidOptions,

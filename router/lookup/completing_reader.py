@@ -101,12 +101,17 @@ class CompletingReader:
                 reader._held.size = 0
             reader.client_reader = await ClientReader.open(streams, plan.remote, quota)
         except BaseException:
-            reader.close()
+            reader._let_go()
             raise
         return reader
 
-    def first_batch(self, first: Batch) -> Batch:
-        """Return the opening's batch, which has no events, with the client's own token."""
+    def first_batch(self) -> Batch:
+        """Return the opening's batch, which has no events, with the client's own token.
+
+        Raises CommandError.
+        """
+        first = self.client_reader.first_batch()
+        self.finished = first.closed
         self._pbrt = first.pbrt if self._plan.resume is None else self._plan.resume.raw
         return first._replace(pbrt=self._pbrt)
 
@@ -140,16 +145,19 @@ class CompletingReader:
             raise
         return self._reply(events, size)
 
-    def interrupt(self) -> None:
-        """End the lookups in progress, after the reader was interrupted."""
+    def interrupt(self, reason: CommandError) -> None:
+        """Fail pending and later ``next_batch`` calls at once with ``reason``."""
+        self.client_reader.interrupt(reason)
         if self._work is not None:
             self._work.cancel()
 
     def close(self) -> None:
-        """Let go of the events that are taken, and count no longer as a cursor with lookups.
+        """Stop reading; idempotent."""
+        self.client_reader.close()
+        self._let_go()
 
-        Idempotent.
-        """
+    def _let_go(self) -> None:
+        """Let go of the events that are taken, and count no longer; idempotent."""
         self._raw, self._completed = [], []
         self._held.size = 0
         if not self._closed:

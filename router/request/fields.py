@@ -5,8 +5,8 @@ from typing import Any
 
 from bson.decimal128 import Decimal128
 
-from router.bson_text import type_name
 from router.request.accepted import as_int64
+from shard_client.bson.values import type_name
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 

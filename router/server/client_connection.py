@@ -22,11 +22,11 @@ from router.commands.answer import (
     shutting_down,
     with_retry_labels,
 )
-from router.commands.call import Call, Client, Counters, Node
+from router.commands.call import Call, Client, Counters, Node, counted_name
 from router.commands.elsewhere import take_user
 from router.commands.table import COMMANDS
 from router.cursors.cursor import Owner
-from router.server.client_deadlines import ClientDeadlines, ClientProgress
+from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Incoming, Shared
 from router.server.replies import ReplyWriter
 from router.server.request import Request
@@ -115,15 +115,15 @@ class ClientConnection:
             now: the event loop's time.
         """
         login = self.client.login
-        progress = ClientProgress(
-            messages=self._incoming.count,
+        missed = self._deadlines.missed(
+            now,
+            self._incoming.count,
             unfinished=self._incoming.unfinished,
             unsent=self._stream.unsent,
             busy=not self.idle.is_set(),
             login_since=None if login is None else login.begun_at,
             may_idle=self._incoming.may_idle,
         )
-        missed = self._deadlines.missed(progress, now)
         if missed is not None and not self._stream.closed:
             log.info(
                 "Client takes too long; closing its connection",
@@ -141,7 +141,7 @@ class ClientConnection:
 
     async def _take(self, request: Request) -> None:
         self._counters.requests += 1
-        self._counters.runs(request.name).total += 1
+        self._counters.runs[counted_name(request.name)] += 1
         if request.query is not None and not await self._legacy_allowed(request):
             return
         self._task = asyncio.current_task()
@@ -298,7 +298,7 @@ class ClientConnection:
     async def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
         counters = self._counters
         counters.user_asserts += 1
-        counters.runs(request.name).failed += 1
+        counters.failures[counted_name(request.name)] += 1
         counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
         document = error_document(error, self._node.times())
         await self._replies.send_document(request, document, response_to=response_to)

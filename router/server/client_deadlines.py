@@ -1,29 +1,6 @@
 """The deadlines of one client, without I/O: its first message, each message, its login."""
 
-from dataclasses import dataclass
-
 from router.client_limits import ClientLimits
-
-
-@dataclass(frozen=True, slots=True)
-class ClientProgress:
-    """A client's progress so far.
-
-    Args:
-        messages: number of whole messages received.
-        unfinished: whether a message is being received.
-        unsent: bytes of replies that the client has not read.
-        busy: whether a command is running.
-        login_since: the time at which a login has begun that is still in progress.
-        may_idle: whether the client has logged in, or does not have to.
-    """
-
-    messages: int
-    unfinished: bool = False
-    unsent: int = 0
-    busy: bool = False
-    login_since: float | None = None
-    may_idle: bool = True
 
 
 class ClientDeadlines:
@@ -46,30 +23,48 @@ class ClientDeadlines:
         self._reading_since = now
         self._unsent = 0
 
-    def missed(self, progress: ClientProgress, now: float) -> str | None:
-        """Return which deadline the client has missed, for the log; None if it has not."""
+    def missed(
+        self,
+        now: float,
+        messages: int,
+        *,
+        unfinished: bool = False,
+        unsent: int = 0,
+        busy: bool = False,
+        login_since: float | None = None,
+        may_idle: bool = True,
+    ) -> str | None:
+        """Return which deadline the client has missed, for the log; None if it has not.
+
+        ``messages`` are the whole ones received, ``unfinished`` is whether another one has begun,
+        ``unsent`` the bytes of replies that the client has not read. ``busy`` is whether a command
+        runs, ``login_since`` when a login has begun that is in progress, ``may_idle`` whether the
+        client has logged in, or does not have to.
+        """
         limits = self._limits
-        another = progress.messages != self._messages
-        self._messages = progress.messages
-        if not progress.unfinished:
+        another = messages != self._messages
+        self._messages = messages
+        if not unfinished:
             self._message_since = None
         elif self._message_since is None or another:
             self._message_since = now
         elif now - self._message_since > limits.message_time:
             return "a message has begun and does not end"
-        if not progress.unsent or progress.unsent < self._unsent:
+        if not unsent or unsent < self._unsent:
             self._reading_since = now
-        self._unsent = progress.unsent
+        self._unsent = unsent
         if now - self._reading_since > limits.message_time:
             return "the client does not read its replies"
-        if another or progress.busy:
+        if another or busy:
             self._idle_since = now
         idle_for = now - self._idle_since
-        if not progress.messages and not progress.unfinished and idle_for > limits.login_time:
+        if not messages and not unfinished and idle_for > limits.login_time:
             return "no message has arrived"
-        begun = progress.login_since
-        if begun is not None and now - begun > limits.login_time + limits.failed_login_delay:
+        if (
+            login_since is not None
+            and now - login_since > limits.login_time + limits.failed_login_delay
+        ):
             return "a login has begun and does not end"
-        if not progress.may_idle and idle_for > limits.idle_before_login:
+        if not may_idle and idle_for > limits.idle_before_login:
             return "the client does not log in"
         return None

@@ -126,7 +126,12 @@ class ClientReader:
         enter = streams.find_or_open if after is None else streams.find_or_open_later
         return own, *await enter(own.request, *wanted)
 
-    # ClientReader.
+    # Reading.
+
+    @property
+    def client_reader(self) -> Self:
+        """The reader itself, as that of a reader which completes the events has it."""
+        return self
 
     @property
     def reply_bytes(self) -> int:
@@ -142,6 +147,12 @@ class ClientReader:
     def is_moving(self) -> bool:
         """Whether it moves to another stream, and reads none meanwhile."""
         return self._moving is not None and not self._moving.done()
+
+    def first_batch(self) -> Batch:
+        """Return the opening's batch, which has no events. Raises CommandError."""
+        batch = self.take(0)
+        self.finished = batch.closed
+        return batch
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.

@@ -100,13 +100,9 @@ class ClusterTimeFetcher:
         timeout = min(_PRIMARY_TIMEOUT, self._limits.connect_timeout)
 
         async def send_time(shard: str, host: str) -> None:
-            dialer = self._cluster.dialer(shard, host)
             try:
-                connection = await dialer.connect(timeout)
-                try:
+                async with self._cluster.lend(shard, host, timeout=timeout) as connection:
                     await self._send_time([connection], asyncio.get_running_loop().time() + timeout)
-                finally:
-                    self._cluster.release(connection)
             except CommandError as error:
                 problem = "cannot send the cluster time to a primary"
                 log.debug(problem, target=shard, error=str(error))

@@ -1,11 +1,10 @@
 """The command ``mergerouter check-config``: read the settings and try what they name."""
 
 import asyncio
-import socket
-from collections.abc import Iterator, MutableMapping
+from collections.abc import AsyncIterator, MutableMapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
@@ -14,17 +13,9 @@ from router.config.settings import Settings
 from router.config.tracing import Tracing
 
 if TYPE_CHECKING:
-    from shard_client.wire.tls import Certificate
+    from router.catalog.server_checks import Check
 
 _COLLECTOR_TIMEOUT = 5.0
-
-
-class Finding(NamedTuple):
-    """One thing that was tried; ``problem`` is None if it works."""
-
-    subject: str
-    problem: str | None = None
-    remark: str = ""
 
 
 def check_config(
@@ -61,52 +52,52 @@ def check_config(
 
     structlog.configure(processors=[_drop])
     failed = False
-    for finding in asyncio.run(_check(settings, offline=offline)):
-        failed = failed or finding.problem is not None
-        mark = "ok  " if finding.problem is None else "FAIL"
-        text = finding.problem or finding.remark
-        typer.echo(f"{mark} {finding.subject}" + (f": {text}" if text else ""))
+    for check in asyncio.run(_check(settings, offline=offline)):
+        failed = failed or check.problem is not None
+        mark = "ok  " if check.problem is None else "FAIL"
+        text = check.problem or check.remark
+        typer.echo(f"{mark} {check.subject}" + (f": {text}" if text else ""))
     if failed:
         raise typer.Exit(1)
 
 
 def _drop(_logger: object, _method: str, _event: MutableMapping[str, Any]) -> NoReturn:
-    """Drop a log line: the findings show what fails."""
+    """Drop a log line: the checks show what fails."""
     from structlog import DropEvent
 
     raise DropEvent
 
 
-async def _check(settings: Settings, *, offline: bool) -> list[Finding]:
+async def _check(settings: Settings, *, offline: bool) -> "list[Check]":
+    from router.catalog.server_checks import Check
     from router.service import check_servers
     from shard_client.wire.tls import TlsContexts
 
-    findings = [Finding("settings")]
+    checks = [Check("settings")]
     if settings.seeds is None:
-        findings.append(
-            Finding("sharding.configDB", "not set: name the config server, rsName/host:port")
-        )
+        missing = "not set: name the config server, rsName/host:port"
+        checks.append(Check("sharding.configDB", problem=missing))
     if offline:
-        return findings
+        return checks
     if settings.net.tls.enabled:
-        findings.append(_certificate(TlsContexts(settings.net.tls.files()).certificate))
-    findings += _ports(settings)
+        certificate = TlsContexts(settings.net.tls.files()).certificate
+        days = (certificate.expires - datetime.now(UTC)).days
+        remark = f"{certificate.subject}, valid for {days} more days"
+        checks.append(Check("certificate", remark=remark))
+    async for subject, problem in _ports(settings):
+        checks.append(Check(subject, problem=problem))
     if settings.seeds is not None:
-        checks = await check_servers(settings)
-        findings += [Finding(each.subject, each.problem, each.remark) for each in checks]
-    if settings.tracing.endpoint is not None:
-        findings.append(await _collector(settings.tracing, settings.tracing.endpoint))
-    return findings
+        checks += await check_servers(settings)
+    if (endpoint := settings.tracing.endpoint) is not None:
+        problem = await _collector(settings.tracing, endpoint)
+        checks.append(Check(f"tracing.endpoint {endpoint}", problem=problem))
+    return checks
 
 
-def _certificate(certificate: "Certificate") -> Finding:
-    days = (certificate.expires - datetime.now(UTC)).days
-    remark = f"{certificate.subject}, valid for {days} more days"
-    return Finding("certificate", remark=remark)
+async def _ports(settings: Settings) -> AsyncIterator[tuple[str, str | None]]:
+    """Try to bind each port; yield it, with the problem if the machine lacks it or it is in use."""
+    from router.tls.sockets import bind
 
-
-def _ports(settings: Settings) -> Iterator[Finding]:
-    """Try to bind each port; one that this machine does not have, or that is in use, fails."""
     net, feed = settings.net, settings.feed
     wanted = [("net.port", host, net.port) for host in net.hosts]
     if feed.port is not None:
@@ -116,21 +107,18 @@ def _ports(settings: Settings) -> Iterator[Finding]:
     for name, host, port in wanted:
         subject = f"{name} {host}:{port}"
         try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, socket.SOCK_STREAM) as tried:
-                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                tried.bind(address)
+            for bound in await bind([host], port):
+                bound.close()
         except OSError as error:
-            yield Finding(subject, f"{error.strerror}; does the router run already?")
+            yield subject, f"{error.strerror}; does the router run already?"
         else:
-            yield Finding(subject)
+            yield subject, None
 
 
-async def _collector(tracing: Tracing, endpoint: str) -> Finding:
-    """Send the collector of traces a request without spans."""
+async def _collector(tracing: Tracing, endpoint: str) -> str | None:
+    """Send the collector of traces a request without spans; return the problem, if any."""
     import aiohttp
 
-    subject = f"tracing.endpoint {endpoint}"
     headers = {"Content-Type": "application/x-protobuf", **tracing.read_headers()}
     try:
         async with (
@@ -138,8 +126,7 @@ async def _collector(tracing: Tracing, endpoint: str) -> Finding:
             session.post(endpoint, data=b"", headers=headers) as answer,
         ):
             if answer.ok:
-                return Finding(subject)
-            problem = f"answers {answer.status} {answer.reason}: is that OTLP over HTTP?"
+                return None
+            return f"answers {answer.status} {answer.reason}: is that OTLP over HTTP?"
     except (aiohttp.ClientError, TimeoutError) as error:
-        problem = f"does not answer: {error or 'no answer within 5 s'}"
-    return Finding(subject, problem)
+        return f"does not answer: {error or 'no answer within 5 s'}"

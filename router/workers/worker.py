@@ -121,7 +121,7 @@ class WorkerRuntime:
                     ended = [self._ended.popleft() for _ in range(min(len(self._ended), _REPORTED))]
                     self._channel.send(load=self._load(node), ended=ended)
                 case {"identity": identity, "counter": counter}:
-                    node.identity = ServerIdentity(**identity, known=True)
+                    node.identity = ServerIdentity(**identity)
                     node.topology.move_to(counter)
                 case {"upstream": choice}:
                     if isinstance(node.upstream, UpstreamMongos):

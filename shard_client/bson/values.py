@@ -5,14 +5,24 @@ with its length, or is a regular expression: two zero-terminated texts.
 """
 
 from struct import Struct
-from typing import Final
+from typing import Any, Final
 
+import bson
 from bson.errors import InvalidBSON
 
 DOUBLE, STRING, DOCUMENT, ARRAY, BINARY, UNDEFINED = 0x01, 0x02, 0x03, 0x04, 0x05, 0x06
 OBJECT_ID, BOOLEAN, DATE, NULL, REGEX, DB_POINTER = 0x07, 0x08, 0x09, 0x0A, 0x0B, 0x0C
 CODE, SYMBOL, CODE_WITH_SCOPE = 0x0D, 0x0E, 0x0F
 INT32, TIMESTAMP, INT64, DECIMAL, MAX_KEY, MIN_KEY = 0x10, 0x11, 0x12, 0x13, 0x7F, 0xFF
+
+TYPE_NAMES: Final = {
+    DOUBLE: "double", STRING: "string", DOCUMENT: "object", ARRAY: "array", BINARY: "binData",
+    UNDEFINED: "undefined", OBJECT_ID: "objectId", BOOLEAN: "bool", DATE: "date", NULL: "null",
+    REGEX: "regex", DB_POINTER: "dbPointer", CODE: "javascript", SYMBOL: "symbol",
+    CODE_WITH_SCOPE: "javascriptWithScope", INT32: "int", TIMESTAMP: "timestamp", INT64: "long",
+    DECIMAL: "decimal", MIN_KEY: "minKey", MAX_KEY: "maxKey",
+}  # fmt: skip
+"""MongoDB's name of each type."""
 
 FIXED: Final = {
     DOUBLE: 8, UNDEFINED: 0, OBJECT_ID: 12, BOOLEAN: 1, DATE: 8, NULL: 0, INT32: 4, TIMESTAMP: 8,
@@ -46,6 +56,11 @@ class MalformedValueError(InvalidBSON, ValueError):
     def __init__(self, message: str, code: int = 22) -> None:
         super().__init__(message)
         self.code = code
+
+
+def type_name(value: Any) -> str:
+    """Return MongoDB's name for the type of a decoded value."""
+    return TYPE_NAMES[bson.encode({"": value})[4]]
 
 
 def value_end(data: bytes, kind: int, start: int) -> int:

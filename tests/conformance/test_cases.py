@@ -56,6 +56,8 @@ def marked(names: list[str], *, conversation: bool = False) -> list[ParameterSet
         refused = "aggregate" in first["command"] and not first["reply"]["ok"]
         if refused and name not in REFUSED_BY_THE_ROUTER:
             marks.append(on_real_servers("checks of change streams' requests"))
+        if name == "replSetGetStatus":
+            marks.append(on_real_servers("this command"))
         found.append(pytest.param(name, marks=marks))
     return found
 

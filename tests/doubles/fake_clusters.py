@@ -1,7 +1,8 @@
 """Clusters that replace ``Cluster``: servers of given versions, oplogs, or one shard."""
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -56,9 +57,7 @@ class VersionedServers:
         }
         return ShardList(hosts, Timestamp(1, 1), Timestamp(1, 1))
 
-    async def connect(
-        self, target: str = "upstream", host: str | None = None
-    ) -> VersionedConnection:
+    async def connect(self, target: str = "upstream") -> VersionedConnection:
         if target not in self.servers:
             raise NetworkError("down")
         server = self.servers[target]
@@ -68,7 +67,10 @@ class VersionedServers:
         self.connections.append(VersionedConnection(server))
         return self.connections[-1]
 
-    def release(self, connection: VersionedConnection) -> None:
+    @asynccontextmanager
+    async def lend(self, target: str, host: str | None) -> AsyncIterator[VersionedConnection]:
+        connection = await self.connect(target)
+        yield connection
         connection.closed = True
 
 
@@ -113,15 +115,10 @@ class AnsweringCluster:
     def known_shards(self) -> set[str]:
         return self.hosts.keys() - {"config"}
 
-    def dialer(self, target: str) -> "AnsweringCluster":
-        return self
-
-    async def connect(self, timeout: float) -> OplogConnection:
+    @asynccontextmanager
+    async def lend(self, target: str, *, timeout: float) -> AsyncIterator[OplogConnection]:
         await self.answering.wait()
-        return OplogConnection(self.entry, self.privileges, self.wire_version)
-
-    def release(self, connection: OplogConnection) -> None:
-        pass
+        yield OplogConnection(self.entry, self.privileges, self.wire_version)
 
 
 class FixedChecks:

@@ -34,10 +34,8 @@ async def test_a_member_by_key_file(secured: TestCluster, key_file: Path) -> Non
     try:
         assert (await cluster.shards()).hosts == secured.shards
         for target in (*secured.shards, CONFIG):
-            connection = await cluster.connect(target)
-            status = await connection.command("admin", {"connectionStatus": 1}, timeout=PATIENCE)
+            status = await cluster.command(target, "admin", {"connectionStatus": 1}, PATIENCE)
             assert status["authInfo"]["authenticatedUsers"] == [{"user": "__system", "db": "local"}]
-            cluster.release(connection)
     finally:
         await cluster.close()
 

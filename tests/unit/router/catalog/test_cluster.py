@@ -55,7 +55,7 @@ async def test_unknown_targets_and_malformed_lists_are_errors(
     config: ScriptedMember, cluster: Cluster
 ):
     with pytest.raises(CommandError) as failure:
-        await cluster.connect("nope")
+        await cluster.command("nope", "admin", {"ping": 1}, PATIENCE)
     assert failure.value.code == 70
     config.documents["shards"] = [{"_id": "a", "host": "no set name"}]
     with pytest.raises(CommandError) as failure:
@@ -76,7 +76,7 @@ async def test_the_token_version_is_that_of_the_oldest_shard(
     config.documents["shards"] = [{"_id": each.set_name, "host": each.host} for each in members]
     await cluster.shards()
     for member in members:
-        (await cluster.connect(member.set_name)).abort()
+        await cluster.command(member.set_name, "admin", {"ping": 1}, PATIENCE)
     assert cluster.token_version == version
     for member in members:
         await member.stop()
@@ -87,7 +87,7 @@ async def test_a_replica_set_is_its_only_shard_and_its_own_catalog():
     cluster = Cluster(member.host, LIMITS, sharded=False, replica_set=ProbedReplicaSet)
     assert (await cluster.shards())[:2] == ({"rs0": member.host}, None)
     assert (cluster.known_shards, cluster.catalog) == ({"rs0"}, "rs0")
-    (await cluster.connect("rs0")).abort()
+    await cluster.command("rs0", "admin", {"ping": 1}, PATIENCE)
     assert not member.commands["find"]
     await cluster.close()
     await member.stop()
@@ -96,7 +96,7 @@ async def test_a_replica_set_is_its_only_shard_and_its_own_catalog():
 async def test_a_config_server_is_no_replica_set(config: ScriptedMember):
     cluster = Cluster(config.host, LIMITS, sharded=False, replica_set=ProbedReplicaSet)
     with pytest.raises(WrongServerError, match="is a config server: name it in"):
-        await cluster.connect("cfg")
+        await cluster.command("cfg", "admin", {"ping": 1}, PATIENCE)
     await cluster.close()
 
 

@@ -11,8 +11,8 @@ from bson.objectid import ObjectId
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 
-from router.bson_text import type_name
 from router.request.stream_request import parse_request
+from shard_client.bson.values import type_name
 from shard_client.errors import CommandError
 from tests.unit.router.made_tokens import data_of
 

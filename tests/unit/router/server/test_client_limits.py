@@ -23,7 +23,7 @@ from router.client_limits import (
 )
 from router.config.settings import load_settings
 from router.fair_limit import FairLimit
-from router.server.client_deadlines import ClientDeadlines, ClientProgress
+from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Turns
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
@@ -45,29 +45,29 @@ async def ends(client: RawClient) -> None:
 def test_each_deadline_is_checked() -> None:
     limits = ClientLimits(message_time=30, login_time=10, idle_before_login=600)
     deadlines = ClientDeadlines(limits, 0.0)
-    assert deadlines.missed(ClientProgress(0), 10.0) is None
-    assert deadlines.missed(ClientProgress(0, unfinished=True), 11.0) is None
-    assert deadlines.missed(ClientProgress(0, unfinished=True), 41.0) is None
-    assert "message" in str(deadlines.missed(ClientProgress(0, unfinished=True), 41.1))
-    assert deadlines.missed(ClientProgress(1, unfinished=True), 73.0) is None  # another message
+    assert deadlines.missed(10.0, 0) is None
+    assert deadlines.missed(11.0, 0, unfinished=True) is None
+    assert deadlines.missed(41.0, 0, unfinished=True) is None
+    assert "message" in str(deadlines.missed(41.1, 0, unfinished=True))
+    assert deadlines.missed(73.0, 1, unfinished=True) is None  # another message
     # Replies must be read, even if slowly.
-    assert deadlines.missed(ClientProgress(1), 100.0) is None
-    assert deadlines.missed(ClientProgress(1, unsent=5000), 101.0) is None
-    assert deadlines.missed(ClientProgress(1, unsent=9000), 129.0) is None
-    assert deadlines.missed(ClientProgress(1, unsent=8999), 131.0) is None
-    assert "replies" in str(deadlines.missed(ClientProgress(1, unsent=8999), 161.1))
-    assert deadlines.missed(ClientProgress(1), 200.0) is None
+    assert deadlines.missed(100.0, 1) is None
+    assert deadlines.missed(101.0, 1, unsent=5000) is None
+    assert deadlines.missed(129.0, 1, unsent=9000) is None
+    assert deadlines.missed(131.0, 1, unsent=8999) is None
+    assert "replies" in str(deadlines.missed(161.1, 1, unsent=8999))
+    assert deadlines.missed(200.0, 1) is None
     # A client that has logged in, or does not have to, may be idle.
-    assert deadlines.missed(ClientProgress(1), 10_000.0) is None
+    assert deadlines.missed(10_000.0, 1) is None
     # A monitor never logs in, and sends or awaits hellos.
-    assert deadlines.missed(ClientProgress(1, busy=True, may_idle=False), 11_000.0) is None
-    assert deadlines.missed(ClientProgress(2, may_idle=False), 11_600.0) is None
-    assert deadlines.missed(ClientProgress(2, may_idle=False), 12_200.0) is None
-    assert "log in" in str(deadlines.missed(ClientProgress(2, may_idle=False), 12_200.1))
+    assert deadlines.missed(11_000.0, 1, busy=True, may_idle=False) is None
+    assert deadlines.missed(11_600.0, 2, may_idle=False) is None
+    assert deadlines.missed(12_200.0, 2, may_idle=False) is None
+    assert "log in" in str(deadlines.missed(12_200.1, 2, may_idle=False))
     # Other commands do not extend the time for a login.
     begun = 12_300.0
-    assert deadlines.missed(ClientProgress(3, login_since=begun), begun + 10) is None
-    missed = deadlines.missed(ClientProgress(4, busy=True, login_since=begun), begun + 10.6)
+    assert deadlines.missed(begun + 10, 3, login_since=begun) is None
+    missed = deadlines.missed(begun + 10.6, 4, busy=True, login_since=begun)
     assert "login" in str(missed)
 
 
