@@ -75,15 +75,20 @@ class Retries:
         self._since: float | None = None
         self._attempts = self._restarts = 0
 
-    def run(self, call: Callable[[], _Result]) -> _Result:
+    def run(
+        self, call: Callable[[], _Result], failed: Callable[[PyMongoError], None] | None = None
+    ) -> _Result:
         """Return the result of a call to the server, repeated after transient errors.
 
-        Raises StreamError when the retries are exhausted, and other errors immediately.
+        `failed` is called after each error. Raises StreamError when the retries are exhausted, and
+        other errors immediately.
         """
         while True:
             try:
                 return call()
             except PyMongoError as error:
+                if failed is not None:
+                    failed(error)
                 if not is_transient(error):
                     raise
                 self.wait(error)
