@@ -308,7 +308,7 @@ def _require_repeatable(options: StreamOptions) -> None:
             )
 
 
-# Stages that copy no value to another place of an event.
+# Stages that copy no value within an event.
 _NO_COPIES = {"$match", "$redact", "$unset", SPLIT_STAGE}
 
 

@@ -130,7 +130,7 @@ class QuerySnapshots:
                 once.
             lost: documents of other collections; each is requested once, too.
         """
-        new = {place: token for place, token in unread.items() if token > state.required}
+        new = {names: token for names, token in unread.items() if token > state.required}
         documents = [each for each in lost if each.token > state.required]
         if not new and not documents:
             return state
