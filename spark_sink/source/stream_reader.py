@@ -62,9 +62,7 @@ class _Planners:
             self.collections = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
             self.snapshots = QuerySnapshots(self.collections, options.snapshot.accepts, refusal)
-            self.signals = None
-            if options.signals.are_read:
-                self.signals = SignalProcessor(client, options, self.snapshots)
+            self.signals = SignalProcessor(client, options, self.snapshots)
         except BaseException:
             client.close()
             raise
@@ -85,8 +83,7 @@ class _Planners:
     def close(self) -> None:
         """Kill the cursors and close the connections."""
         self.batches.close()
-        if self.signals is not None:
-            self.signals.close()
+        self.signals.close()
         self.inbox.close()
         self.client.close()
 
@@ -161,21 +158,20 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return self._begin_snapshot(start, decision, signals)
         if not decision.policy.streams:
             return None
-        processor = planning.signals
         try:
             signals = planning.snapshots.require(signals, *self.unread(start))
             if start.scope != self.options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
-            if processor is not None and not self._is_at_end:
-                signals = processor.receive(signals, position)
+            if not self._is_at_end:
+                signals = planning.signals.receive(signals, position)
             if signals.blocks_stream:
                 planning.batches.close()
                 batch = PlannedBatch(position, position, 0)
             else:
                 advances = signals.asks_present
                 batch = planning.batches.next_batch(position, max_events, advances=advances)
-                more = processor is not None and processor.has_more
-                self._is_at_end = self._ends_at_present and batch.end == batch.start and not more
+                is_empty = batch.end == batch.start and not planning.signals.has_more
+                self._is_at_end = self._ends_at_present and is_empty
         except HistoryLostError:
             ended = start.signals.ended
             if ended is not None and ended.initial and self._has_read_snapshot:
@@ -250,7 +246,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        if self._connected is not None and self._connected.signals is not None:
+        if self._connected is not None:
             with without_traceback():
                 self._connected.signals.committed(Offset.read(end).signals)
 
