@@ -210,7 +210,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _kept(self, signals: SignalState) -> SignalState:
         """Return the state without the batch's part, and without a position that is not used."""
-        if self.options.signals.collection is None:  # one that is added later is read from then on
+        if self.options.signal_collection is None:  # one that is added later is read from then on
             signals = replace(signals, position=None)
         return signals.without_batch()
 

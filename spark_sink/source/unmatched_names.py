@@ -46,7 +46,7 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
 
 def _warnings(options: StreamOptions) -> Iterator[str]:
     """Return the warnings, each on a line. Raises PyMongoError."""
-    scope, signals = options.scope, options.signals.collection
+    scope, signals = options.scope, options.signal_collection
     with closing(RouterClient(options)) as client:
         every = [
             each for each in client.mongo.list_database_names() if each not in SYSTEM_DATABASES
