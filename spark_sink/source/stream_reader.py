@@ -59,7 +59,7 @@ class _Planners:
     """
 
     def __init__(self, options: StreamOptions, loaded: float) -> None:
-        self.client = client = RouterClient(options)
+        self.client = client = RouterClient(options, guarded=True)
         try:
             client.require_reachable()
             self.inbox = ReportInbox(client.address)

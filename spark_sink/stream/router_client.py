@@ -6,7 +6,7 @@ The server is a router, a mongos or a replica set: all are used alike, through p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -14,6 +14,7 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo import MongoClient, ReadPreference
+from pymongo.client_session import ClientSession
 from pymongo.database import Database
 from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailure, PyMongoError
 
@@ -22,6 +23,7 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.retries import Retries, is_transient
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import StreamCursor
+from spark_sink.stream.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
 
@@ -70,9 +72,12 @@ class Shard:
 
 
 class RouterClient:
-    """One connection pool. Its owner closes it, with every cursor opened through it."""
+    """One connection pool. Its owner closes it, with every cursor opened through it.
 
-    def __init__(self, options: StreamOptions) -> None:
+    If it is `guarded`, its cursors are killed even if this process is (`session_guard`).
+    """
+
+    def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
         # Events stay as sent; dates out of Python's range must not fail.
         self._client: MongoClient[RawBSONDocument] = mongo_client(
@@ -82,6 +87,12 @@ class RouterClient:
             datetime_conversion="DATETIME_MS",
             unicode_decode_error_handler="replace",
         )
+        self._session: ClientSession | None = None
+        self._guard: SessionGuard | None = None
+        if guarded:
+            # Causal consistency would add a read concern, which change streams refuse.
+            self._session = self._client.start_session(causal_consistency=False)
+            self._guard = SessionGuard(options.uri, self._session.session_id)
 
     def watch_events(self, position: Position, shard: str | None = None) -> StreamCursor:
         """Return the stream of complete events after `position`, merged or of one shard.
@@ -115,7 +126,7 @@ class RouterClient:
         `max_await` is in seconds. Raises PyMongoError.
         """
         stages = [{"$match": {"operationType": {"$in": ["insert", "invalidate"]}}}]
-        return _opened(self._client[database][collection], _start(position), stages, max_await)
+        return self._opened(self._client[database][collection], _start(position), stages, max_await)
 
     def present(self) -> Timestamp:
         """Return a time at or after all finished writes. Raises PyMongoError, StreamError."""
@@ -235,6 +246,8 @@ class RouterClient:
 
     def close(self) -> None:
         """Close all connections."""
+        if self._guard is not None:
+            self._guard.close()
         self._client.close()
 
     def _watch(
@@ -253,19 +266,22 @@ class RouterClient:
         target: Any = self._client[scope.database or "admin"]
         if len(scope.collections) == 1:
             target = target[scope.collections[0]]
-        return _opened(target, change_stream, stages, max_await, **further)
+        return self._opened(target, change_stream, stages, max_await, **further)
+
+    def _opened(
+        self, target: Any, change_stream: Any, stages: list[Any], max_await: float, **further: Any
+    ) -> StreamCursor:
+        cursor = target.aggregate(
+            [{"$changeStream": change_stream}, *stages],
+            session=self._session,
+            maxAwaitTimeMS=max(1, int(max_await * 1000)),
+            **further,
+        )
+        return StreamCursor(cursor)
 
     def _stages(self) -> list[Any]:
         options = self._options
         return [*options.scope.stages, *options.skipping, *options.pipeline]
-
-
-def _opened(
-    target: Any, change_stream: Mapping[str, Any], stages: list[Any], max_await: float, **more: Any
-) -> StreamCursor:
-    pipeline = [{"$changeStream": change_stream}, *stages]
-    milliseconds = max(1, int(max_await * 1000))
-    return StreamCursor(target.aggregate(pipeline, maxAwaitTimeMS=milliseconds, **more))
 
 
 def mongo_client(uri: str, selection_timeout: float, **options: Any) -> MongoClient[Any]:

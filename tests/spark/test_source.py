@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
 from tests.harness.routers import RouterProcess
-from tests.harness.until import PATIENCE
+from tests.harness.until import PATIENCE, wait_for
 from tests.spark.conftest import Shop
 
 # One process for the cluster and Spark, which takes minutes to start on a busy machine.
@@ -92,6 +92,20 @@ def test_a_pipeline_runs_on_the_shards_and_hidden_events_are_skipped(
 def test_a_server_s_refusal_is_told_before_a_query_starts(spark: SparkSession, shop: Shop) -> None:
     with pytest.raises(AnalysisException, match=r"\$group"):
         stream(spark, shop, pipeline='[{"$group": {"_id": 1}}]')
+
+
+def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, shop: Shop) -> None:
+    def open_cursors() -> int:
+        metrics = shop.client.admin.command("serverStatus")["metrics"]
+        return int(metrics["cursor"]["open"]["total"])
+
+    wait_for(lambda: open_cursors() == 0, "the cursors of other queries to end")
+    frame = stream(spark, shop, database=shop.database)
+    query = frame.writeStream.format("memory").queryName("stopped").start()
+    query.processAllAvailable()
+    assert open_cursors() == 1
+    query.stop()
+    wait_for(lambda: open_cursors() == 0, "the query's cursor to end")
 
 
 def test_spark_s_socket_source_reads_the_feed(
