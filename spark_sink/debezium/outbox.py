@@ -18,7 +18,7 @@ from spark_sink.debezium.java_json import JavaJson, escaped
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.slices import Slice, fields_of
 from spark_sink.options import values
-from spark_sink.options.java_patterns import translation
+from spark_sink.options.java_patterns import compiled
 from spark_sink.options.values import option
 from spark_sink.rows.extended_json import canonical_json
 
@@ -55,12 +55,7 @@ def _text(value: Slice) -> str | None:
 
 
 def _regex(text: str) -> str:
-    found = translation(re.sub(r"\(\?<(?=[A-Za-z])", "(?P<", text))
-    try:
-        re.compile(found, re.ASCII)
-    except re.error as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
-    return found
+    return compiled(re.sub(r"\(\?<(?=[A-Za-z])", "(?P<", text)).pattern
 
 
 def _replacement(text: str) -> str:

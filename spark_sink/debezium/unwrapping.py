@@ -17,21 +17,18 @@ from spark_sink.options.values import option
 _ENVELOPE = ("op", "ts_ms")
 
 
-@dataclass(frozen=True)
-class AddedField:
-    """A field of the envelope, or of its source, that is added to values as `added`."""
-
-    name: str
-    of_source: bool
-    added: str
-
-    def of(self, envelope: Mapping[str, Any]) -> str:
-        """Return the field's JSON."""
-        found = envelope["source"] if self.of_source else envelope
-        return json.dumps(found.get(self.name), ensure_ascii=False, separators=(",", ":"))
+Added = tuple[str, tuple[str, ...]]
+"""The name of a field that is added to values, and its path in the envelope."""
 
 
-def _added(text: str) -> tuple[AddedField, ...]:
+def _at(path: tuple[str, ...], envelope: Mapping[str, Any]) -> str:
+    found: Any = envelope
+    for name in path:
+        found = found.get(name)
+    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+
+
+def _added(text: str) -> tuple[Added, ...]:
     found = []
     for each in text.split(","):
         path, _, new = each.strip().partition(":")
@@ -41,7 +38,7 @@ def _added(text: str) -> tuple[AddedField, ...]:
             raise ValueError(
                 f"{path!r} is no field of a message's source, nor one of {', '.join(_ENVELOPE)}"
             )
-        found.append(AddedField(name, of_source, new or path.replace(".", "_")))
+        found.append((new or path.replace(".", "_"), ("source", name) if of_source else (name,)))
     return tuple(found)
 
 
@@ -56,7 +53,7 @@ class Unwrap:
         ),
         "tombstone",
     )
-    added: tuple[AddedField, ...] = option("add.fields", _added, ())
+    added: tuple[Added, ...] = option("add.fields", _added, ())
     prefix: str = option("add.fields.prefix", str, "__")
     flattens: bool = option("flatten.struct", values.boolean, False)
     delimiter: str = option("flatten.struct.delimiter", values.some_text, "_")
@@ -109,7 +106,7 @@ class Unwrap:
     def _value(self, tree: dict[str, Tree], envelope: Mapping[str, Any], *, deleted: bool) -> str:
         if self.deletes.startswith("rewrite"):
             tree["__deleted"] = "true" if deleted else "false"
-        tree |= {self.prefix + each.added: each.of(envelope) for each in self.added}
+        tree |= {self.prefix + name: _at(path, envelope) for name, path in self.added}
         return text_of(dict(self._flat(tree)) if self.flattens else tree)
 
     def _flat(self, tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tuple[str, Tree]]:

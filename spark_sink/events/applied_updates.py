@@ -131,10 +131,10 @@ class _Update:
 
         Truncations come before the fields that are set, which may lie behind the new end.
         """
-        updated = [(self._place(document, path), value) for path, value in self.updated]
-        removed = [self._place(document, path, _exists) for path in self.removed]
+        updated = [(self._target(document, path), value) for path, value in self.updated]
+        removed = [self._target(document, path, _exists) for path in self.removed]
         truncated = [
-            (self._place(document, path, partial(_is_longer, size)), size)
+            (self._target(document, path, partial(_is_longer, size)), size)
             for path, size in self.truncated
         ]
         for (parent, name), size in truncated:
@@ -154,7 +154,7 @@ class _Update:
             parent[int(name)] = value
         return document
 
-    def _place(
+    def _target(
         self, document: Document, path: str, fits: Callable[[Any], bool] | None = None
     ) -> tuple[Any, str]:
         """Return the document or array that has the field at a path, and its name there.

@@ -54,8 +54,7 @@ def join_fragments(events: Iterable[RawBSONDocument]) -> Iterator[RawBSONDocumen
     """
     parts: list[RawBSONDocument] = []
     for event in events:
-        place = fragment_of(event)
-        number, of = place or (0, 0)
+        number, of = fragment_of(event) or (0, 0)
         if number != len(parts) + 1:
             yield from parts
             parts = []

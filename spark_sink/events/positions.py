@@ -99,12 +99,13 @@ def from_offset(offset: Mapping[str, Any]) -> Position:
     """Return the position that `to_offset` wrote. Raises ValueError for anything else."""
     if offset == {"start": "now"}:
         return FromNow()
-    if "startAtOperationTime" in offset:
-        time = _revive(offset).get("startAtOperationTime")
-        if not isinstance(time, Timestamp):
-            raise ValueError(f"not a cluster time: {json_util.dumps(offset)}")
-        return AtTime(time)
-    return Token(_revive(offset))
+    found: dict[str, Any] = json_util.loads(json.dumps(dict(offset)))
+    if "startAtOperationTime" not in found:
+        return Token(found)
+    time = found["startAtOperationTime"]
+    if not isinstance(time, Timestamp):
+        raise ValueError(f"not a cluster time: {json_util.dumps(offset)}")
+    return AtTime(time)
 
 
 def time_document(time: Timestamp) -> dict[str, int]:
@@ -151,9 +152,3 @@ def after(time: Timestamp) -> AtTime:
 def is_after(later: Position, position: Position) -> bool:
     """Return whether events may lie between the two; none follow "now"."""
     return not isinstance(position, FromNow) and key_of(later) > key_of(position)
-
-
-def _revive(offset: Mapping[str, Any]) -> dict[str, Any]:
-    """Extended JSON, already parsed as plain JSON, to BSON values."""
-    revived: dict[str, Any] = json_util.loads(json.dumps(dict(offset)))
-    return revived

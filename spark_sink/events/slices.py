@@ -123,11 +123,11 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
     size = sum([len(name) + len(each.value) for name, each in found.items()]) + 2 * len(found)
     if size + _EMPTY_BYTES == len(document):  # no name occurs twice
         return list(found.items())
-    places = values_in(document, 0, len(document))
-    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in places]
+    spans = values_in(document, 0, len(document))
+    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in spans]
 
 
-def place_of(document: bytes, name: bytes) -> tuple[int, int] | None:
+def span_of(document: bytes, name: bytes) -> tuple[int, int] | None:
     """Return where the value of a top-level field begins and ends; None if there is none."""
     position, end, field = 4, len(document) - 1, name + b"\0"
     while position < end:

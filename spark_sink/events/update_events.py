@@ -28,7 +28,7 @@ from spark_sink.events.slices import (
     document_slice,
     elements_of,
     fields_of,
-    place_of,
+    span_of,
     string_of,
     values_in,
 )
@@ -68,10 +68,10 @@ def described(run: Run) -> Run:
 
 
 def _described(event: bytes) -> bytes:
-    place = place_of(event, _RAW)
-    if place is None:  # it is the name of a field of a document
+    span = span_of(event, _RAW)
+    if span is None:  # it is the name of a field of a document
         return event
-    start, end = place
+    start, end = span
     made = _description(event[start:end])
     body = b"".join((event[4 : start - len(_MARK)], _NEW_MARK, made, event[end:]))
     return _INT.pack(len(body) + 4) + body

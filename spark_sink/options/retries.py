@@ -75,15 +75,20 @@ class Retries:
         self._since: float | None = None
         self._attempts = self._restarts = 0
 
-    def run(self, call: Callable[[], _Result]) -> _Result:
+    def run(
+        self, call: Callable[[], _Result], failed: Callable[[PyMongoError], None] | None = None
+    ) -> _Result:
         """Return the result of a call to the server, repeated after transient errors.
 
-        Raises StreamError when the retries are exhausted, and other errors immediately.
+        `failed` is called after each error. Raises StreamError when the retries are exhausted, and
+        other errors immediately.
         """
         while True:
             try:
                 return call()
             except PyMongoError as error:
+                if failed is not None:
+                    failed(error)
                 if not is_transient(error):
                     raise
                 self.wait(error)
@@ -92,11 +97,11 @@ class Retries:
         self,
         error: Exception,
         server: str = "the server",
-        place: str = "at the address in option 'uri'",
+        where: str = "at the address in option 'uri'",
     ) -> None:
         """Sleep until a failed request may be repeated.
 
-        Raises StreamError if it may not. Its message names the server and the place to look at.
+        Raises StreamError if it may not. Its message names the server and where to look.
         """
         policy, now = self._policy, self._clock()
         self._since = now if self._since is None else self._since
@@ -111,7 +116,7 @@ class Retries:
         if policy.restarts is not None and self._restarts >= policy.restarts:
             raise StreamError(
                 f"gave up after {policy}: {server} cannot be reached or does not answer. Check "
-                f"that it runs {place}, and restart the query",
+                f"that it runs {where}, and restart the query",
                 error,
             ) from error
         self._restarts += 1

@@ -133,11 +133,7 @@ class Scope:
         return within and chosen and self.lists.accepts(database, collection)
 
     def __str__(self) -> str:
-        return f"{self._place()} ({self.lists})" if self.lists else self._place()
-
-    def _place(self) -> str:
+        text = ", ".join(self.names) if self.collections else f"database {self.database!r}"
         if self.database is None:
-            return "the whole cluster"
-        if not self.collections:
-            return f"database {self.database!r}"
-        return ", ".join(f"{self.database}.{name}" for name in self.collections)
+            text = "the whole cluster"
+        return f"{text} ({self.lists})" if self.lists else text

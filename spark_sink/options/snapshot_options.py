@@ -55,8 +55,9 @@ POLICIES: Mapping[str, SnapshotPolicy] = {
     "initial_only": SnapshotPolicy(at_first=True),
     "always": SnapshotPolicy(at_first=True, at_every_start=True, streams=True),
     "when_needed": SnapshotPolicy(at_first=True, if_history_is_lost=True, streams=True),
+    "never": SnapshotPolicy(streams=True),
 }
-"""The modes that need no further options."""
+"""The modes that need no further options; never is Debezium's older name of no_data."""
 
 ANY_POLICY = SnapshotPolicy(True, True, True, True)
 """What a function may choose: a query may read documents, and events."""
@@ -153,7 +154,7 @@ class SnapshotOptions:
 
 def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
     """Return the options of snapshots among those given. Raises OptionError."""
-    mode = parsed_option(_MODE, _mode, given.get(_MODE, "no_data"))
+    mode = parsed_option(_MODE, values.one_of(*MODES), given.get(_MODE, "no_data"))
     if (mode == CUSTOM) != (CUSTOM_NAME in given):
         raise OptionError(f"snapshot.mode=custom and option {CUSTOM_NAME!r} require each other")
     based_on = [name for name in _BASED_ON if name in given]
@@ -178,11 +179,3 @@ def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
         recovers = parsed_option(_ON_HISTORY_LOST, parse, given[_ON_HISTORY_LOST])
         policy = replace(policy, if_history_is_lost=recovers)
     return parsed(SnapshotOptions, given, policy=policy)
-
-
-def _mode(text: str) -> str:
-    """Return Debezium's snapshot.mode; never is its older name for no_data."""
-    mode = {"never": "no_data"}.get(text.lower(), text.lower())
-    if mode not in MODES:
-        raise ValueError(f"must be one of {', '.join(MODES)}, not {text!r}")
-    return mode

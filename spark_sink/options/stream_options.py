@@ -68,19 +68,6 @@ _AUTHENTICATION = "admin"
 
 
 @dataclass(frozen=True)
-class SignalOptions:
-    """The channels of signals: a collection, by database and name, and a folder, by its address."""
-
-    collection: tuple[str, str] | None = option("signalCollection", values.namespace, None)
-    folder: str | None = option("signalFolder", values.some_text, None)
-
-    @property
-    def are_read(self) -> bool:
-        """Whether signals are read at all."""
-        return self.collection is not None or self.folder is not None
-
-
-@dataclass(frozen=True)
 class StreamOptions:
     """What to watch, from where, and in which batches.
 
@@ -104,6 +91,8 @@ class StreamOptions:
         heartbeat_interval: seconds of cluster time between two heartbeats; 0: none.
         excluded_fields, masked_fields, renamed_fields: fields of documents that are left out, then
             masked, with the salt of hashes, and then renamed.
+        signal_collection, signal_folder: the channels of signals, a collection by database and
+            name, and a folder.
         batch_mode: what `spark.read` reads: "snapshot", "changes", or None.
         end: where a batch read of changes ends; None: at the present.
         tolerant: whether no event may fail the stream. One that is too large arrives in fragments,
@@ -137,7 +126,8 @@ class StreamOptions:
     heartbeat_interval: float = option("heartbeat.interval.ms", values.seconds, 0.0)
     snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
-    signals: SignalOptions = field(default_factory=SignalOptions)
+    signal_collection: tuple[str, str] | None = option("signalCollection", values.namespace, None)
+    signal_folder: str | None = option("signalFolder", values.some_text, None)
     excluded_fields: tuple[FieldEdit, ...] = option("field.exclude.list", excluded_fields, ())
     masked_fields: tuple[FieldEdit, ...] = option("field.masks", masked_fields, ())
     salt: bytes | None = option("field.masks.salt.file", values.salt_in_file, None, shown=False)
@@ -267,7 +257,7 @@ def _splits(stage: Mapping[str, Any]) -> bool:
 
 def _require_consistent_snapshot(options: StreamOptions) -> None:
     policy = options.snapshot.policy
-    if options.signals.are_read and not policy.streams:
+    if (options.signal_collection or options.signal_folder) and not policy.streams:
         raise OptionError(
             "options 'signalCollection' and 'signalFolder' are for streams: remove them with "
             "snapshotMode=initial_only"
@@ -308,7 +298,7 @@ def _require_repeatable(options: StreamOptions) -> None:
             )
 
 
-# Stages that copy no value to another place of an event.
+# Stages that copy no value within an event.
 _NO_COPIES = {"$match", "$redact", "$unset", SPLIT_STAGE}
 
 

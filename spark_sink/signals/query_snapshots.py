@@ -130,7 +130,7 @@ class QuerySnapshots:
                 once.
             lost: documents of other collections; each is requested once, too.
         """
-        new = {place: token for place, token in unread.items() if token > state.required}
+        new = {names: token for names, token in unread.items() if token > state.required}
         documents = [each for each in lost if each.token > state.required]
         if not new and not documents:
             return state
@@ -332,12 +332,12 @@ class SignalProcessor:
         self._snapshots = snapshots
         self.has_more = False
         """Whether more signals may wait than the last batch has received."""
-        given = options.signals
-        self._folder = None if given.folder is None else SignalFolder(given.folder)
+        folder, collection = options.signal_folder, options.signal_collection
+        self._folder = None if folder is None else SignalFolder(folder)
         self._collection = None
-        if given.collection is not None:
-            self._lost = _LOST.format(".".join(given.collection))
-            watch = partial(client.watch_inserts, *given.collection, max_await=_AWAIT)
+        if collection is not None:
+            self._lost = _LOST.format(".".join(collection))
+            watch = partial(client.watch_inserts, *collection, max_await=_AWAIT)
             self._collection = SignalCollection(watch, self._newest, options.retry_policy)
 
     def receive(self, state: SignalState, position: Position) -> SignalState:

@@ -1,7 +1,7 @@
 """The position of a snapshot, and the chunks that its tasks read.
 
 A snapshot goes through its collections in the order of their ids, and through each in the order of
-`_id`. So two places say what a batch reads, and Spark's offset holds these alone. The servers are
+`_id`. So two marks say what a batch reads, and Spark's offset holds these alone. The servers are
 asked for the bounds of the tasks when the batch is read: a batch that is repeated may be divided
 otherwise, but has the same documents.
 
@@ -90,7 +90,7 @@ class Chunk:
 
 
 @dataclass(frozen=True)
-class Place:
+class Mark:
     """Where a part of a snapshot begins: the id of a collection, and an `_id` as in Chunk."""
 
     AS_LIST: ClassVar = True
@@ -118,14 +118,14 @@ class SnapshotPlan:
 
     Args:
         snapshot_time: the cluster time from before all reads, where the stream continues.
-        start, end: the batch reads from one place up to the other; None is the end of everything.
+        start, end: the batch reads from one mark up to the other; None is the end of everything.
         progress: of the snapshot so far.
         ended: whether the batch that ends here is the last one, which reads no documents.
     """
 
     snapshot_time: Timestamp
-    start: Place = Place()
-    end: Place | None = Place()
+    start: Mark = Mark()
+    end: Mark | None = Mark()
     progress: Progress = Progress()
     ended: bool = False
 

@@ -29,7 +29,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.snapshot.plan import (
     Chunk,
     Collection,
-    Place,
+    Mark,
     Progress,
     SnapshotPlan,
     bound_text,
@@ -137,7 +137,7 @@ class SnapshotPlanner:
         """Return the collections of a snapshot in the order in which it reads them.
 
         `plan` is the snapshot's. A collection that got another UUID after its beginning, because it
-        was resharded, comes last: the snapshot may have passed its old place before a restart.
+        was resharded, comes last: the snapshot may have passed it before a restart.
         """
         if not self._listed:
             self._list()
@@ -171,13 +171,13 @@ class SnapshotPlanner:
         names = [each.id for each in self.collections(wanted, plan)]
         begin, end = plan.end, None
         if begin is None or not names or names[-1] < begin.collection:
-            return replace(plan, start=Place(), end=None, ended=True)
+            return replace(plan, start=Mark(), end=None, ended=True)
         passed = [name for name in self._samples if name < begin.collection]
         for name in passed:
             del self._samples[name]
         for piece in self._pieces(replace(plan, start=begin, end=None), wanted, by_key, fine=False):
             if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
-                end = Place(piece.chunk.collection.id, piece.chunk.lower)
+                end = Mark(piece.chunk.collection.id, piece.chunk.lower)
                 break
             weight += piece.weight
             rows += piece.rows

@@ -105,7 +105,7 @@ class Offset:
 
         Each has the token from which its table lacks documents of it.
         """
-        waiting = [place for request in self.signals.requests for place in request.lacked]
+        waiting = [names for each in self.signals.requests for names in each.lacked]
         return {**dict.fromkeys(waiting, self.signals.required), **self.gained_since}
 
     def require_scope(self, scope: Scope) -> None:

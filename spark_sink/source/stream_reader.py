@@ -6,6 +6,7 @@ Spark (docs/spark-rationale.md).
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
@@ -25,12 +26,12 @@ from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError, without_traceback
 from spark_sink.events.heartbeats import heartbeats, latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
+from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots, SignalProcessor
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.source.offsets import Offset
-from spark_sink.source.snapshot_decision import SnapshotDecision
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
@@ -45,6 +46,10 @@ _OUTLIVED = (
     "larger, and start again with onHistoryLost=snapshot: that reads the collections anew. Or set "
     "a job to the present with job seek: it reads them beside the stream, however long that takes"
 )
+
+
+# Seconds that one call waits for the end of the delay: Spark stops a query between two calls.
+_POLL_SECONDS = 0.5
 
 
 class _Planners:
@@ -62,9 +67,7 @@ class _Planners:
             self.collections = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
             self.snapshots = QuerySnapshots(self.collections, options.snapshot.accepts, refusal)
-            self.signals = None
-            if options.signals.are_read:
-                self.signals = SignalProcessor(client, options, self.snapshots)
+            self.signals = SignalProcessor(client, options, self.snapshots)
         except BaseException:
             client.close()
             raise
@@ -85,8 +88,7 @@ class _Planners:
     def close(self) -> None:
         """Kill the cursors and close the connections."""
         self.batches.close()
-        if self.signals is not None:
-            self.signals.close()
+        self.signals.close()
         self.inbox.close()
         self.client.close()
 
@@ -105,14 +107,16 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """What the query was started with."""
         self._loaded = loaded
         self._connected: _Planners | None = None
-        self._decision: SnapshotDecision | None = None
+        self._policy: SnapshotPolicy | None = None  # of this start
+        self._is_due = False  # a snapshot, at any position,
+        self._earliest = 0.0  # but not before
         self._ends_at_present = False
         self._is_at_end = False  # later signals wait for the next start
         self._has_read_snapshot = False  # since this start,
         self._has_told_skipped = False  # or told that it reads none
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connected": None, "_decision": None}
+        return {**self.__dict__, "_connected": None, "_policy": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return where a query without a checkpoint begins.
@@ -151,38 +155,40 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Return the end of the batch after `start`; None while there is nothing."""
         signals, planning = self._kept(start.signals), self._planners
         position, is_in_snapshot = start.position, signals.initial is not None
-        if self._decision is None:
-            self._decision = SnapshotDecision(self.options.snapshot, position, is_in_snapshot)
-        decision = self._decision
+        policy = self._policy
+        if policy is None:
+            asked = QueryStart(time_of(position), is_in_snapshot)
+            self._policy = policy = self.options.snapshot.policy_for(asked)
+            self._is_due = policy.at_every_start and not is_in_snapshot
+            self._earliest = time.monotonic() + self.options.snapshot.delay
         if is_in_snapshot:
             self._has_read_snapshot = True
             return self._moved(start, PlannedBatch(position, position, 0), signals)
-        if decision.is_due(position):
-            return self._begin_snapshot(start, decision, signals)
-        if not decision.policy.streams:
+        if policy.at_first if isinstance(position, FromNow) else self._is_due:
+            return self._begin_snapshot(start, signals)
+        if not policy.streams:
             return None
-        processor = planning.signals
         try:
             signals = planning.snapshots.require(signals, *self.unread(start))
             if start.scope != self.options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
-            if processor is not None and not self._is_at_end:
-                signals = processor.receive(signals, position)
+            if not self._is_at_end:
+                signals = planning.signals.receive(signals, position)
             if signals.blocks_stream:
                 planning.batches.close()
                 batch = PlannedBatch(position, position, 0)
             else:
                 advances = signals.asks_present
                 batch = planning.batches.next_batch(position, max_events, advances=advances)
-                more = processor is not None and processor.has_more
-                self._is_at_end = self._ends_at_present and batch.end == batch.start and not more
+                is_empty = batch.end == batch.start and not planning.signals.has_more
+                self._is_at_end = self._ends_at_present and is_empty
         except HistoryLostError:
             ended = start.signals.ended
             if ended is not None and ended.initial and self._has_read_snapshot:
                 raise HistoryLostError(_OUTLIVED) from None
-            if not decision.policy.if_history_is_lost:
+            if not policy.if_history_is_lost:
                 raise
-            return self._begin_snapshot(start, decision, replace(signals, position=None))
+            return self._begin_snapshot(start, replace(signals, position=None))
         return self._moved(start, batch, signals)
 
     def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
@@ -204,7 +210,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def _kept(self, signals: SignalState) -> SignalState:
         """Return the state without the batch's part, and without a position that is not used."""
-        if self.options.signals.collection is None:  # one that is added later is read from then on
+        if self.options.signal_collection is None:  # one that is added later is read from then on
             signals = replace(signals, position=None)
         return signals.without_batch()
 
@@ -250,7 +256,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        if self._connected is not None and self._connected.signals is not None:
+        if self._connected is not None:
             with without_traceback():
                 self._connected.signals.committed(Offset.read(end).signals)
 
@@ -308,12 +314,15 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             self._connected.close()
         self._connected = None
 
-    def _begin_snapshot(
-        self, start: Offset, decision: SnapshotDecision, signals: SignalState
-    ) -> Offset | None:
+    def _begin_snapshot(self, start: Offset, signals: SignalState) -> Offset | None:
         """Return the offset with which a snapshot begins; None until its delay is over."""
-        if not decision.wait_for_delay(block=self._ends_at_present):
-            return None
+        remaining = self._earliest - time.monotonic()
+        if remaining > 0:
+            most = remaining if self._ends_at_present else _POLL_SECONDS
+            time.sleep(min(remaining, most))
+            if remaining > most:
+                return None
+        self._is_due = False
         planning = self._planners
         planning.batches.close()
 

@@ -46,7 +46,7 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
 
 def _warnings(options: StreamOptions) -> Iterator[str]:
     """Return the warnings, each on a line. Raises PyMongoError."""
-    scope, signals = options.scope, options.signals.collection
+    scope, signals = options.scope, options.signal_collection
     with closing(RouterClient(options)) as client:
         every = [
             each for each in client.mongo.list_database_names() if each not in SYSTEM_DATABASES
@@ -77,9 +77,9 @@ def _warnings(options: StreamOptions) -> Iterator[str]:
     if unmatched := [*_unmatched(options, names, every, inside)]:
         yield f"nothing matches {', '.join(unmatched)}: correct the option, or create it"
     left_out = sorted(
-        f"{_NO_COLLECTIONS[kinds[place]]} {'.'.join(place)}"
-        for place in inside
-        if kinds[place] in _NO_COLLECTIONS
+        f"{_NO_COLLECTIONS[kinds[each]]} {'.'.join(each)}"
+        for each in inside
+        if kinds[each] in _NO_COLLECTIONS
     )
     if left_out:
         yield f"{', '.join(left_out)}: left out, because MongoDB has no change stream of it"
@@ -120,5 +120,5 @@ def _unmatched(
         ("field.renames", options.renamed_fields),
     ):
         for edit in edits:
-            if not any(edit.concerns(*place) for place in inside):
+            if not any(edit.concerns(*each) for each in inside):
                 yield f"{edit.database}.{edit.collection} of {option}"

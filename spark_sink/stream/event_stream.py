@@ -110,15 +110,6 @@ class EventStream:
         token = None if self._stream is None else self._stream.resume_token
         return self._reached if token is None else Token(dict(token))
 
-    def open(self) -> None:
-        """Open the cursor now, so that `position` is known. Raises StreamError."""
-
-        def opened() -> None:
-            self._stream = self._watch(self._reached or self._start)
-
-        while self._stream is None:
-            self._attempt(opened)
-
     def next(self) -> RawBSONDocument | None:
         """Return the next event, or None if the server had none within its await time.
 
@@ -178,36 +169,30 @@ class EventStream:
     def _reply(self) -> list[RawBSONDocument]:
         """Return the events of the next reply; none if the server had none."""
         while True:
-            self.open()
-            stream = self._stream
-            assert stream is not None
             events: list[RawBSONDocument] = []
-            if not self._attempt(lambda: stream.try_reply(events, self.max_await)):  # noqa: B023
-                continue
-            if events or stream.alive:
+            alive = self._retries.run(lambda: self._asked(events), self._failed)  # noqa: B023
+            if events or alive:
                 if self._is_failing:
                     self._is_failing = False
                     self._retries.reset()
                     self._recovered_at = self._clock()
                 return events
             self.close()
-            self._retry_later(StreamError("the server closes the stream repeatedly"))
+            self._is_failing = True
+            self._retries.wait(StreamError("the server closes the stream repeatedly"))
 
-    def _attempt(self, call: Callable[[], None]) -> bool:
-        """Return whether the call succeeded; sleep after a transient failure."""
-        try:
-            call()
-        except PyMongoError as error:
-            self.close()
-            if not is_transient(error):
-                raise stream_refused(error) from None
-            self._retry_later(error)
-            return False
-        return True
+    def _asked(self, events: list[RawBSONDocument]) -> bool:
+        """Append the events of one reply; return whether the server may still return events."""
+        if self._stream is None:
+            self._stream = self._watch(self._reached or self._start)
+        self._stream.try_reply(events, self.max_await)
+        return self._stream.alive
 
-    def _retry_later(self, error: Exception) -> None:
+    def _failed(self, error: PyMongoError) -> None:
+        self.close()
         self._is_failing = True
-        self._retries.wait(error)
+        if not is_transient(error):
+            raise stream_refused(error) from None
 
 
 def read_runs(

@@ -99,8 +99,10 @@ class RouterClient:
 
         Raises PyMongoError.
         """
-        batch_size = _MERGED_BATCH if shard is None else 0
-        return self._watch(position, self._stages(), shard, batch_size, _READING_AWAIT)
+        one: dict[str, Any] = {"batchSize": _MERGED_BATCH}
+        if shard is not None:
+            one = {_ONE_SHARD: {"shard": shard}}
+        return self._watch(position, self._stages(), _READING_AWAIT, **one)
 
     def watch_tokens(self, position: Position, *, max_await: float) -> StreamCursor:
         """Return the merged stream with the events' tokens alone, so that planning costs little.
@@ -114,7 +116,7 @@ class RouterClient:
             wanted = _TRANSACTIONS if self._options.keeps_transactions else ()
             stages.append({"$project": dict.fromkeys(("_id", *wanted), 1)})
         # An empty first batch always has a token (docs/protocol.md#cursor-replies).
-        return self._watch(position, stages, None, _TOKEN_BATCH, max_await)
+        return self._watch(position, stages, max_await, batchSize=_TOKEN_BATCH)
 
     def watch_inserts(
         self, database: str, collection: str, position: Position, *, max_await: float
@@ -124,8 +126,7 @@ class RouterClient:
         `max_await` is in seconds. Raises PyMongoError.
         """
         stages = [{"$match": {"operationType": {"$in": ["insert", "invalidate"]}}}]
-        target = self._client[database][collection]
-        return self._aggregate(target, _start(position), stages, {}, max_await)
+        return self._opened(self._client[database][collection], _start(position), stages, max_await)
 
     def present(self) -> Timestamp:
         """Return a time at or after all finished writes. Raises PyMongoError, StreamError."""
@@ -250,35 +251,25 @@ class RouterClient:
         self._client.close()
 
     def _watch(
-        self,
-        position: Position,
-        stages: list[Any],
-        shard: str | None,
-        batch_size: int,
-        max_await: float,
+        self, position: Position, stages: list[Any], max_await: float, **further: Any
     ) -> StreamCursor:
-        options = self._options
+        options, scope = self._options, self._options.scope
         wanted = {
             "fullDocument": options.full_document,
             "fullDocumentBeforeChange": options.full_document_before_change,
             "showExpandedEvents": options.show_expanded_events or None,
             "showRawUpdateDescription": options.reads_raw_updates or None,
-            "allChangesForCluster": options.scope.database is None or None,
+            "allChangesForCluster": scope.database is None or None,
             **_start(position),
         }
         change_stream = {name: value for name, value in wanted.items() if value is not None}
-        further: dict[str, Any] = {} if shard is None else {_ONE_SHARD: {"shard": shard}}
-        if batch_size:
-            further["batchSize"] = batch_size
-        return self._aggregate(self._target(), change_stream, stages, further, max_await)
+        target: Any = self._client[scope.database or "admin"]
+        if len(scope.collections) == 1:
+            target = target[scope.collections[0]]
+        return self._opened(target, change_stream, stages, max_await, **further)
 
-    def _aggregate(
-        self,
-        target: Any,
-        change_stream: dict[str, Any],
-        stages: list[Any],
-        further: dict[str, Any],
-        max_await: float,
+    def _opened(
+        self, target: Any, change_stream: Any, stages: list[Any], max_await: float, **further: Any
     ) -> StreamCursor:
         cursor = target.aggregate(
             [{"$changeStream": change_stream}, *stages],
@@ -291,13 +282,6 @@ class RouterClient:
     def _stages(self) -> list[Any]:
         options = self._options
         return [*options.scope.stages, *options.skipping, *options.pipeline]
-
-    def _target(self) -> Any:
-        scope = self._options.scope
-        if scope.database is None:
-            return self._client.admin
-        database = self._client[scope.database]
-        return database[scope.collections[0]] if len(scope.collections) == 1 else database
 
 
 def mongo_client(uri: str, selection_timeout: float, **options: Any) -> MongoClient[Any]:

@@ -14,7 +14,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import AtTime, to_offset
-from spark_sink.options.stream_options import SignalOptions, parse_options
+from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import history_lost
@@ -154,7 +154,7 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
     assert capsys.readouterr().err == ""
 
     # Without the collection, its position is not kept.
-    with_signals, query.options = query.options, replace(query.options, signals=SignalOptions())
+    with_signals, query.options = query.options, replace(query.options, signal_collection=None)
     query.kill()
     shop.insert(1)
     assert "position" not in query.batch()["signals"]

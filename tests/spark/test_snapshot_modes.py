@@ -10,9 +10,11 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
+from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json, to_json
-from spark_sink.events.positions import AtTime, FromNow
+from spark_sink.events.positions import AtTime, FromNow, Position
+from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import (
     POLICIES,
     QueryStart,
@@ -23,7 +25,8 @@ from spark_sink.options.snapshot_options import (
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.source.snapshot_decision import SnapshotDecision
+from spark_sink.source.offsets import Offset
+from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import snapshot_tasks
 from spark_sink.tables.prepare import ddl_event_of
 from tests.spark import snapshot_choices
@@ -136,52 +139,74 @@ def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
         custom_mode(name)
 
 
+IN_SNAPSHOT = SignalState(
+    requests=(SnapshotRequest.of_mode(POSITION.time, SnapshotPlan(POSITION.time)),)
+)
+
+
+def started(position: Position, *, is_in_snapshot: bool = False, **options: str) -> Any:
+    """Return a reader whose query has started at a position, and what plans its next batch."""
+    state = IN_SNAPSHOT if is_in_snapshot else SignalState()
+    reader, planners = MergerouterStreamReader(parse_options({"uri": URI, **options}), 0.0), Mock()
+    planners.client.with_retries = lambda call: call()
+    planners.snapshots.begin.return_value = IN_SNAPSHOT
+    planners.snapshots.require = lambda signals, *_: signals
+    planners.signals.receive = lambda signals, _: signals
+    planners.advanced = lambda signals, _: signals
+    planners.batches.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
+    reader._connected = planners
+    return reader, lambda: reader._latest(Offset(position, Scope(), signals=state), None)
+
+
 @pytest.mark.parametrize(
     ("mode", "is_in_snapshot", "first", "later"),
     [
         ("no_data", False, False, False),
         ("initial", False, True, False),
         ("always", False, True, True),
-        ("always", True, True, False),
+        ("always", True, False, False),
     ],
 )
-def test_a_start_decides_when_a_snapshot_is_due(
+def test_a_start_decides_when_a_snapshot_begins(
     mode: str, is_in_snapshot: bool, first: bool, later: bool
 ) -> None:
-    decision = SnapshotDecision(SnapshotOptions(POLICIES[mode]), POSITION, is_in_snapshot)
-    assert (decision.is_due(FromNow()), decision.is_due(POSITION)) == (first, later)
-    assert decision.wait_for_delay(block=False)
-    assert not decision.is_due(POSITION)  # one at each start
+    for position, begins in ((FromNow(), first), (POSITION, later)):
+        reader, latest = started(position, is_in_snapshot=is_in_snapshot, snapshotMode=mode)
+        latest()
+        assert reader._connected.snapshots.begin.called == begins
+    latest()
+    assert reader._connected.snapshots.begin.call_count == later  # one at each start
 
 
 def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
     snapshot_choices.asked.clear()
-    options = parsed(
-        snapshot_mode="custom", snapshot_mode_custom_name=f"{CUSTOM}:only_after_a_checkpoint"
-    )
-    assert options.policy.at_first
-    assert SnapshotDecision(options, FromNow(), is_in_snapshot=False).policy == POLICIES["no_data"]
-    assert SnapshotDecision(options, POSITION, is_in_snapshot=True).policy == POLICIES["always"]
+    name = f"{CUSTOM}:only_after_a_checkpoint"
+    options = {"snapshot.mode": "custom", "snapshot.mode.custom.name": name}
+    for position, chosen in ((FromNow(), "no_data"), (POSITION, "always")):
+        is_in_snapshot = position == POSITION
+        reader, latest = started(position, is_in_snapshot=is_in_snapshot, **options)
+        latest()
+        assert reader._policy == POLICIES[chosen]
     assert snapshot_choices.asked == [
         QueryStart(None, snapshot_in_progress=False),
         QueryStart(Timestamp(100, 1), snapshot_in_progress=True),
     ]
 
 
-def test_a_snapshot_waits_for_the_end_of_its_delay() -> None:
+@pytest.mark.parametrize(("to_the_present", "calls"), [(False, 3), (True, 1)])
+def test_a_snapshot_waits_for_the_end_of_its_delay(
+    monkeypatch: pytest.MonkeyPatch, to_the_present: bool, calls: int
+) -> None:
     now = [0.0]
-
-    def sleep(seconds: float) -> None:
-        assert seconds > 0
-        now[0] += seconds
-
-    options = parsed(snapshot_mode="always", snapshot_delay_ms="1300")
-    decision = SnapshotDecision(options, POSITION, False, clock=lambda: now[0], sleep=sleep)
-    assert [decision.wait_for_delay(block=False) for _ in range(3)] == [False, False, True]
-    assert now[0] == 1.3
-    decision = SnapshotDecision(options, POSITION, False, clock=lambda: now[0], sleep=sleep)
-    assert decision.wait_for_delay(block=True)
-    assert now[0] == 2.6
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
+    delay = {"snapshot.delay.ms": "1300"}
+    reader, latest = started(POSITION, snapshotMode="always", **delay)
+    reader._ends_at_present = to_the_present
+    found = [latest() is not None for _ in range(calls)]
+    monkeypatch.undo()
+    assert found == [False] * (calls - 1) + [True]
+    assert now == [1.3]
 
 
 def given(shop: Shop, **more: object) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import json
 import pickle
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -51,7 +52,7 @@ def planner(
     **limits: Any,
 ) -> BatchPlanner:
     shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
-    client = Mock(
+    client: Any = SimpleNamespace(
         watch_tokens=lambda position, max_await: history.watch(position),
         clocks=lambda: Clocks(history.now, time.time()),
         present=lambda: history.now,

@@ -22,7 +22,7 @@ from spark_sink.jobs.progress import (
 )
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.signals.state import SignalState, SnapshotRequest
-from spark_sink.snapshot.plan import Place, Progress, SnapshotPlan
+from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
 
 ROOT = Path(__file__).parents[4]
 THROUGH = 1_795_163_230
@@ -194,7 +194,7 @@ def test_a_terminal_shows_a_snapshot_as_a_bar(monkeypatch: pytest.MonkeyPatch) -
     report = ProgressReport((metrics,), clock=lambda: THROUGH)
     ratio = "mergerouter_job_snapshot_ratio"
     for number, share in enumerate((0.0, 0.5)):
-        plan = SnapshotPlan(TIME, end=Place("items"), progress=Progress(2, 1, share=share))
+        plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=share))
         running = SignalState(requests=(SnapshotRequest.of_mode(TIME, plan),))
         query.recentProgress.append(progress(number, signals=to_document(running)))
         report(query)  # type: ignore[arg-type]

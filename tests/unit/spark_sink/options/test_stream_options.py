@@ -127,11 +127,11 @@ def test_signals_come_from_a_collection_and_a_folder():
     options = parse_options(
         {"uri": URI, "signal.data.collection": "ops.a.b", "signalFolder": "x", "startAfter": TOKEN}
     )
-    assert options.signals.collection == ("ops", "a.b")
-    assert options.signals.folder == "x"
+    assert options.signal_collection == ("ops", "a.b")
+    assert options.signal_folder == "x"
     named = parse_options({"uri": URI, "incremental.snapshot.chunk.size": "1024"})
     assert named.snapshot.chunk_rows == 1024
-    assert not named.signals.are_read
+    assert named.signal_collection is None
 
 
 SPLIT: dict[str, Any] = {"$changeStreamSplitLargeEvent": {}}

@@ -23,7 +23,7 @@ from pymongo.errors import OperationFailure
 from spark_sink.options.scope import Scope
 from spark_sink.signals.query_snapshots import QuerySnapshots
 from spark_sink.signals.state import SignalState, SnapshotRequest
-from spark_sink.snapshot.plan import Chunk, Place, SnapshotPlan, bound_text, value_of
+from spark_sink.snapshot.plan import Chunk, Mark, SnapshotPlan, bound_text, value_of
 from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner, _bound, _kind
 from spark_sink.source.offsets import Offset
 
@@ -182,7 +182,7 @@ def test_a_rest_without_a_sample_is_read() -> None:
     servers = Servers({"c": Stub(_MILLION)})
     planner = SnapshotPlanner(servers, Scope("d"), 4)  # type: ignore[arg-type]
     [collection] = planner.collections()
-    rest = Place(collection.id, bound_text(_MILLION - 1))
+    rest = Mark(collection.id, bound_text(_MILLION - 1))
     plan = planner.next_batch(SnapshotPlan(MARK, end=rest))
     assert planner.tasks(plan) == [[Chunk(collection, rest.key)]]
     assert not plan.ended
