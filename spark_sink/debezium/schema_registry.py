@@ -7,6 +7,7 @@ registry has it.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -19,7 +20,8 @@ from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolic
 
 _TYPE = "application/vnd.schemaregistry.v1+json"
 _SECONDS = 10.0
-"""How long a registry may be silent."""
+"""How long a registry may be silent, and how long its answer may take once it has begun."""
+_LONGEST_ANSWER = 1 << 20  # bytes
 _REMEDIES = {
     401: "the login is refused: check the user and the password in schema_registry_url",
     403: "not allowed: the user in schema_registry_url needs the right to write the subject",
@@ -102,18 +104,22 @@ def register_schema(
 def _register(address: Address, subject: str, schema: str) -> int:
     """Make one request. Raises HTTPError if another one may succeed, and StreamError."""
     url = f"{address.url}/subjects/{quote(subject, safe='')}/versions"
-    with urllib3.PoolManager(retries=False, timeout=_SECONDS) as pool:
-        response = pool.request(
+    with (
+        urllib3.PoolManager(retries=False, timeout=_SECONDS) as pool,
+        pool.request(
             "POST",
             url,
             json={"schema": schema},
             headers=address.headers,
             redirect=False,  # which would turn POST into GET
-        )
+            preload_content=False,
+        ) as response,
+    ):
+        text = _whole(response)
     if response.status >= _SERVER_ERRORS or response.status in _MAY_PASS:
         raise HTTPError(f"HTTP {response.status} {response.reason}")
     try:
-        found = json.loads(response.data)
+        found = json.loads(text)
     except ValueError:
         found = None
     answer = found if isinstance(found, dict) else {}
@@ -130,6 +136,17 @@ def _register(address: Address, subject: str, schema: str) -> int:
     if type(identifier) is not int or not 0 <= identifier <= _LARGEST_ID:
         raise StreamError(
             f"{_REMEDIES[404]}. {address.url} answers a request to register a schema without an id",
-            response.data[:100].decode(errors="replace"),
+            text[:100].decode(errors="replace"),
         )
     return identifier
+
+
+def _whole(response: urllib3.BaseHTTPResponse) -> bytes:
+    """Return an answer's content up to a bound. Raises HTTPError if it arrives too slowly."""
+    deadline = time.monotonic() + _SECONDS
+    content = b""
+    while len(content) < _LONGEST_ANSWER and (part := response.read1(_LONGEST_ANSWER)):
+        content += part
+        if time.monotonic() > deadline:
+            raise HTTPError("timed out within an answer")
+    return content

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import threading
 from collections.abc import Iterator
@@ -91,6 +92,27 @@ def test_a_silent_registry_is_left_after_a_bounded_time(registry, monkeypatch):
     registry.answering.clear()
     with pytest.raises(StreamError, match=r"gave up after 3 attempts.*timed out"):
         ask(registry)
+
+
+def test_an_answer_that_drips_in_is_left_after_a_bounded_time(monkeypatch):
+    monkeypatch.setattr(schema_registry, "_SECONDS", 0.1)
+
+    def drip() -> None:
+        client, _ = server.accept()
+        with client:
+            client.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+            with contextlib.suppress(OSError):
+                while True:
+                    client.sendall(b" ")
+                    ended.wait(0.02)
+
+    ended = threading.Event()
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        threading.Thread(target=drip, daemon=True).start()
+        url = f"http://127.0.0.1:{server.getsockname()[1]}"
+        with pytest.raises(StreamError, match=r"gave up after 1 attempt.*timed out within an"):
+            register_schema(addresses_in(url), "t-key", '"string"', RetryPolicy(attempts=1))
+    ended.set()
 
 
 def test_another_registry_is_asked_where_one_does_not_answer(registry):
