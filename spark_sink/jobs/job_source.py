@@ -92,7 +92,7 @@ class JobStreamReader(MergerouterStreamReader):
 
     def places(self) -> set[tuple[str, str]]:
         """Return the collections of which the current table had documents at the start."""
-        return set(self._tables.places)
+        return set(self._tables.namespaces)
 
     def small_batch(self, before: Offset, at: Offset) -> list[Task] | None:
         """Return what is read between two offsets if it is little, otherwise None.

@@ -182,8 +182,8 @@ class TablesJob:
         options, rows = _with_schema(options)
         self._rows = bronze_schema(rows)
         addresses = {name: self.folder.table(name) for name in (*self._tables, QUARANTINE)}
-        places = self._places(parse_options(options).scope)
-        tables = TaskTables(addresses, self.record.messages, self.epoch, places)
+        known = self._namespaces(parse_options(options).scope)
+        tables = TaskTables(addresses, self.record.messages, self.epoch, known)
         options[TABLES] = to_json(tables)
         reader = JobSource(dict(options)).streamReader(StructType())
         self._reader = cast("JobStreamReader", reader)  # an old Spark refuses the query itself
@@ -196,7 +196,7 @@ class TablesJob:
             writer = writer.trigger(processingTime=trigger)
         return writer.queryName(f"mergerouter {self.folder.address}").start()
 
-    def _places(self, scope: Scope) -> tuple[tuple[str, str], ...]:
+    def _namespaces(self, scope: Scope) -> tuple[tuple[str, str], ...]:
         """Return the collections in the current table; none if the last batch has this scope."""
         batches = self.folder.batches()
         at = batches[-1].end if batches else None

@@ -59,15 +59,15 @@ class TaskTables:
     """The addresses, by name, of the tables that tasks write or count for; QUARANTINE is one.
 
     Tasks write events that cannot be read to QUARANTINE, unless the current table does that. The
-    messages are made with `message_options`. `epoch` is that of the start of the job. `places` are
-    the collections, by database and name, of which the current table has documents, for a start
+    messages are made with `message_options`. `epoch` is that of the start of the job. `namespaces`
+    are the collections, by database and name, of which the current table has documents, for a start
     that changes the scope: Spark plans batches in a Python that may lack deltalake.
     """
 
     addresses: Mapping[str, str]
     message_options: Mapping[str, str] = field(default_factory=dict)
     epoch: int = 0
-    places: tuple[tuple[str, str], ...] = ()
+    namespaces: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass
