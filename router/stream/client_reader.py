@@ -372,7 +372,7 @@ class ClientReader:
         if not (self.is_moving or self._closed):
             self._leave(self.log_reader.view)
             self._streams.moving += 1
-            self._moving = self._streams.spawn(self._finish_move(), "move to another stream")
+            self._moving = self._streams.spawn(self._finish_move, "move to another stream")
             self._moving.add_done_callback(self._moved)
         return Batch([], 0, self.log_reader.high_water_mark, closed=False)
 

@@ -1,7 +1,7 @@
 """The open streams of a process: identical requests share one (docs/design.md#many-clients)."""
 
 import asyncio
-from collections.abc import Coroutine, Set
+from collections.abc import Callable, Coroutine, Set
 from dataclasses import replace
 from typing import Any, Final
 
@@ -194,7 +194,7 @@ class OpenStreams:
             streams.remove(opening)
         if key is not None and not streams:
             self._by_key.pop(key, None)
-        self.spawn(opening.close(), "close remotes")
+        self.spawn(opening.close, "close remotes")
 
     def stream_to_join(self, key: bytes) -> RunningStream | None:
         """Return the stream of this identity that readers join once they have caught up."""
@@ -242,9 +242,9 @@ class OpenStreams:
         share = self._limits.replies_bytes // max(1, self.policy.clients)
         return min(self._limits.reply_bytes, max(_LEAST_REPLY, share))
 
-    def spawn(self, work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task for which ``close`` waits."""
-        task = self._loop.create_task(work, name=name)
+        task = self._loop.create_task(work(), name=name)
         task.add_done_callback(self._tasks.discard)
         self._tasks.add(task)
         return task
