@@ -23,73 +23,43 @@ from tests.harness.until import PATIENCE, wait_for
 
 LAST = -1
 REGIONS = "az"
-DRAIN = {"mongosShutdownTimeoutMillisForSignaledShutdown": 500}
+Routers = dict[int, RouterProcess]
+"""Two routers by their ports, which stay the same."""
 
 
-class Pair:
-    """Two routers on fixed ports, by port."""
-
-    def __init__(self, cluster: TestCluster) -> None:
-        self._cluster = cluster
-        self.routers: dict[int, RouterProcess] = {}
-        for port in (free_port(), free_port()):
-            self.start(port)
-
-    @property
-    def uri(self) -> str:
-        hosts = ",".join(f"127.0.0.1:{port}" for port in self.routers)
-        # Before pymongo resumes, it tries for that long to kill the cursor on the ended server.
-        return f"mongodb://{hosts}/?heartbeatFrequencyMS=500&serverSelectionTimeoutMS=3000"
-
-    def start(self, port: int) -> None:
-        cluster = self._cluster
-        self.routers[port] = start_router(
-            cluster.configdb, cluster.mongos_uri, port=port, set_parameter=DRAIN
-        )
-
-    def end(self, port: int, how: signal.Signals) -> None:
-        process = self.routers[port].process
-        os.kill(process.pid, how)
-        process.wait(PATIENCE)
-
-    def stop(self) -> None:
-        for router in self.routers.values():
-            router.stop()
+def started(cluster: TestCluster, port: int) -> RouterProcess:
+    drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 500}
+    return start_router(cluster.configdb, cluster.mongos_uri, port=port, set_parameter=drain)
 
 
 @pytest.fixture(scope="module")
-def sharded(cluster: TestCluster) -> TestCluster:
+def pair(cluster: TestCluster) -> Iterator[Routers]:
     with Client(cluster.mongos_uri) as client:
         client.admin.command("enableSharding", "pair", primaryShard="shard0")
         client.admin.command("shardCollection", "pair.c", key={"region": 1})
         client.admin.command("split", "pair.c", middle={"region": "m"})
         client.admin.command("moveChunk", "pair.c", find={"region": "m"}, to="shard1")
-    return cluster
-
-
-@pytest.fixture(scope="module")
-def pair(sharded: TestCluster) -> Iterator[Pair]:
-    both = Pair(sharded)
+    routers = {port: started(cluster, port) for port in (free_port(), free_port())}
     try:
-        yield both
+        yield routers
     finally:
-        both.stop()
+        for router in routers.values():
+            router.stop()
 
 
 @pytest.fixture
-def client(pair: Pair) -> Iterator[Client]:
-    with Client(pair.uri) as connected:
+def client(pair: Routers) -> Iterator[Client]:
+    hosts = ",".join(f"127.0.0.1:{port}" for port in pair)
+    # Before pymongo resumes, it tries for that long to kill the cursor on the ended server.
+    options = "heartbeatFrequencyMS=500&serverSelectionTimeoutMS=3000"
+    with Client(f"mongodb://{hosts}/?{options}") as connected:
         wait_for(lambda: len(connected.nodes) == 2, "both routers")
         yield connected
 
 
-def insert(collection: Any, numbers: range) -> None:
-    for number in numbers:
-        collection.insert_one({"_id": number, "region": REGIONS[number % 2]})
-
-
-def test_restarts_of_one_router_after_the_other_lose_nothing(pair: Pair, client: Client) -> None:
-    client.pair.c.delete_many({})
+def test_restarts_of_one_router_after_the_other_lose_nothing(
+    cluster: TestCluster, pair: Routers, client: Client
+) -> None:
     watches: list[Callable[[], ChangeStream[dict[str, Any]]]] = [
         client.watch,
         client.pair.watch,
@@ -113,7 +83,7 @@ def test_restarts_of_one_router_after_the_other_lose_nothing(pair: Pair, client:
     def write() -> int:
         number = 0
         while not stop.wait(0.005):
-            insert(client.pair.c, range(number, number + 1))
+            client.pair.c.insert_one({"_id": number, "region": REGIONS[number % 2]})
             number += 1
         client.pair.c.insert_one({"_id": LAST, "region": "a"})
         return number
@@ -123,9 +93,10 @@ def test_restarts_of_one_router_after_the_other_lose_nothing(pair: Pair, client:
         opened.wait(PATIENCE)
         writing: Future[int] = threads.submit(write)
         try:
-            for port, how in zip(list(pair.routers), (signal.SIGTERM, signal.SIGKILL), strict=True):
-                pair.end(port, how)
-                pair.start(port)
+            for port, how in zip(list(pair), (signal.SIGTERM, signal.SIGKILL), strict=True):
+                os.kill(pair[port].process.pid, how)
+                pair[port].process.wait(PATIENCE)
+                pair[port] = started(cluster, port)
         finally:
             stop.set()
         written = writing.result(PATIENCE)
@@ -139,11 +110,11 @@ def test_restarts_of_one_router_after_the_other_lose_nothing(pair: Pair, client:
         assert [event["_id"] for event in each] == [event["_id"] for event in whole]
 
 
-def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Pair) -> None:
+def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Routers) -> None:
     """The other router has no streams, and so does not know the snapshot's time."""
     given = {"database": "snapshots", "connect.max.attempts": "2"}
     planned, read = (
-        parse_options({"uri": f"mongodb://127.0.0.1:{port}/", **given}) for port in pair.routers
+        parse_options({"uri": f"mongodb://127.0.0.1:{port}/", **given}) for port in pair
     )
     with (
         closing(RouterClient(planned)) as one,

@@ -1,11 +1,8 @@
 """The start of the router's process."""
 
-import asyncio
-
 import pytest
 from structlog.testing import capture_logs
 
-from router import service
 from router.config.security import HIDDEN
 from router.config.settings import load_settings
 from router.process import run_until_signalled
@@ -19,8 +16,3 @@ async def test_the_options_are_logged_without_passwords(monkeypatch: pytest.Monk
     (line,) = (line for line in logged if line.get("id") == 21951)
     options = {"security": {"user": "router", "password": HIDDEN}, "net": {"port": 5}}
     assert line["options"] == options
-
-
-async def test_the_config_server_is_required() -> None:
-    with pytest.raises(ValueError, match=r"sharding\.configDB is not set"):
-        await service.serve_process(load_settings({}), [], asyncio.Event())
