@@ -22,7 +22,6 @@ from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
 
 LAST = -1
-REGIONS = "az"
 Routers = dict[int, RouterProcess]
 """Two routers by their ports, which stay the same."""
 
@@ -83,7 +82,7 @@ def test_restarts_of_one_router_after_the_other_lose_nothing(
     def write() -> int:
         number = 0
         while not stop.wait(0.005):
-            client.pair.c.insert_one({"_id": number, "region": REGIONS[number % 2]})
+            client.pair.c.insert_one({"_id": number, "region": "az"[number % 2]})
             number += 1
         client.pair.c.insert_one({"_id": LAST, "region": "a"})
         return number
@@ -113,9 +112,8 @@ def test_restarts_of_one_router_after_the_other_lose_nothing(
 def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Routers) -> None:
     """The other router has no streams, and so does not know the snapshot's time."""
     given = {"database": "snapshots", "connect.max.attempts": "2"}
-    planned, read = (
-        parse_options({"uri": f"mongodb://127.0.0.1:{port}/", **given}) for port in pair
-    )
+    uris = (f"mongodb://127.0.0.1:{port}/" for port in pair)
+    planned, read = (parse_options({"uri": uri, **given}) for uri in uris)
     with (
         closing(RouterClient(planned)) as one,
         closing(RouterClient(read)) as other,
