@@ -194,7 +194,7 @@ def test_a_wait_for_a_write_outside_of_the_scope_ends(
             assert reached > time_of_write
         elsewhere.ticks.insert_one({})
         found = CliRunner().invoke(job, ["wait", "--out", str(tmp_path), "--uri", shop.uri])
-        assert found.output == "all tables have all events up to then\n"
+        assert found.stdout == "all tables have all events up to then\n"
         [status] = started.status()
         assert status["namespaces"] == names
         assert {each.count for each in started.verify(spark).values()} == {0}
