@@ -21,7 +21,7 @@ from router.catalog.version import ClusterVersion, ServerIdentity
 from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.call import Node
 from router.commands.topology_version import TopologyVersion
-from router.config.parameters import stream_limits
+from router.config.parameters import settings_of_streams
 from router.config.security import Logins
 from router.config.settings import Settings
 from router.config.tracing import SpanExport
@@ -57,7 +57,7 @@ async def serve_process(
     rotate: asyncio.Event | None = None,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
-    limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
+    settings_of: Callable[[Mapping[str, Any]], StreamSettings] = settings_of_streams,
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
@@ -68,7 +68,7 @@ async def serve_process(
         rotate: the event that requests an exchange of the certificates; cleared here.
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
-        limits_of: returns the settings of streams for the server parameters.
+        settings_of: returns the settings of streams for the server parameters.
 
     Raises:
         ValueError: if neither a config server nor a replica set is set, or a file with a secret or
@@ -78,7 +78,9 @@ async def serve_process(
     admin = settings.net.admin
     token = admin.read_token()
     async with AsyncExitStack() as owned:
-        parts = assemble(settings, arguments, replica_set=replica_set, now=now, limits_of=limits_of)
+        parts = assemble(
+            settings, arguments, replica_set=replica_set, now=now, settings_of=settings_of
+        )
         node, listener, feed = await owned.enter_async_context(parts)
         attributes: dict[str, object] = {
             "port": await listener.listen(settings.net.hosts, settings.net.port)
@@ -141,7 +143,7 @@ async def assemble(
     *,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
-    limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
+    settings_of: Callable[[Mapping[str, Any]], StreamSettings] = settings_of_streams,
     share: Share | None = None,
 ) -> AsyncIterator[ServiceParts]:
     """Assemble a process's parts, none of them listening yet; end them after the block.
@@ -151,7 +153,7 @@ async def assemble(
         arguments: the command line, for getCmdLineOpts.
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
-        limits_of: returns the settings of streams for the server parameters.
+        settings_of: returns the settings of streams for the server parameters.
         share: the process's share of its router; None if it is the only process.
 
     Raises:
@@ -160,8 +162,8 @@ async def assemble(
     parameters = settings.parameters
     threshold = settings.replication.local_threshold
     share = share or Share()
-    limits = replace(limits_of(parameters), local_threshold=threshold)
-    limits = settings_of_process(limits, share.count)
+    of_streams = replace(settings_of(parameters), local_threshold=threshold)
+    of_streams = settings_of_process(of_streams, share.count)
     limits_of_clients = settings.client_limits
     logins = settings.security.logins()
     certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
@@ -170,7 +172,7 @@ async def assemble(
         if settings.tracing.endpoint is not None:
             exported = SpanExport(settings.tracing, share.number)
             owned.push_async_callback(exported.close)
-        cluster = _cluster(settings, limits, tls=tls, replica_set=replica_set, now=now)
+        cluster = _cluster(settings, of_streams, tls=tls, replica_set=replica_set, now=now)
         owned.push_async_callback(cluster.close)
         if certificates is not None and tls is not None:
             certificates.when_rotated(cluster.renew_monitors)
@@ -185,7 +187,7 @@ async def assemble(
             owned.push_async_callback(access.close)
         cursors = CursorRegistry(
             cluster,
-            limits,
+            of_streams,
             new_id=None if share.peers is None else share.peers.new_cursor_id,
             mongos=_lookups(upstream, logins, access),
             sent_time=None if access is None else access.times.newest_raw,
@@ -268,11 +270,11 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
             certificate is invalid.
         OSError: if such a file cannot be read.
     """
-    limits = stream_limits(settings.parameters)
-    limits = replace(limits, open_timeout=limits.connect_timeout)
+    of_streams = settings_of_streams(settings.parameters)
+    of_streams = replace(of_streams, open_timeout=of_streams.connect_timeout)
     net = settings.net.tls
     tls = TlsContexts(net.files()) if net.enabled and net.towards_cluster else None
-    cluster = _cluster(settings, limits, tls=tls)
+    cluster = _cluster(settings, of_streams, tls=tls)
     mongos = _mongos(settings, Share(), Access(settings.security.logins().upstream, tls))
     checks = ServerChecks(cluster, mongos)
     try:
@@ -284,7 +286,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
 
 def _cluster(
     settings: Settings,
-    limits: StreamSettings,
+    of_streams: StreamSettings,
     *,
     tls: TlsContexts | None = None,
     replica_set: ReplicaSetFactory | None = None,
@@ -304,7 +306,7 @@ def _cluster(
         )
     return Cluster(
         settings.seeds,
-        limits,
+        of_streams,
         sharded=settings.sharded,
         replica_set=replica_set,
         wall=lambda: now().timestamp(),

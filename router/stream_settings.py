@@ -353,19 +353,19 @@ _DIVIDED: Final = {
 """The whole numbers that a router's processes divide, and the least of each process."""
 
 
-def settings_of_process(limits: StreamSettings, count: int) -> StreamSettings:
+def settings_of_process(settings: StreamSettings, count: int) -> StreamSettings:
     """Return the settings of one of ``count`` processes, which together keep the router's bounds.
 
     Bounds of a single stream or remote do not change.
     """
     if count == 1:
-        return limits
+        return settings
 
-    parts = {name: max(least, getattr(limits, name) // count) for name, least in _DIVIDED.items()}
+    parts = {name: max(least, getattr(settings, name) // count) for name, least in _DIVIDED.items()}
     return replace(
-        limits,
+        settings,
         **parts,
-        noops_per_second=limits.noops_per_second / count,
-        noop_burst=max(1.0, limits.noop_burst / count),
-        noop_share=limits.noop_share / count,
+        noops_per_second=settings.noops_per_second / count,
+        noop_burst=max(1.0, settings.noop_burst / count),
+        noop_share=settings.noop_share / count,
     )

@@ -1,22 +1,19 @@
 """Writes the references of metrics, settings and commands: ``python -m tests.reference``."""
 
-import asyncio
 import re
 from collections.abc import Iterable
 from pathlib import Path
 from types import NoneType
 from typing import Any, get_args
 
-from prometheus_client import Metric
-from prometheus_client.parser import text_string_to_metric_families
 from pydantic.fields import FieldInfo
 
+from router.admin.metrics import ROWS, Row
 from router.admin.words import in_bytes
 from router.commands.table import COMMANDS
 from router.config.command_line import FLAGS, SETTINGS
 from router.config.parameters import PARAMETERS
 from router.parameter import Parameter
-from tests.harness.admin import admin_port, get, watched_facade
 
 DOCS = Path(__file__).parents[1] / "docs"
 METRICS = DOCS / "metrics.md"
@@ -31,13 +28,8 @@ since the start.
 
 | metric | type | labels | |
 |---|---|---|---|
+| `mergerouter_build_info` | gauge | mongodb_version, version | The router's version. |
 """
-_LABELS = {
-    "mergerouter_history_left_seconds": ("place", "shard"),
-    "mergerouter_client_requests": ("kind",),
-}
-"""Labels of metrics that have no samples without clients."""
-
 _SETTINGS_HEAD = """# Settings
 
 All settings of `mergerouter serve`, written by `python -m tests.reference`.
@@ -82,11 +74,9 @@ _UNITS = {
 _TYPES = {str: "text", Path: "file", int: "whole number", float: "number", bool: "true, false"}
 
 
-async def metrics_reference() -> str:
+def metrics_reference() -> str:
     """Return the page of all metrics."""
-    async with watched_facade() as made, admin_port(made) as port:
-        text = (await asyncio.to_thread(get, port, "/metrics")).text
-    return _METRICS_HEAD + _lines(map(_metric_row, text_string_to_metric_families(text)))
+    return _METRICS_HEAD + _lines(map(_metric_row, ROWS))
 
 
 def settings_reference() -> str:
@@ -111,11 +101,10 @@ def _lines(rows: Iterable[str]) -> str:
     return "".join(f"{row}\n" for row in rows)
 
 
-def _metric_row(family: Metric) -> str:
-    name = family.name + ("_total" if family.type == "counter" else "")
-    found = {label for sample in family.samples for label in sample.labels} - {"le"}
-    labels = ", ".join(sorted(found) or _LABELS.get(family.name, ()))
-    return f"| `{name}` | {family.type} | {labels} | {family.documentation} |"
+def _metric_row(row: Row) -> str:
+    kind = row.kind(row.name, row.text).type
+    name = f"mergerouter_{row.name}" + ("_total" if kind == "counter" else "")
+    return f"| `{name}` | {kind} | {', '.join(sorted(row.labels))} | {row.text} |"
 
 
 def _setting_row(name: str, field: FieldInfo) -> str:
@@ -172,6 +161,6 @@ def _values(kind: str, least: float | None, most: float | None) -> str:
 
 
 if __name__ == "__main__":
-    METRICS.write_text(asyncio.run(metrics_reference()))
+    METRICS.write_text(metrics_reference())
     SETTINGS_PAGE.write_text(settings_reference())
     COMMANDS_PAGE.write_text(commands_reference())

@@ -88,7 +88,7 @@ class Cluster:
     def __init__(
         self,
         seeds: str,
-        limits: StreamSettings | None = None,
+        settings: StreamSettings | None = None,
         *,
         sharded: bool = True,
         replica_set: ReplicaSetFactory | None = None,
@@ -100,11 +100,11 @@ class Cluster:
         self.catalog = CONFIG if sharded else name
         """The target that has the users and the keys of cluster times."""
         self.access = access
-        self._limits = limits or StreamSettings()
-        self.connect_timeout = self._limits.connect_timeout
+        self._settings = settings or StreamSettings()
+        self.connect_timeout = self._settings.connect_timeout
         """Seconds for one attempt to connect to a member."""
         self._factory: ReplicaSetFactory = replica_set or partial(
-            MotorReplicaSet, local_threshold=self._limits.local_threshold, access=access
+            MotorReplicaSet, local_threshold=self._settings.local_threshold, access=access
         )
         self.clock = ClusterClock(wall)
         self.wall = wall
@@ -113,7 +113,7 @@ class Cluster:
         self.versions_changed = asyncio.Event()
         self._wire_versions: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
-        self.pool = ConnectionPool(self._limits.pool, access=access)
+        self.pool = ConnectionPool(self._settings.pool, access=access)
         self.cursor_reaper = CursorReaper(self.pool.borrow)
         self._list = SharedAnswer(self._listed, "read the shard list")
         self._list_error: CommandError | None = None
@@ -128,7 +128,7 @@ class Cluster:
         if not self.sharded:
             return ShardList(self._hosts, None, Timestamp(0, 0))
         try:
-            async with asyncio.timeout(self._limits.open_timeout if timeout is None else timeout):
+            async with asyncio.timeout(self._settings.open_timeout if timeout is None else timeout):
                 return await self._list.get()
         except TimeoutError:
             config = self._sets[CONFIG]
@@ -136,8 +136,8 @@ class Cluster:
 
     async def _listed(self) -> ShardList:
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._limits.open_timeout
-        backoff = Backoff(self._limits.backoff_first, self._limits.backoff_max)
+        deadline = loop.time() + self._settings.open_timeout
+        backoff = Backoff(self._settings.backoff_first, self._settings.backoff_max)
         self._list_error = None
         while True:
             try:
@@ -171,7 +171,7 @@ class Cluster:
         labelled resumable if it is.
         """
         try:
-            most = self._limits.open_timeout if timeout is None else timeout
+            most = self._settings.open_timeout if timeout is None else timeout
             connection = await self.dialer(target, host).connect(most)
         except CommandError as error:
             raise _retriable(error) from error
@@ -325,7 +325,7 @@ class Cluster:
             }
             if self.clock.document is not None:
                 command["$clusterTime"] = self.clock.document
-            wait = min(timeout, self._limits.reply_timeout)
+            wait = min(timeout, self._settings.reply_timeout)
             reply = await connection.command("config", command, timeout=wait)
             self.clock.advance(reply.get("$clusterTime"))
             by = _time_of(reply)

@@ -107,11 +107,11 @@ def _add(targets: dict[str, dict[str, Any]], stream: Mapping[str, Any]) -> None:
     does not ask its shards for more.
     """
     for remote in stream["remotes"]:
-        sums = targets.setdefault(
-            remote["target"], {"watermark": None, "cursors": 0, "failing": 0, "held": Counter()}
-        )
+        none = {"watermark": None, "cursors": 0, "failing": 0, "bufferedBytes": 0}
+        sums = targets.setdefault(remote["target"], {**none, "held": Counter()})
         sums["cursors"] += 1
         sums["failing"] += "failingMillis" in remote
+        sums["bufferedBytes"] += remote["bufferedBytes"]
         if stream["waitedFor"] and remote["watermark"] is not None:
             sums["watermark"] = min(sums["watermark"] or remote["watermark"], remote["watermark"])
     if (slowest := stream["slowestShard"]) is not None:

@@ -74,7 +74,7 @@ def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"parameter {describe_problems(error, _Parameters)}") from error
 
 
-def stream_limits(values: Mapping[str, Any]) -> StreamSettings:
+def settings_of_streams(values: Mapping[str, Any]) -> StreamSettings:
     """Return the stream settings that the parsed parameters set."""
     return StreamSettings(**_set_by(OF_STREAMS, values))
 

@@ -15,7 +15,7 @@ from shard_client.replica_set.replica_set import ReadPreference
 
 
 async def explain_stream(
-    request: StreamRequest, verbosity: Any, cluster: Cluster, limits: StreamSettings
+    request: StreamRequest, verbosity: Any, cluster: Cluster, settings: StreamSettings
 ) -> dict[str, Any]:
     """Return the fields of explain's reply that describe the plan, in mongos's order.
 
@@ -30,14 +30,14 @@ async def explain_stream(
     if request.passthrough_to_shard is not None:
         shards = only_shard(shards, request.passthrough_to_shard)
     preference = ReadPreference.of(request.read_preference)
-    async with connected(cluster, shards, preference, limits.open_timeout) as connections:
+    async with connected(cluster, shards, preference, settings.open_timeout) as connections:
         start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
         database, command = shard_command(request, start_at)
         # The read concern has no effect on the plan.
         inner = {name: value for name, value in command.items() if name != "readConcern"}
         asked = {"explain": {**inner, "cursor": {}}, "verbosity": verbosity}
         replies = [
-            await connection.command(database, asked, timeout=limits.reply_timeout)
+            await connection.command(database, asked, timeout=settings.reply_timeout)
             for connection in connections.values()
         ]
         hosts = [":".join(map(str, each.address)) for each in connections.values()]

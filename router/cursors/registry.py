@@ -88,7 +88,7 @@ class CursorRegistry:
     def __init__(
         self,
         cluster: Cluster,
-        limits: StreamSettings | None = None,
+        settings: StreamSettings | None = None,
         *,
         new_id: Callable[[], int] | None = None,
         mongos: Lend | None = None,
@@ -96,19 +96,19 @@ class CursorRegistry:
     ) -> None:
         self._make_id = new_id or _random_id
         self._cluster = cluster
-        self._limits = limits or StreamSettings()
+        self._settings = settings or StreamSettings()
         self.loads = MemberLoads()
         """Counts of the commands sent to the cluster's members."""
-        self._noop_writer = NoOpWriter(cluster, self._limits, self.loads)
-        self.memory = Memory(self._limits.total_buffer_bytes, self._limits.user_buffer)
+        self._noop_writer = NoOpWriter(cluster, self._settings, self.loads)
+        self.memory = Memory(self._settings.total_buffer_bytes, self._settings.user_buffer)
         """The memory that the events of all streams take."""
-        self.admission = Admission(self._limits, self.memory)
+        self.admission = Admission(self._settings, self.memory)
         self._streams = OpenStreams(
-            cluster, self._noop_writer, self._limits, self.admission, self.memory
+            cluster, self._noop_writer, self._settings, self.admission, self.memory
         )
         self._reads: UpstreamReads | None = None
         if mongos is not None:
-            self._reads = UpstreamReads(mongos, cluster.clock, self._limits, sent_time=sent_time)
+            self._reads = UpstreamReads(mongos, cluster.clock, self._settings, sent_time=sent_time)
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[int, MergedCursor] = {}
         self._departed = DepartedClients()
@@ -173,7 +173,7 @@ class CursorRegistry:
 
     async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
         """Return the plan of ``request`` without opening a cursor. Raises CommandError."""
-        plan = await explain_stream(request, verbosity, self._cluster, self._limits)
+        plan = await explain_stream(request, verbosity, self._cluster, self._settings)
         lookup = LookupPlan.of(request)
         read = request if lookup is None else lookup.remote
         choices = self._streams.policy.explain(read, self._loop.time())
@@ -390,7 +390,7 @@ class CursorRegistry:
         self.admission.admit_lookup(quota, self._cluster.targets)
         return await CompletingReader.open(
             self._streams, quota, plan, self._reads, self.memory.of(quota.user),
-            enough=self._limits.reply_target_bytes,
+            enough=self._settings.reply_target_bytes,
             same_collection=self._cluster.token_version < 2,
         )  # fmt: skip
 
@@ -420,7 +420,7 @@ class CursorRegistry:
 
     def _schedule_reaping(self) -> None:
         if self._reaper is None and self._cursors and not self._closed:
-            shortest = min(self._limits.cursor_timeout, self._limits.session_timeout)
+            shortest = min(self._settings.cursor_timeout, self._settings.session_timeout)
             self._reaper = self._loop.call_later(max(0.1, min(5.0, shortest / 4)), self._reap)
 
     def _reap(self) -> None:
@@ -428,7 +428,7 @@ class CursorRegistry:
         now = self._loop.time()
         for cursor_id, cursor in list(self._cursors.items()):
             in_session = cursor.owner.lsid is not None
-            limit = self._limits.session_timeout if in_session else self._limits.cursor_timeout
+            limit = self._settings.session_timeout if in_session else self._settings.cursor_timeout
             if not cursor.busy and now - cursor.last_used > limit:
                 log.info("idle cursor timed out", cursor=cursor_id)
                 self._remove(cursor_id)

@@ -98,8 +98,8 @@ class Admission:
     cursors with document lookups, and has the limits of bytes.
     """
 
-    def __init__(self, limits: StreamSettings, memory: Memory) -> None:
-        self._limits = limits
+    def __init__(self, settings: StreamSettings, memory: Memory) -> None:
+        self._settings = settings
         self._memory = memory
         self._cursors = _Open()
         self._streams = _Open()
@@ -118,13 +118,13 @@ class Admission:
 
     def admit_cursor(self, quota: Quota, request_bytes: int = 0) -> Ticket:
         """Admit one more cursor of ``quota``, whose request is kept. Raises CommandError (365)."""
-        limits, count, (client, user) = self._limits, self._cursors.count, quota
-        self._check(count(), limits.max_cursors, "maxCursors", "cursors are open")
+        settings, count, (client, user) = self._settings, self._cursors.count, quota
+        self._check(count(), settings.max_cursors, "maxCursors", "cursors are open")
         if client is not None:
-            most, what = limits.max_cursors_per_client, f"cursors of {client} are open"
+            most, what = settings.max_cursors_per_client, f"cursors of {client} are open"
             self._check(count(client=client), most, "maxCursorsPerClient", what)
         if user is not None:
-            most, what = limits.max_cursors_per_user, f"cursors of the user {user} are open"
+            most, what = settings.max_cursors_per_user, f"cursors of the user {user} are open"
             self._check(count(user=user), most, "maxCursorsPerUser", what)
         size = _HELD_PER_BYTE * request_bytes
         if size < LEAST_BATCH:
@@ -193,17 +193,17 @@ class Admission:
 
         Behind them, their parameters, and what is counted.
         """
-        limits, count, (client, user) = self._limits, self._streams.count, quota
+        settings, count, (client, user) = self._settings, self._streams.count, quota
         different = "different change streams"
-        yield count(), limits.max_streams, "maxStreams", f"{different} are open"
+        yield count(), settings.max_streams, "maxStreams", f"{different} are open"
         if client is not None:
             by = f"{different} were opened by {client}"
-            yield count(client=client), limits.max_streams_per_client, "maxStreamsPerClient", by
+            yield count(client=client), settings.max_streams_per_client, "maxStreamsPerClient", by
         if user is not None:
             by = f"{different} were opened by the user {user}"
-            yield count(user=user), limits.max_streams_per_user, "maxStreamsPerUser", by
+            yield count(user=user), settings.max_streams_per_user, "maxStreamsPerUser", by
         what = f"{different} are open, each with a connection to every shard"
-        yield count(), limits.streams_by_connections, "ShardingTaskExecutorPoolMaxSize", what
+        yield count(), settings.streams_by_connections, "ShardingTaskExecutorPoolMaxSize", what
 
     def _budgets(self, quota: Quota) -> Iterator[tuple[Limiting, str | None, Memory]]:
         """Yield the budgets of memory that apply to ``quota``, each with its parameter and user."""
@@ -213,7 +213,7 @@ class Admission:
 
     def _too_many(self, holders: int, memory: Memory) -> bool:
         """Return whether the smallest batches of so many remotes and lookups exceed the limit."""
-        needed = NEEDS * min(LEAST_BATCH, self._limits.batch_target_bytes)
+        needed = NEEDS * min(LEAST_BATCH, self._settings.batch_target_bytes)
         return holders * needed > memory.limit
 
     def _check(self, count: int, most: int, parameter: Limiting, what: str) -> None:

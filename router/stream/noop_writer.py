@@ -95,9 +95,9 @@ class NoOpWriter:
     instead. ``loads`` counts the commands sent to each member.
     """
 
-    def __init__(self, cluster: Cluster, limits: StreamSettings, loads: MemberLoads) -> None:
+    def __init__(self, cluster: Cluster, settings: StreamSettings, loads: MemberLoads) -> None:
         self._cluster = cluster
-        self._limits = limits
+        self._settings = settings
         self.loads = loads
         self._targets: dict[str, NoOpTarget] = {}
         self._ended: set[asyncio.Task[None]] = set()
@@ -110,7 +110,7 @@ class NoOpWriter:
         target = self._targets.get(name)
         if target is None:
             self._forget_the_gone()
-            target = NoOpTarget(self._cluster, self._limits, self.loads, name)
+            target = NoOpTarget(self._cluster, self._settings, self.loads, name)
             self._targets[name] = target
         target.host = host
         return target
@@ -157,15 +157,15 @@ class NoOpTarget:
     def __init__(
         self,
         cluster: Cluster,
-        limits: StreamSettings,
+        settings: StreamSettings,
         loads: MemberLoads,
         name: str,
     ) -> None:
         self.host = ""
         self._takes = _TAKES
-        self.budget = TokenBucket(limits.noops_per_second, limits.noop_burst)
+        self.budget = TokenBucket(settings.noops_per_second, settings.noop_burst)
         self._cluster = cluster
-        self._limits = limits
+        self._settings = settings
         self._name = name
         self._load = loads.of(name)
         self._waiting: list[tuple[NoOpClient, int]] = []
@@ -189,7 +189,7 @@ class NoOpTarget:
 
     def write(self, client: NoOpClient, number: int) -> None:
         """Request a no-op write for the remote ``number`` of ``client``."""
-        if not self._limits.noops:
+        if not self._settings.noops:
             return
         self._waiting.append((client, number))
         if self._task is None:
@@ -287,7 +287,7 @@ class NoOpTarget:
 
     async def _ask(self, past: Timestamp) -> None:
         connection = self._connection or await self._connect()
-        timeout, clock = self._limits.connect_timeout, self._cluster.clock
+        timeout, clock = self._settings.connect_timeout, self._cluster.clock
         if self._by_noop:
             self._load.noop_commands += 1
             reply = await connection.command_raw(_command(past, clock.raw), timeout=timeout)
@@ -309,7 +309,7 @@ class NoOpTarget:
     async def _connect(self) -> Connection:
         known = self._cluster.replica_set(self._name) is not None
         dialer = self._cluster.dialer(self._name, None if known else self.host)
-        connection = await dialer.connect(self._limits.connect_timeout)
+        connection = await dialer.connect(self._settings.connect_timeout)
         self._connection, self._followed = connection, self._cluster.replica_set(self._name)
         self._oplog_asked = False
         return connection
@@ -336,7 +336,7 @@ class NoOpTarget:
         self._oplog_asked = True
         try:
             answer = await self._connection.command(
-                "local", {"collStats": "oplog.rs"}, timeout=self._limits.connect_timeout
+                "local", {"collStats": "oplog.rs"}, timeout=self._settings.connect_timeout
             )
         except CommandError as error:
             log.info("cannot read the size of the oplog", target=self._name, error=str(error))
@@ -345,7 +345,7 @@ class NoOpTarget:
         else:
             size = answer.get("maxSize")
             if isinstance(size, int | float) and size > 0:
-                most = size / (LEAST_SECONDS * NOOP_BYTES) * self._limits.noop_share
+                most = size / (LEAST_SECONDS * NOOP_BYTES) * self._settings.noop_share
                 self.budget.limit(asyncio.get_running_loop().time(), most)
 
     def _drop_connection(self) -> None:

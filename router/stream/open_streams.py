@@ -38,12 +38,12 @@ class OpenStreams:
         self,
         cluster: Cluster,
         noop_writer: NoOpWriter,
-        limits: StreamSettings,
+        settings: StreamSettings,
         admission: Admission,
         memory: Memory,
     ) -> None:
         self.cluster = cluster
-        self.policy = SharingPolicy(limits, cluster)
+        self.policy = SharingPolicy(settings, cluster)
         self.moving = 0
         """Readers that are moving to another stream."""
         self.moves_to_shared = 0
@@ -52,10 +52,10 @@ class OpenStreams:
         """Readers that have moved back to their own stream."""
         self._admission = admission
         self._noop_writer = noop_writer
-        self._limits = limits
+        self._settings = settings
         self._memory = memory
         self._loop = asyncio.get_running_loop()
-        self.cluster_time = ClusterTimeFetcher(cluster, limits)
+        self.cluster_time = ClusterTimeFetcher(cluster, settings)
         self._by_key: dict[bytes, list[StreamOpening]] = {}
         """The streams by their identity; readers that have caught up join the first one."""
         self._keys: dict[StreamOpening, bytes | None] = {}
@@ -76,7 +76,7 @@ class OpenStreams:
         ``needed`` are the shard spans to read, including those of shards that have left.
         Remotes that are opened for it are charged to ``quota``. Raises CommandError.
         """
-        key = request.sharing_key if self._limits.share else None
+        key = request.sharing_key if self._settings.share else None
         while True:
             streams = [] if key is None else self._by_key.get(key, [])
             locating = next((stream for stream in streams if stream.is_locating), None)
@@ -168,7 +168,7 @@ class OpenStreams:
         streams = [] if key is None else self._by_key.setdefault(key, [])
         is_joined = streams and not self._is_late(streams[0], start_at)
         opening = StreamOpening(
-            request, self.cluster, self.cluster_time, self._noop_writer, self._limits,
+            request, self.cluster, self.cluster_time, self._noop_writer, self._settings,
             self._memory.of(quota.user), ticket, self._gone, needed,
         )  # fmt: skip
         self._keys[opening] = key
@@ -213,11 +213,11 @@ class OpenStreams:
     def is_recent(self, time: Timestamp) -> bool:
         """Return whether a reader that starts at ``time`` has no backlog to read."""
         newest = self.cluster.clock.time or time
-        return newest.time - time.time <= self._limits.share_behind
+        return newest.time - time.time <= self._settings.share_behind
 
     def opening_time(self, request: StreamRequest) -> float:
         """Return the seconds within which a client's stream is to be opened."""
-        return self._limits.opening_time(ReadPreference.of(request.read_preference))
+        return self._settings.opening_time(ReadPreference.of(request.read_preference))
 
     def refused(
         self, candidates: Candidates, source: Source, error: CommandError, begun: float
@@ -234,13 +234,13 @@ class OpenStreams:
         database, collection = request.database, request.collection
         if collection is None:
             return False
-        return await may_be_view(self.cluster, database, collection, self._limits.reply_timeout)
+        return await may_be_view(self.cluster, database, collection, self._settings.reply_timeout)
 
     @property
     def reply_bytes(self) -> int:
         """Bytes of events that one reply may have now."""
-        share = self._limits.replies_bytes // max(1, self.policy.clients)
-        return min(self._limits.reply_bytes, max(_LEAST_REPLY, share))
+        share = self._settings.replies_bytes // max(1, self.policy.clients)
+        return min(self._settings.reply_bytes, max(_LEAST_REPLY, share))
 
     def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
         """Run ``work`` in a task for which ``close`` waits."""

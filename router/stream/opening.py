@@ -49,9 +49,9 @@ class ClusterTimeFetcher:
     flight.
     """
 
-    def __init__(self, cluster: Cluster, limits: StreamSettings) -> None:
+    def __init__(self, cluster: Cluster, settings: StreamSettings) -> None:
         self._cluster = cluster
-        self._limits = limits
+        self._settings = settings
         self._answers: dict[_Asked, SharedAnswer[Now]] = {}
 
     async def now(self, request: StreamRequest) -> Now:
@@ -76,8 +76,8 @@ class ClusterTimeFetcher:
             await answer.close()
 
     async def _ask(self, preference: ReadPreference, only: str | None) -> Now:
-        deadline = asyncio.get_running_loop().time() + self._limits.opening_time(preference)
-        listed = await self._cluster.shards(self._limits.open_timeout)
+        deadline = asyncio.get_running_loop().time() + self._settings.opening_time(preference)
+        listed = await self._cluster.shards(self._settings.open_timeout)
         if not listed.hosts and only is None:
             raise _no_shards()
         asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
@@ -97,7 +97,7 @@ class ClusterTimeFetcher:
         until then the primary's writes could have times before the one returned. A shard without a
         primary that answers does not keep the stream from being opened.
         """
-        timeout = min(_PRIMARY_TIMEOUT, self._limits.connect_timeout)
+        timeout = min(_PRIMARY_TIMEOUT, self._settings.connect_timeout)
 
         async def send_time(shard: str, host: str) -> None:
             try:
@@ -126,7 +126,7 @@ class ClusterTimeFetcher:
         if document is None or not behind:
             return
         left = max(0.001, deadline - asyncio.get_running_loop().time())
-        timeout = min(left, self._limits.reply_timeout)
+        timeout = min(left, self._settings.reply_timeout)
 
         async def send_time(connection: Connection) -> None:
             command = {"ping": 1, "$clusterTime": document}
@@ -150,7 +150,7 @@ async def merged_stream(
     request: StreamRequest,
     cluster: Cluster,
     cluster_time: ClusterTimeFetcher,
-    limits: StreamSettings,
+    settings: StreamSettings,
     needed: Set[ShardSpan] = frozenset(),
 ) -> MergedStream:
     """Return the merged stream of ``request``, with its shards and its start.
@@ -163,7 +163,7 @@ async def merged_stream(
     if start_at is None:
         start_at, listed = await cluster_time.now(request)
     else:
-        listed = await cluster.shards(limits.open_timeout)
+        listed = await cluster.shards(settings.open_timeout)
     shards = listed.hosts
     if not shards and request.passthrough_to_shard is None:
         raise _no_shards()
@@ -181,7 +181,7 @@ async def merged_stream(
         topology_from=listed.before,
         spans=sorted(known, key=lambda span: span[:3]),
         draining=listed.draining,
-        sizes=limits.blocks,
+        sizes=settings.blocks,
     )
 
 
@@ -205,7 +205,7 @@ class StreamOpening:
         cluster: Cluster,
         cluster_time: ClusterTimeFetcher,
         noop_writer: NoOpWriter,
-        limits: StreamSettings,
+        settings: StreamSettings,
         memory: Memory,
         ticket: Ticket,
         gone: Callable[["StreamOpening"], None],
@@ -217,7 +217,9 @@ class StreamOpening:
         self._cluster = cluster
         self._cluster_time = cluster_time
         self._noop_writer = noop_writer
-        self._limits = limits if request.passthrough_to_shard is None else limits.for_one_shard()
+        self._settings = (
+            settings if request.passthrough_to_shard is None else settings.for_one_shard()
+        )
         self._memory = memory
         self._ticket = ticket
         self._gone = gone
@@ -229,16 +231,16 @@ class StreamOpening:
         self._task = loop.create_task(self._open(), name="open remotes")
 
     async def _open(self) -> RunningStream:
-        request, cluster, limits = self._request, self._cluster, self._limits
-        most = limits.opening_time(ReadPreference.of(request.read_preference))
+        request, cluster, settings = self._request, self._cluster, self._settings
+        most = settings.opening_time(ReadPreference.of(request.read_preference))
         deadline = asyncio.get_running_loop().time() + most
         try:
             with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
                 merged = await merged_stream(
-                    request, cluster, self._cluster_time, limits, self._needed
+                    request, cluster, self._cluster_time, settings, self._needed
                 )
                 stream = self.stream = RunningStream(
-                    request, merged, cluster, self._noop_writer, limits, self._memory, self._end,
+                    request, merged, cluster, self._noop_writer, settings, self._memory, self._end,
                     self._readers,
                 )  # fmt: skip
                 self._located.set_result(None)

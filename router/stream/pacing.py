@@ -87,9 +87,9 @@ class Rounds(TokenBucket):
 
     __slots__ = ()
 
-    def __init__(self, limits: StreamSettings) -> None:
-        most = limits.noops_per_second if limits.noops else 0.0
-        super().__init__(max(most, 1 / limits.round_interval), limits.round_burst, debt=_DEBT)
+    def __init__(self, settings: StreamSettings) -> None:
+        most = settings.noops_per_second if settings.noops else 0.0
+        super().__init__(max(most, 1 / settings.round_interval), settings.round_burst, debt=_DEBT)
 
     def charge(self, events: int, now: float) -> None:
         """Record a batch of ``events`` events after which the member's oplog had no more."""
@@ -179,7 +179,7 @@ class ReadState:
     ``topology`` is whether the remote watches config.shards.
     """
 
-    def __init__(self, limits: StreamSettings, *, topology: bool = False) -> None:
+    def __init__(self, settings: StreamSettings, *, topology: bool = False) -> None:
         self.topology = topology
         self.opened = False
         """Whether the member has replied."""
@@ -198,11 +198,11 @@ class ReadState:
         self.asked = Timestamp(0, 0)
         """The cluster time that the watermark must pass in that round."""
         self.noop = NoOpState()
-        self.overdue = WatermarkTimeout(limits.watermark_timeout)
-        self.probes = TokenBucket(1000 * limits.probe_share, 1000 * limits.probe_burst)
+        self.overdue = WatermarkTimeout(settings.watermark_timeout)
+        self.probes = TokenBucket(1000 * settings.probe_share, 1000 * settings.probe_burst)
         """The milliseconds for which the progress cursor may keep the member busy: probes of an
         idle member cost next to nothing; those that scan much use up the bucket."""
-        self._limits = limits
+        self._settings = settings
         self._waits = 0
 
     def record(self, events: int, reached: Timestamp | None, now: float, *, complete: bool) -> None:
@@ -223,10 +223,10 @@ class ReadState:
 
         They double with each getMore until ``reset_wait``.
         """
-        limits = self._limits
-        seconds = limits.await_watermark * (1 << min(self._waits, 16))
+        settings = self._settings
+        seconds = settings.await_watermark * (1 << min(self._waits, 16))
         self._waits += 1
-        return min(limits.await_watermark_max, seconds)
+        return min(settings.await_watermark_max, seconds)
 
     def reset_wait(self) -> None:
         """Start over with the shortest wait: the watermark has arrived or is about to arrive."""
@@ -276,13 +276,13 @@ class FlowControl:
     remote.
     """
 
-    def __init__(self, limits: StreamSettings, memory: Memory) -> None:
-        self._limits = limits
+    def __init__(self, settings: StreamSettings, memory: Memory) -> None:
+        self._settings = settings
         self._memory = memory
         self._read_until = 0.0
-        self._ahead = limits.first_ahead_bytes
-        self.pace = Pace(limits)
-        self.rounds = Rounds(limits)
+        self._ahead = settings.first_ahead_bytes
+        self.pace = Pace(settings)
+        self.rounds = Rounds(settings)
 
     def events_arrived(self, remote: ReadState, events: int, now: float) -> None:
         """Record that a remote's reply had events."""
@@ -292,7 +292,7 @@ class FlowControl:
 
     def client_read(self, now: float) -> None:
         """Record that a client reads the stream or waits for it."""
-        self._read_until = now + self._limits.linger
+        self._read_until = now + self._settings.linger
 
     def client_took(self, size: int) -> None:
         """Record that a client has taken events of ``size`` bytes, so that more is read ahead."""
@@ -313,7 +313,7 @@ class FlowControl:
         distributed to filters.
         """
         half = self._even_half(filtered)
-        return max(1, min(self._limits.batch_target_bytes, half // (2 * remotes)))
+        return max(1, min(self._settings.batch_target_bytes, half // (2 * remotes)))
 
     def may_read(
         self, buffered: int, all_buffered: int, remotes: int, *, filtered: bool = False
@@ -330,7 +330,7 @@ class FlowControl:
         if self._memory.short or (all_buffered > self._ahead and not filtered):
             return False
         batch = self.batch_bytes(remotes, filtered=filtered)
-        if buffered + batch > self._limits.remote_buffer_bytes // (
+        if buffered + batch > self._settings.remote_buffer_bytes // (
             _FILTERED_PART if filtered else 1
         ):
             return False
@@ -343,7 +343,7 @@ class FlowControl:
         If the others used up the budget, a remote with an empty buffer would hold the low watermark
         and stop them all. The other half is for remotes that are ahead.
         """
-        return self._limits.stream_buffer_bytes // (_FILTERED_PART if filtered else 1) // 2
+        return self._settings.stream_buffer_bytes // (_FILTERED_PART if filtered else 1) // 2
 
     def noop_delay(self, now: float, remotes: Iterable[ReadState]) -> float:
         """Return the time to wait before the members that keep events back get no-op writes."""
@@ -351,10 +351,10 @@ class FlowControl:
             number = self.rounds.interval_number(now)
             collects = any(remote.collects_in == number for remote in remotes)
             return COLLECTING if collects else 0.0
-        limits = self._limits
+        settings = self._settings
         # If events arrive quickly, most members get past them by themselves.
-        least = limits.await_watermark if self.pace.active(now) else 0.0
-        return max(limits.noop_delay, least)
+        least = settings.await_watermark if self.pace.active(now) else 0.0
+        return max(settings.noop_delay, least)
 
     def wait(
         self,
@@ -376,18 +376,18 @@ class FlowControl:
             wait = self._wait_for_round(remote, watermark, now, alone=alone)
             if wait is not None:
                 return wait
-        limits = self._limits
-        quiet = limits.await_quiet
+        settings = self._settings
+        quiet = settings.await_quiet
         # Whether the member's oplog is already past the watermark, or gets a no-op write.
         due = needed and (remote.noop.begun or watermark is None or remote.reached > watermark)
-        if needed and not limits.noops:
+        if needed and not settings.noops:
             return Wait(min(quiet, remote.next_wait()))
         if remote.topology and remote.idle:
             # It has no events that could end a wait, so it need not wait on the config server.
-            return Wait(remote.next_wait()) if due else Wait(limits.await_watermark, delay=quiet)
+            return Wait(remote.next_wait()) if due else Wait(settings.await_watermark, delay=quiet)
         if not remote.idle:
             # A getMore that waits cannot be distinguished from one that scans: keep the wait short.
-            return Wait(min(quiet, limits.await_unknown))
+            return Wait(min(quiet, settings.await_unknown))
         if next_noop is not None:
             return Wait(min(quiet, remote.next_wait() if due else next_noop))
         return Wait(quiet)
@@ -402,39 +402,39 @@ class FlowControl:
         if watermark.time + _MOST_LAG < remote.reached.time or not remote.reached.time:
             return None  # a backlog, whose batches are followed at once
         if alone:
-            pause = min(self._limits.round_interval, _ALONE * self._memory.remotes)
-            return Wait(self._limits.await_quiet, pause)
+            pause = min(self._settings.round_interval, _ALONE * self._memory.remotes)
+            return Wait(self._settings.await_quiet, pause)
         if watermark <= remote.asked and (remote.noop.begun or not remote.noop.pending):
             return Wait(remote.next_wait())
         remote.reset_wait()
         until = rounds.next_start(now) - now
         if now - remote.events_at < _BUSY:
             remote.collects_in = rounds.interval_number(now) + 1
-            return Wait(min(self._limits.await_quiet, _COLLECTED), until)
+            return Wait(min(self._settings.await_quiet, _COLLECTED), until)
         # The no-op write in the next round ends the delay, unless the stream has no events then.
-        return Wait(self._limits.await_quiet, until + 0.5 / rounds.per_second)
+        return Wait(self._settings.await_quiet, until + 0.5 / rounds.per_second)
 
 
 class Pace:
     """The average interval between a stream's events."""
 
-    __slots__ = ("_interval", "_last", "_limits")
+    __slots__ = ("_interval", "_last", "_settings")
 
-    def __init__(self, limits: StreamSettings) -> None:
-        self._limits = limits
-        self._interval = limits.active_for
+    def __init__(self, settings: StreamSettings) -> None:
+        self._settings = settings
+        self._interval = settings.active_for
         self._last = float("-inf")
 
     def event(self, now: float) -> None:
         """Record the arrival of a batch with events."""
         # A long pause is capped, since it does not predict the pace after it.
-        passed = min(now - self._last, 2 * self._limits.active_for)
+        passed = min(now - self._last, 2 * self._settings.active_for)
         self._interval += (passed - self._interval) / _AVERAGED
         self._last = now
 
     def active(self, now: float) -> bool:
         """Return whether events arrive in quick succession."""
-        return max(self._interval, now - self._last) < self._limits.active_for
+        return max(self._interval, now - self._last) < self._settings.active_for
 
     def lively(self, now: float) -> bool:
         """Return whether an event has arrived within the last second."""

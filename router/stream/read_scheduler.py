@@ -41,8 +41,8 @@ class ScheduledRemote(ReadState):
 
     cursor: RemoteCursor
 
-    def __init__(self, action: OpenRemote, limits: StreamSettings) -> None:
-        super().__init__(limits, topology=action.topology)
+    def __init__(self, action: OpenRemote, settings: StreamSettings) -> None:
+        super().__init__(settings, topology=action.topology)
         self.number = action.remote
         self.target = action.target
         self.host = action.host
@@ -120,14 +120,14 @@ class Remotes(dict[int, ScheduledRemote]):
         self,
         request: StreamRequest,
         cluster: Cluster,
-        limits: StreamSettings,
+        settings: StreamSettings,
         memory: Memory,
         loads: MemberLoads,
     ) -> None:
         super().__init__()
         self._request = request
         self._cluster = cluster
-        self._limits = limits
+        self._settings = settings
         self._memory = memory
         self._loads = loads
         self._preference = ReadPreference.of(request.read_preference)
@@ -145,7 +145,7 @@ class Remotes(dict[int, ScheduledRemote]):
         request = self._request
         first: Timestamp | bytes
         if isinstance(action, OpenRemote):
-            remote, first = ScheduledRemote(action, self._limits), action.start_at
+            remote, first = ScheduledRemote(action, self._settings), action.start_at
         else:
             remote, first = self[action.remote], action.start_after
 
@@ -164,7 +164,7 @@ class Remotes(dict[int, ScheduledRemote]):
             dialer=self._cluster.dialer(remote.target, remote.host or None, preference=preference),
             opening=command,
             clock=self._cluster.clock,
-            settings=replace(self._limits, batch_target_bytes=batch_bytes),
+            settings=replace(self._settings, batch_target_bytes=batch_bytes),
             sent=self._loads.of(remote.target),
             probing=probing,
         )
@@ -217,7 +217,7 @@ class ReadScheduler:
         remotes: Remotes,
         views: ViewReaders,
         noop_writer: NoOpWriter,
-        limits: StreamSettings,
+        settings: StreamSettings,
         memory: Memory,
         probe: Callable[[ScheduledRemote, float], None],
     ) -> None:
@@ -227,10 +227,10 @@ class ReadScheduler:
         self._remotes = remotes
         self._views = views
         self._noop_writer = noop_writer
-        self._limits = limits
+        self._settings = settings
         self._memory = memory
         self._probe = probe
-        self.flow = FlowControl(limits, memory)
+        self.flow = FlowControl(settings, memory)
         self._loop = asyncio.get_running_loop()
         self._unread = False
         """Whether no client has read for so long that remotes are paused and get no no-ops."""
@@ -329,7 +329,7 @@ class ReadScheduler:
         if not remote.idle or remote.topology or not self.flow.pace.lively(now):
             return None
         target = self._noop_writer.target(remote.target, remote.host)
-        waits = self._limits.noops and target.budget.ready_at(now) > now
+        waits = self._settings.noops and target.budget.ready_at(now) > now
         if not waits and remote.may_probe(now):
             return None
         return target.next_done(now) - now
@@ -410,7 +410,7 @@ class ReadScheduler:
             if now >= remote.noop.again:
                 remote.noop.done(now)
             self._ask(remote)
-        elif not self._limits.noops:
+        elif not self._settings.noops:
             self._ask(remote)
         elif waiting.latest > remote.noop.past or now >= remote.noop.again:
             remote.noop.ask(waiting.latest)
@@ -442,7 +442,7 @@ class ReadScheduler:
         if remote is not None:
             remote.noop.begun = True
             remote.reset_wait()
-            self._ask(remote, min(takes - _TRANSIT, self._limits.await_watermark_max))
+            self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
     def noop_done(self, number: int, result: NoOpResult) -> None:
         """Record the result of a no-op write, and look whether members still keep events back."""
@@ -472,7 +472,7 @@ class ReadScheduler:
             cursor.set_await(remote.next_wait() if takes is None else takes)
             self._delay_over(remote)
         if remote.idle and not remote.topology:
-            soon = (takes or 0.0) + self._limits.probe_worth
+            soon = (takes or 0.0) + self._settings.probe_worth
             may_probe = remote.may_probe(self._loop.time())
             if cursor.can_probe(soon if may_probe else max(soon, _LONG)):
                 self._probe(remote, remote.next_wait() if takes is None else takes)

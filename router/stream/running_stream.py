@@ -54,7 +54,7 @@ class RunningStream:
         merged: MergedStream,
         cluster: Cluster,
         noop_writer: NoOpWriter,
-        limits: StreamSettings,
+        settings: StreamSettings,
         memory: Memory,
         gone: Callable[[], None],
         readers: int = 0,
@@ -68,19 +68,19 @@ class RunningStream:
         self._cluster = cluster
         self._noop_writer = noop_writer
         self._loads = noop_writer.loads
-        self._limits = limits
+        self._settings = settings
         self._memory = Holding(memory)
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
         """The time since which the low watermark has held back events."""
-        self.views = ViewReaders(merged, limits.share_filter_bytes, self._loop.time)
+        self.views = ViewReaders(merged, settings.share_filter_bytes, self._loop.time)
         self._step_at = math.inf
         """The time of the next step of the views; infinity if none is due."""
         self._next_step: asyncio.Handle | None = None
-        self._remotes = Remotes(request, cluster, limits, memory, self._loads)
+        self._remotes = Remotes(request, cluster, settings, memory, self._loads)
         self._read_scheduler = ReadScheduler(
-            merged, self._remotes, self.views, noop_writer, limits, memory, self._probe
+            merged, self._remotes, self.views, noop_writer, settings, memory, self._probe
         )
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks that read remotes, or watch for shards that have left."""
@@ -160,19 +160,19 @@ class RunningStream:
         self._keep()
         if self.readers or self._closed:
             return
-        limits = self._limits
-        if limits.share and self.healthy and limits.share_linger > 0:
+        settings = self._settings
+        if settings.share and self.healthy and settings.share_linger > 0:
             self._read_scheduler.flow.clients_left()
-            self._lingering = self._loop.call_later(limits.share_linger, self._end)
+            self._lingering = self._loop.call_later(settings.share_linger, self._end)
         else:
             self._end()
 
     def _keep(self) -> None:
         """Set how much of the log is kept: more for several readers than for one or none."""
-        limits = self._limits
-        if limits.share:
-            alone = min(limits.share_alone_bytes, limits.share_log_bytes)
-            self.merged.keep_bytes = limits.share_log_bytes if self.readers > 1 else alone
+        settings = self._settings
+        if settings.share:
+            alone = min(settings.share_alone_bytes, settings.share_log_bytes)
+            self.merged.keep_bytes = settings.share_log_bytes if self.readers > 1 else alone
 
     # State and range of events.
 
@@ -185,7 +185,7 @@ class RunningStream:
         """Return whether it is far behind ``time``, or is not healthy and never reaches it."""
         if not self.healthy:
             return True
-        return time.time - cluster_time_of(self.merged.reached).time > self._limits.share_behind
+        return time.time - cluster_time_of(self.merged.reached).time > self._settings.share_behind
 
     @property
     def is_waited_for(self) -> bool:
@@ -194,7 +194,7 @@ class RunningStream:
         Otherwise the shards wait for the clients, so their watermarks do not tell how late they
         are.
         """
-        return self.views.waiting or self._loop.time() < self._waited_at + self._limits.linger
+        return self.views.waiting or self._loop.time() < self._waited_at + self._settings.linger
 
     def readable_until(self, now: float) -> float:
         """Return the time up to which clients have events to read; both are seconds since 1970.
@@ -238,7 +238,7 @@ class RunningStream:
         Raises CommandError if the stream has failed.
         """
         self._read_scheduler.client_reads()
-        enough = self._limits.reply_target_bytes if max_events is None else None
+        enough = self._settings.reply_target_bytes if max_events is None else None
         try:
             if max_events != 0 and not log_reader.is_ready() and log_reader.view.is_part:
                 self._advance(asked=True)
@@ -431,7 +431,7 @@ class RunningStream:
             self._answered.set_result(None)
         self._pass_on()
         # Prepare the next reply while the client processes the last one.
-        self.merged.merger.merge_ahead(self._limits.reply_target_bytes)
+        self.merged.merger.merge_ahead(self._settings.reply_target_bytes)
         if self._waiting_since is not None and not self.merged.is_held_back:
             self._loads.low_watermark_waits.record(self._loop.time() - self._waiting_since)
             self._waiting_since = None
@@ -444,7 +444,7 @@ class RunningStream:
         the process read the list at the same moments, so that one read serves them all. No-ops are
         written past the removals.
         """
-        interval = self._limits.removed_shards_interval
+        interval = self._settings.removed_shards_interval
         while self.merged.membership.draining and self.merged.error is None:
             now = self._loop.time()
             await asyncio.sleep(interval * math.floor(now / interval + 1) - now)

@@ -393,20 +393,20 @@ class SharingPolicy:
     (``FailedStreams``). All times are on the loop's clock.
     """
 
-    def __init__(self, limits: StreamSettings, servers: QuerySemantics) -> None:
-        self._limits = limits
+    def __init__(self, settings: StreamSettings, servers: QuerySemantics) -> None:
+        self._settings = settings
         self._servers = servers
         self._failed = FailedStreams()
-        self._filters = SharingDemand(limits.share_filters_from, limits.share_filters_hold)
-        self._scopes = SharingDemand(limits.share_scopes_from, limits.share_filters_hold)
+        self._filters = SharingDemand(settings.share_filters_from, settings.share_filters_hold)
+        self._scopes = SharingDemand(settings.share_scopes_from, settings.share_filters_hold)
         self.clients = 0
         """The clients that are counted."""
 
     def candidates(self, request: StreamRequest) -> Candidates:
         """Return the streams that can serve ``request``; counts no client."""
-        limits = self._limits
-        filters = self._way(request, "shareFilters", limits.share_filters, self._filters)
-        scopes = self._way(request, "shareScopes", limits.share_scopes, self._scopes)
+        settings = self._settings
+        filters = self._way(request, "shareFilters", settings.share_filters, self._filters)
+        scopes = self._way(request, "shareScopes", settings.share_scopes, self._scopes)
         filters.reason = why_not_filters(request, filters.mode)
         if not filters.reason:
             try:
@@ -424,7 +424,7 @@ class SharingPolicy:
     def _way(
         self, request: StreamRequest, parameter: str, default: str, demand: SharingDemand
     ) -> WayOfSharing:
-        mode = mode_of(request, parameter, default) if self._limits.share else NEVER
+        mode = mode_of(request, parameter, default) if self._settings.share else NEVER
         return WayOfSharing(parameter, mode, demand)
 
     def _unfiltered(self, request: StreamRequest) -> Source:
@@ -502,7 +502,7 @@ class SharingPolicy:
                 "shareFilters": candidates.filters.mode,
                 "reason": "a wider stream is read" if chosen.namespace is not None else reason,
             }
-        if (candidates.scopes.mode, self._limits.share_scopes) != (NEVER, NEVER):
+        if (candidates.scopes.mode, self._settings.share_scopes) != (NEVER, NEVER):
             wider = candidates.own if chosen.namespace is None else chosen
             explained["scope"] = {
                 "readFrom": wider.request.namespace,

@@ -6,7 +6,7 @@ from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any
 
-from router.config.parameters import stream_limits
+from router.config.parameters import settings_of_streams
 from router.config.settings import load_settings
 from router.service import serve_process
 from router.stream_settings import StreamSettings
@@ -42,10 +42,10 @@ class RouterProcess:
         *,
         upstream: str | None = None,
         feed_port: int | None = None,
-        limits_of: Callable[[Mapping[str, Any]], StreamSettings] = stream_limits,
+        settings_of: Callable[[Mapping[str, Any]], StreamSettings] = settings_of_streams,
     ) -> None:
         self.port = port
-        self._limits_of = limits_of
+        self._limits_of = settings_of
         self._feed_port = feed_port
         self._loop = loop
         self._trace = trace
@@ -102,7 +102,7 @@ class RouterProcess:
                 name, seeds, probe_timeout=_PROBE_TIMEOUT
             ),
             now=lambda: datetime.fromtimestamp(self._wall(), UTC),
-            limits_of=self._limits_of,
+            settings_of=self._limits_of,
         )
 
     def _ended(self, task: asyncio.Task[Any]) -> None:

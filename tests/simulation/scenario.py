@@ -10,7 +10,7 @@ from typing import Any
 
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
-from router.config.parameters import stream_limits
+from router.config.parameters import settings_of_streams
 from router.stream_settings import BlockSizes, StreamSettings
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
@@ -132,7 +132,7 @@ class Scenario:
         router_process = RouterProcess(
             self._loop, self._trace, self.wall, cluster.configdb, _ROUTER_PORT,
             self._plan.parameters, upstream=f"mongodb://{cluster.mongos_address}",
-            feed_port=_FEED_PORT, limits_of=self._limits,
+            feed_port=_FEED_PORT, settings_of=self._limits,
         )  # fmt: skip
         router_process.start()
         await self._while_it_happens(cluster, workload, router_process)
@@ -146,7 +146,7 @@ class Scenario:
         """Return the settings of streams, with replies and blocks of the plan's size."""
         size = self._plan.block_bytes
         return replace(
-            stream_limits(parameters),
+            settings_of_streams(parameters),
             reply_target_bytes=size,
             large_reply_bytes=size,
             blocks=BlockSizes(max(1, size // 500), coalesce_bytes=size, join_bytes=size),

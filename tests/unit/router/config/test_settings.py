@@ -9,7 +9,7 @@ import pytest
 
 from router.config import tracing
 from router.config.command_line import SETTINGS
-from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
+from router.config.parameters import PARAMETERS, parse_parameters, settings_of_streams
 from router.config.settings import Settings, load_settings, variable
 from router.config.tracing import Tracing
 from router.stream_settings import StreamSettings, settings_of_process
@@ -57,7 +57,7 @@ def test_parameters_set_limits_in_their_own_units() -> None:
         "noopWrites": "false",
         "streamBufferBytes": "1000",
     }
-    limits = stream_limits(parse_parameters(given))
+    limits = settings_of_streams(parse_parameters(given))
     assert limits.cursor_timeout == 1.5
     assert limits.session_timeout == 120
     assert limits.noop_delay == 0.0075
@@ -66,7 +66,7 @@ def test_parameters_set_limits_in_their_own_units() -> None:
 
 
 def test_default_parameters_keep_the_limits() -> None:
-    assert stream_limits(parse_parameters({})) == StreamSettings()
+    assert settings_of_streams(parse_parameters({})) == StreamSettings()
 
 
 def test_every_parameter_accepts_its_own_default() -> None:

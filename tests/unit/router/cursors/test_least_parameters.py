@@ -3,7 +3,7 @@
 import pytest
 
 from router.config import parameters
-from router.config.parameters import PARAMETERS, parse_parameters, stream_limits
+from router.config.parameters import PARAMETERS, parse_parameters, settings_of_streams
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 
 OF_STREAMS = [
@@ -17,7 +17,7 @@ async def test_a_stream_works_with_each_parameter_at_its_minimum(
     cluster: ScriptedCluster, name: str
 ):
     least = PARAMETERS[name].least
-    limits = stream_limits(parse_parameters({name: least}))
+    limits = settings_of_streams(parse_parameters({name: least}))
     registry = cluster.registry(limits)
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.shards["s0"].insert(105, 1)
