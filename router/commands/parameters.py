@@ -7,13 +7,14 @@ from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import change_everywhere_else
 from router.config.log_lines import LEVEL, MOST_VERBOSE
-from router.request.fields import GENERIC_FIELDS
+from router.request.fields import GENERIC_FIELDS, unknown_field, wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
 _ASK_TIMEOUT = 5.0
 _NOTHING_FOUND = "no option found to get"
 _REPLY_FIELDS = frozenset({"ok", "operationTime", "$clusterTime", "lastCommittedOpTime"})
+_FLAGS = ("showDetails", "allParameters")
 
 # Parameters that mongod has and mongos lacks.
 _MONGOD_ALONE = frozenset({"featureCompatibilityVersion"})
@@ -21,27 +22,58 @@ _MONGOD_ALONE = frozenset({"featureCompatibilityVersion"})
 
 @answers("getParameter", help="start parameters", admin_only=True, action="getParameter")
 async def get_parameter(call: Call) -> AnyAnswer:
-    """Return the parameters named in the command, or all for ``*``.
+    """Return the parameters named in the command, or all for ``*`` and ``allParameters``.
 
-    Other parameters than the router's own come from the upstream, and so do all details. Without an
-    upstream, those named come from a server of the cluster: feature flags are the same on all
-    servers.
+    Other parameters than the router's own come from the upstream. Without an upstream, those named
+    come from a server of the cluster: feature flags are the same on all servers.
 
     Raises:
-        CommandError: the server cannot answer.
+        CommandError: 40415 or 14, the flags are invalid; or the server cannot answer.
     """
     asked = call.command[call.name]
-    if isinstance(asked, Mapping) and call.upstream is not None:
-        return PASS_THROUGH
+    details, everything = _flags(asked)
     own: dict[str, Any] = {**call.node.parameters, **log_parameters()}
-    found = own if asked == "*" else {name: own[name] for name in call.command if name in own}
-    ours = {call.name, *own, *GENERIC_FIELDS, *_MONGOD_ALONE}
-    names = [] if asked == "*" else [name for name in call.command if name not in ours]
-    if names or asked == "*":
+    if not everything:
+        own = {name: own[name] for name in call.command if name in own}
+    found = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
+    names = [] if everything else [name for name in call.command if _is_others(call, name)]
+    if names or everything:
         found = {**await _ask_others(call, names), **found}
     if not found:  # mongos refuses without a code
         return Answer({"ok": 0.0, "errmsg": _NOTHING_FOUND})
     return Answer(found)
+
+
+def _flags(asked: object) -> tuple[bool, bool]:
+    """Return whether the client asks for details, and whether it asks for all parameters."""
+    if not isinstance(asked, Mapping):
+        return False, asked == "*"
+    for name, value in asked.items():
+        if name not in _FLAGS:
+            raise unknown_field(f"getParameter.{name}")
+        if value is not None and not isinstance(value, bool | int | float):
+            raise wrong_type(
+                f"getParameter.{name}", value, "bool", "long", "int", "decimal", "double"
+            )
+    details, everything = (bool(asked.get(name)) for name in _FLAGS)
+    return details, everything
+
+
+def _detailed(name: str, value: Any) -> dict[str, Any]:
+    at_start = name not in LOG_PARAMETERS or name == "logLevel"
+    return {
+        "value": value,
+        "settableAtRuntime": name in LOG_PARAMETERS,
+        "settableAtStartup": at_start,
+    }
+
+
+def _is_others(call: Call, name: str) -> bool:
+    return (
+        name not in (call.name, *call.node.parameters, *LOG_PARAMETERS)
+        and name not in GENERIC_FIELDS
+        and name not in _MONGOD_ALONE
+    )
 
 
 async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:

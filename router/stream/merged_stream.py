@@ -146,7 +146,7 @@ class MergedStream:
         return self.membership.listed(shards, draining, by) if self.error is None else []
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
-        """Record a remote's permanent failure: ``take`` raises ``error`` after the ready events.
+        """Record a remote's permanent failure; readers get ``error`` after the ready events.
 
         ``address`` is the "host:port" that failed, for mongos's error message (default: the first
         in the host string). Errors at a cursor's opening keep the shard's message; the message of

@@ -72,7 +72,7 @@ class MemberLink:
         return connection
 
     def send(self, body: bytes, takes: float) -> None:
-        """Send a request that may take ``takes`` seconds to answer; call ``receive`` next.
+        """Send a request that may take ``takes`` seconds to answer; ``replying`` is next.
 
         It needs a connection. Raises NetworkError.
         """

@@ -151,8 +151,8 @@ class BatchPlanner:
         self._sample: _Sample | None = None
         self._until: Timestamp | None = None
         self._plan: PlannedBatch | None = None
-        self._batch = 0  # the number of the latest one,
-        self._tasks = 0  # and of its tasks
+        self._batch = 0  # the number of the latest batch
+        self._tasks = 0  # how many tasks it has
 
     def stop_at_present(self) -> None:
         """Plan only events from before this call from now on. Raises StreamError."""
@@ -169,7 +169,7 @@ class BatchPlanner:
                 reached = stream.position
                 if since is None or (reached is not None and reached.cluster_time > since):
                     return
-                stream.require_progress(begun_at, self._clock())
+                stream.require_progress(begun_at)
 
     def next_batch(
         self, start: Position, max_events: int | None, *, advances: bool = False
@@ -321,14 +321,14 @@ class BatchPlanner:
             if cursor.has_passed(stop) if stop is not None else not waits_for_first:
                 sample.is_idle = bool(tokens)
                 return
-            cursor.require_progress(begun_at, now)
+            cursor.require_progress(begun_at)
 
     def _read(self, sample: _Sample, cursor: EventStream) -> bool:
         """Read the next token; False if the stream is idle, but never within a split event."""
         event = cursor.next()
         begun_at = self._clock()
         while event is None and sample.within_event:
-            cursor.require_progress(begun_at, self._clock())
+            cursor.require_progress(begun_at)
             event = cursor.next()
         if event is None:
             return False
@@ -353,7 +353,7 @@ class BatchPlanner:
             while len(tokens) <= wanted and not (sample.is_idle or sample.passes(stop)):
                 if not self._read(sample, cursor):
                     sample.is_idle = stop is None or cursor.has_passed(stop)
-                    cursor.require_progress(begun_at, self._clock())
+                    cursor.require_progress(begun_at)
         if stop is not None and sample.passes(stop):
             return stop, sample.drop_through(key_of(stop))
         if sample.is_idle:

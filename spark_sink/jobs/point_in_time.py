@@ -48,7 +48,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import Chosen, TableScan, read_rows, scans_of
+from spark_sink.tables.tasks import TOLD, Chosen, TableScan, read_rows, scans_of
 
 _Versions = Mapping[str, tuple[int, dict[str, Any]]]
 """The numbers of versions and their states, by table."""
@@ -291,7 +291,8 @@ class _History:
         All tables have them; with each come its end, and its versions. A row that a snapshot has
         read may be newer than its batch until the stream passes its time.
         """
-        for batch, end, state in self._before(cut):
+        for read, (batch, end, state) in enumerate(self._before(cut), 1):
+            TOLD.get()("batches before the time read", read, batch + read)
             found = self._versions(batch) if _is_complete(end, state) else {}
             newest = {name: state[BATCH] for name, (_, state) in found.items()}
             if all(newest.get(name) == batch for name in self._whole):

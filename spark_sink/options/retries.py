@@ -29,6 +29,7 @@ class RetryPolicy:
 
     Args:
         initial_backoff: before the first retry; it doubles up to max_backoff, with random jitter.
+        max_backoff: is at least `initial_backoff`.
         attempts: the most consecutive failures; None: as many as fit in max_seconds.
         restarts: how often the query restarts, after restart_delay; None is no limit.
         selection_timeout: for server selection.
@@ -110,8 +111,10 @@ class Retries:
         if policy.attempts is not None:
             are_over = self._attempts >= policy.attempts
         if not are_over:
-            pause = policy.initial_backoff * 2 ** min(self._attempts - 1, _MAX_DOUBLINGS)
-            self._sleep(min(pause, policy.max_backoff) * random.uniform(0.5, 1.0))
+            first = policy.initial_backoff
+            longest = max(first, policy.max_backoff)
+            pause = min(first * 2 ** min(self._attempts - 1, _MAX_DOUBLINGS), longest)
+            self._sleep(pause * random.uniform(0.5, 1.0))
             return
         if policy.restarts is not None and self._restarts >= policy.restarts:
             raise StreamError(

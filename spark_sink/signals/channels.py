@@ -28,8 +28,8 @@ from spark_sink.stream.event_stream import EventStream, StreamCursor
 MAX_SIGNALS = 2
 # The most bytes of a signal.
 _MAX_BYTES = 64 * 1024
-# The most files of processed signals, whose ids are in the offset.
-_MAX_PROCESSED = 50
+# The most files in the folder, and those of processed signals, whose ids are in the offset.
+_MAX_FILES, _MAX_PROCESSED = 1000, 50
 # Seconds between two polls of a folder: a local one, or one of a service that counts requests.
 _POLL_LOCAL, _POLL_REMOTE = 1.0, 10.0
 # Seconds after which a file without valid JSON counts as completely written.
@@ -67,7 +67,12 @@ class SignalFolder:
         self._poll_interval = _POLL_LOCAL if is_local(folder) else _POLL_REMOTE
         self._next_poll = 0.0
         self._is_read_only = False
-        self._present: dict[str, str] = {}  # the digests of ids by the files' paths
+        self._present: dict[str, str] = {}  # the ids by the files' paths
+
+    @property
+    def present(self) -> frozenset[str]:
+        """The digests of the ids of signals in files that were present at the last poll."""
+        return frozenset(map(digest, self._present.values()))
 
     def receive(self, handled: Container[str]) -> list[ReceivedSignal]:
         """Return new signals, whose ids are not `handled`; none before the next poll is due.
@@ -78,30 +83,34 @@ class SignalFolder:
             return []
         self._next_poll = self._clock() + self._poll_interval
         found: list[ReceivedSignal] = []
-        self._present, processed = {}, 0
+        present = {}
         for file in self._listed():
+            known = self._present.get(file.path)
+            is_full = len(found) == MAX_SIGNALS
+            if known is not None and (is_full or digest(known) in handled):
+                present[file.path] = known
+                continue
             received = self._read(file)
             if received is None:
                 continue
-            identifier = self._present[file.path] = digest(received.id)
-            if identifier in handled:
-                processed += 1
-                continue
-            found.append(received)
-            if len(found) == MAX_SIGNALS:
-                self._next_poll = 0.0
-                break
+            present[file.path] = received.id
+            if digest(received.id) not in handled and not is_full:
+                found.append(received)
+        processed = sum(digest(each) in handled for each in present.values())
         if processed >= _MAX_PROCESSED and self._is_read_only:
             raise StreamError(
                 f"the folder of signals {self._address} has {processed} files of processed "
                 "signals, which the query cannot remove: remove them"
             )
+        if len(found) == MAX_SIGNALS:
+            self._next_poll = 0.0
+        self._present = present
         return found
 
     def remove(self, handled: Container[str]) -> None:
         """Remove the files of signals that a committed batch has processed."""
         for path, identifier in list(self._present.items()):
-            if identifier in handled:
+            if digest(identifier) in handled:
                 try:
                     self._folder.remove(path)
                 except OSError:
@@ -125,6 +134,11 @@ class SignalFolder:
             and each.extension == "json"
             and not each.base_name.startswith((".", "_"))
         ]
+        if len(files) > _MAX_FILES:
+            raise StreamError(
+                f"the folder of signals {self._address} has more than {_MAX_FILES} files: remove "
+                "those of processed signals"
+            )
         return sorted(files, key=lambda each: each.base_name)
 
     def _read(self, file: fs.FileInfo) -> ReceivedSignal | None:

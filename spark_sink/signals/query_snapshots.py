@@ -13,7 +13,7 @@ import json
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -96,12 +96,17 @@ class QuerySnapshots:
         identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
         return self._told(state, identifier, aggregate, "SKIPPED", **texts)
 
-    def process(self, state: SignalState, signals: Iterable[ReceivedSignal]) -> SignalState:
-        """Return the state after these signals, of which each id is processed once."""
+    def process(
+        self, state: SignalState, signals: Iterable[ReceivedSignal], present: Container[str] = ()
+    ) -> SignalState:
+        """Return the state after these signals, of which each id is processed once.
+
+        `present` contains digests of the ids that may be received again.
+        """
         for received in signals:
             if state.has_handled(received.id):
                 continue
-            state = state.with_handled(received.id)
+            state = state.with_handled(received.id, present)
             try:
                 if isinstance(received.document, str):
                     raise SignalError(received.document)
@@ -349,10 +354,12 @@ class SignalProcessor:
         if isinstance(position, FromNow):  # signals are read from the query's beginning on
             return state
         self.has_more = False
+        present: Container[str] = ()
         if self._folder is not None:
             signals = self._folder.receive(state.handled)
             self.has_more = len(signals) == MAX_SIGNALS
-            state = self._snapshots.process(state, signals)
+            present = self._folder.present
+            state = self._snapshots.process(state, signals, present)
         if self._collection is not None:
             try:
                 signals, reached = self._collection.receive(
@@ -365,7 +372,7 @@ class SignalProcessor:
                 state = self._snapshots.left_out(state, state.position, position, SIGNAL)
                 print(f"warning: {self._lost}", file=sys.stderr)  # noqa: T201
             self.has_more |= len(signals) == MAX_SIGNALS
-            state = self._snapshots.process(replace(state, position=reached), signals)
+            state = self._snapshots.process(replace(state, position=reached), signals, present)
         return state
 
     def committed(self, state: SignalState) -> None:

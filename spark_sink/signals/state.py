@@ -6,7 +6,7 @@ the processed signals, none of which is processed twice.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -157,9 +157,12 @@ class SignalState:
         """Return the state without the batch's part."""
         return replace(self, reading=None, ended=None, notifications=())
 
-    def with_handled(self, identifier: str) -> SignalState:
-        """Return the state with a further id."""
-        return replace(self, handled=(*self.handled, digest(identifier))[-_MAX_HANDLED:])
+    def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
+        """Return the state with a further id; digests in `present` stay: they may come again."""
+        handled = [*self.handled, digest(identifier)]
+        surplus = len(handled) - _MAX_HANDLED
+        kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]
+        return replace(self, handled=tuple(kept))
 
     def with_request(self, request: SnapshotRequest) -> SignalState:
         """Return the state with a changed request, or with a further one."""

@@ -108,12 +108,12 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._loaded = loaded
         self._connected: _Planners | None = None
         self._policy: SnapshotPolicy | None = None  # of this start
-        self._is_due = False  # a snapshot, at any position,
-        self._earliest = 0.0  # but not before
+        self._is_due = False  # whether a snapshot is to begin, whatever the position
+        self._earliest = 0.0  # the time before which no snapshot begins
         self._ends_at_present = False
         self._is_at_end = False  # later signals wait for the next start
-        self._has_read_snapshot = False  # since this start,
-        self._has_told_skipped = False  # or told that it reads none
+        self._has_read_snapshot = False  # since this start
+        self._has_told_skipped = False  # whether this start has told that it reads no snapshot
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connected": None, "_policy": None}

@@ -88,14 +88,14 @@ class EventStream:
         self._watch = watch
         self._start = start
         self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
-        self._clock = clock
+        self.clock = clock
         self.max_await: float | None = None
         """Seconds that a server waits for a first event; None: as long as before."""
         self._stream: StreamCursor | None = None
         self._reached: Token | None = start if isinstance(start, Token) else None
         self._last_key = max(after, start.data if isinstance(start, Token) else "")
         self._is_failing = False
-        self._recovered_at = -math.inf
+        self._moved_at = -math.inf
         self._ahead: deque[RawBSONDocument] = deque()  # received, and not returned by `next` yet
         self._returned: RawBSONDocument | None = None  # by `next`, before these
 
@@ -107,8 +107,12 @@ class EventStream:
         """
         if self._ahead and self._returned is not None:
             return Token(dict(self._returned["_id"]))
-        token = None if self._stream is None else self._stream.resume_token
+        token = self._token
         return self._reached if token is None else Token(dict(token))
+
+    @property
+    def _token(self) -> Any:
+        return None if self._stream is None else self._stream.resume_token
 
     def next(self) -> RawBSONDocument | None:
         """Return the next event, or None if the server had none within its await time.
@@ -144,12 +148,13 @@ class EventStream:
         position = self.position
         return position is not None and position.data >= key_of(end)
 
-    def require_progress(self, since: float, now: float) -> None:
+    def require_progress(self, since: float) -> None:
         """Raise StreamError if the stream has not advanced for too long, `since` a time.
 
-        The time begins again with the first success after failures, which `retry_policy` bounds.
+        The time begins again with each advance, and with the first success after failures, which
+        `retry_policy` bounds.
         """
-        if now - max(since, self._recovered_at) > _STALLED_AFTER:
+        if self.clock() - max(since, self._moved_at) > _STALLED_AFTER:
             raise StreamError(
                 f"the stream has not advanced for {_STALLED_AFTER:.0f} s: check which shard is "
                 "unreachable, and restart the query"
@@ -168,14 +173,16 @@ class EventStream:
 
     def _reply(self) -> list[RawBSONDocument]:
         """Return the events of the next reply; none if the server had none."""
+        before = self._token
         while True:
             events: list[RawBSONDocument] = []
             alive = self._retries.run(lambda: self._asked(events), self._failed)  # noqa: B023
             if events or alive:
+                if self._is_failing or events or self._token != before:
+                    self._moved_at = self.clock()
                 if self._is_failing:
                     self._is_failing = False
                     self._retries.reset()
-                    self._recovered_at = self._clock()
                 return events
             self.close()
             self._is_failing = True
@@ -195,16 +202,13 @@ class EventStream:
             raise stream_refused(error) from None
 
 
-def read_runs(
-    stream: EventStream, end: Position, *, clock: Callable[[], float] = time.monotonic
-) -> Iterator[Run]:
+def read_runs(stream: EventStream, end: Position) -> Iterator[Run]:
     """Return all events of the stream up to and including `end`, one server reply at a time.
 
     Raises StreamError when the stream stalls before its end.
     """
     limit = key_of(end)
-    seen: Token | None = None
-    moved_at = clock()
+    begun_at = stream.clock()
     while True:
         run = stream.next_run()
         if run.keys:
@@ -214,7 +218,4 @@ def read_runs(
             yield run
         if stream.has_passed(end):
             return  # without a further request
-        if run.keys or stream.position != seen:
-            seen, moved_at = stream.position, clock()
-        else:
-            stream.require_progress(moved_at, clock())
+        stream.require_progress(begun_at)

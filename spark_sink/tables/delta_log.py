@@ -64,7 +64,7 @@ _FILES_KEPT, _COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRet
 _CONFIGURATION = {_FILES_KEPT: "interval 1 hours", _COMMITS_KEPT: "interval 1 days"}
 """Of a new table: how long files are kept for their readers, and how long commits.
 
-Each commit lists the log, which takes 2 µs a commit that it has on a local disk.
+Each commit lists the log: on a local disk, 2 µs for every commit in it.
 """
 _DAY = 24 * 3600
 _NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
@@ -75,9 +75,9 @@ _STATISTICS = "delta.dataSkippingStatsColumns"
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
 _EPOCHS = 2**40
-"""An epoch exceeds those before by a random number below, so two starts never have the same."""
+"""A new epoch exceeds the last one by a random number up to this, so that two starts differ."""
 _PATHS_LOOKED_UP = 1_000
-"""How many files are looked for, or deleted, before it is told."""
+"""Files that are looked for, or deleted, between two reports of progress."""
 _ATTEMPTS = 10
 """How often a table's epoch is raised if other commits are faster."""
 _EXCHANGES = 100
@@ -173,7 +173,7 @@ class DeltaLog:
             self.reload()
 
     def keep_files(self, seconds: float) -> None:
-        """Let replaced files be kept as long for their readers, and commits as long or for a day.
+        """Keep replaced files for `seconds`, for readers, and commits as long, but at least a day.
 
         If another commit is faster, the next call does it.
         """

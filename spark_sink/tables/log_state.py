@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import secrets
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
@@ -29,7 +31,7 @@ APPLICATION = "mergerouter"
 """The application transaction with the number of a version's state."""
 _FOLDER, _LOG = "_mergerouter", "_delta_log"
 _NUMBERS = 2**62
-# How much older than the newest version's state those are that no reader of a version needs.
+# No reader of a version needs a state that is older than the newest version's by more than this.
 _KEPT = timedelta(hours=1)
 STATE = "mergerouter"
 """The field of a commit with the state."""
@@ -132,13 +134,13 @@ def newest_state(address: str) -> dict[str, Any]:
     """
     folder = Folder(address)
     try:
-        hint = folder.text(f"{_LOG}/_last_checkpoint")
-        known = int(json.loads(hint)["version"]) if hint else 0
-        for _, state in states_in(folder, _newest_version(folder, known)):
+        for _, state in states_in(folder, _newest_version(folder, _last_checkpoint(folder))):
             return state
-        names = (each.base_name for each in folder.listed(_LOG))
-        checkpoints = (e for e in names if ".checkpoint." in e and e.endswith(".parquet"))
-        for name in sorted(checkpoints, reverse=True):
+        names = sorted((each.base_name for each in folder.listed(_LOG)), reverse=True)
+        newest = next((each for each in names if re.fullmatch(r"\d{20}\.json", each)), "-1")
+        for _, state in states_in(folder, int(newest[:20])):  # the hint was missing, or wrong
+            return state
+        for name in (e for e in names if ".checkpoint." in e and e.endswith(".parquet")):
             for each in _transactions_in(address, name):
                 if each["appId"] == APPLICATION:
                     return TableStates(address).read(int(each["version"]))
@@ -147,6 +149,13 @@ def newest_state(address: str) -> dict[str, Any]:
             f"the table at {address} cannot be read: correct the path or the access to it", error
         ) from None
     return {}
+
+
+def _last_checkpoint(folder: Folder) -> int:
+    """Return the version that the log's hint names; 0 without a valid one."""
+    with suppress(ValueError, KeyError, TypeError):
+        return int(json.loads(folder.text(f"{_LOG}/_last_checkpoint") or "")["version"])
+    return 0
 
 
 def _newest_version(folder: Folder, known: int) -> int:

@@ -29,7 +29,7 @@ from spark_sink.tables.table_form import TableForm
 if TYPE_CHECKING:
     from spark_sink.tables.delta_log import DeltaLog
 
-# Of the keys of documents that are read one by one: about a thousand.
+# The most bytes of keys of lost documents that are read one by one: about a thousand documents.
 _LOST_BYTES = 50_000
 
 

@@ -37,8 +37,8 @@ MadeRows = Iterator[pa.RecordBatch]
 MapRows = Callable[[Iterable[pa.RecordBatch]], MadeRows]
 """Makes rows of rows, in a task."""
 TOLD: ContextVar[Callable[[str, int, int], None]] = ContextVar("TOLD", default=lambda *_: None)
-"""Is told of long work: what is done, to how many, and how many there are."""
-# Tasks in a job of Spark's for each core: each task is sent with all of them.
+"""Called during long work: what is counted, how many are done, and of how many."""
+# Tasks per core in one job of Spark, which sends the list of all tasks with each of them.
 _TASKS_PER_CORE = 16
 
 

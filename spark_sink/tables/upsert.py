@@ -47,7 +47,7 @@ from spark_sink.tables.tasks import run_tasks
 if TYPE_CHECKING:
     from spark_sink.tables.current_table import CurrentTable
 
-# Bytes of files and changes that the driver merges itself: a job of Spark takes as long.
+# The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
 # Commits after which the files of versions that nobody reads any more are deleted.
 _COMMITS_PER_VACUUM = 20

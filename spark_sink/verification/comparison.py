@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -57,7 +58,7 @@ _OF_DOCUMENTS = ("database", "collection", "filters.", "snapshotFilters", "field
 _TASK_ROWS = 100_000
 # Seconds of rows at a rate that are compared at a time.
 _STEP_SECONDS = 30
-_ALL = 2**31 - 1  # the most that Spark takes
+_MOST = 100_000  # differences that are shown, which the driver has in memory
 _KEPT = StorageLevel.MEMORY_AND_DISK
 
 
@@ -68,7 +69,7 @@ def document_options(options: Mapping[str, str]) -> dict[str, str]:
 
 
 def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
-    """Return the differences between the table at `target` and the collections.
+    """Return the differences between the table at `target` and the collections, or 100,000 of them.
 
     The options are those of the source that the table was made with (uri, database, collection, and
     snapshotFilters if the table holds a part of the documents).
@@ -79,7 +80,7 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     are not compared, nor are those that the table must read again. Raises StreamError, and
     HistoryLostError if the table is too far behind.
     """
-    *_, compared = Comparison(spark, target, options).steps()
+    [compared] = deque(Comparison(spark, target, options).steps(), maxlen=1)
     names = DIFFERENCES.fieldNames()
     rows = [tuple(each[name] for name in names) for each in compared.first]
     return spark.createDataFrame(rows, DIFFERENCES).drop("token")
@@ -139,7 +140,7 @@ class Comparison:
         target: str,
         options: Mapping[str, str],
         rate: float | None = None,
-        most: int = _ALL,
+        most: int = _MOST,
     ) -> None:
         forms = ("documentSchema", "unknownFields", "documents")
         given = {n: text for n, text in named_options(options).items() if n not in forms}

@@ -32,7 +32,16 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
     ),
     ({"getParameter": "*"}, {**THEIRS, **OWN, **LOG}),
     ({"getParameter": 1, "logLevel": 1}, {"logLevel": 0}),
-    ({"getParameter": {"showDetails": True}, "logLevel": 1}, {"logLevel": 3}),
+    (
+        {"getParameter": {"showDetails": True}, "enableTestCommands": 1},
+        {
+            "enableTestCommands": {
+                "value": False,
+                "settableAtRuntime": False,
+                "settableAtStartup": True,
+            }
+        },
+    ),
 ]
 
 

@@ -232,6 +232,18 @@ def test_the_last_batch_up_to_the_present_ends_at_it():
     plan.close()
 
 
+def test_a_run_up_to_the_present_is_not_stalled_while_its_stream_advances():
+    history = History()
+    start: Position = AtTime(history.now)
+    history.insert(1)
+    plan = planner(history, clock=SteppingClock(step=1))
+    plan._until = Timestamp(history.now.time, history.now.inc + 150)  # one a reply
+    batch = plan.next_batch(start, 10)
+    assert batch.events == 1
+    assert is_after(batch.end, AtTime(plan._until))
+    plan.close()
+
+
 def test_bytes_limit_a_batch_after_the_size_of_events_is_known():
     history = History()
     start: Position = AtTime(history.now)
@@ -348,9 +360,9 @@ def test_a_stalled_range_is_an_error():
     end = history.insert(1)["_id"]
     silent = History()
     silent.frozen = True
-    stream = EventStream(silent.watch, AtTime(Timestamp(1, 1)))
+    stream = EventStream(silent.watch, AtTime(Timestamp(1, 1)), clock=SteppingClock(step=1))
     with pytest.raises(StreamError, match="has not advanced"):
-        list(read_runs(stream, Token(end), clock=SteppingClock(step=1)))
+        list(read_runs(stream, Token(end)))
 
 
 def test_a_range_that_ends_where_the_stream_is_idle_needs_no_further_request():

@@ -141,7 +141,7 @@ def test_a_long_outage_does_not_count_as_a_stalled_stream() -> None:
     events = EventStream(
         lambda _: stream, begin, retry_policy=given, clock=lambda: now[0], sleep=sleep
     )
-    found = list(read_runs(events, end, clock=lambda: now[0]))
+    found = list(read_runs(events, end))
     assert [key for run in found for key in run.keys] == [end.data]
     assert now[0] == 20 * 60
 

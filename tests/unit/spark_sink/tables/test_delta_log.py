@@ -377,6 +377,8 @@ def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> N
     for number in range(8, 14):
         log.append([], SCHEMA, batch(number))
         assert newest_state(str(tmp_path))["batch"] == number
+    (tmp_path / "_delta_log" / "_last_checkpoint").write_text("{")  # the hint alone is damaged
+    assert newest_state(str(tmp_path))["batch"] == 13
     assert newest_state(str(tmp_path / "none")) == {}
 
 
