@@ -12,16 +12,10 @@ def test_the_earliest_place_not_returned_counts() -> None:
     assert places.earliest(0.0) is None
     places.left("a", "db.c", Timestamp(10, 1), now=0.0)
     places.left("b", "db.c", Timestamp(20, 1), now=0.0)
+    places.left("a", "db.c", Timestamp(30, 1), now=1.0)  # another cursor of the same client
     assert places.earliest(1.0) == Timestamp(10, 1)
     places.returned("a", "db.c")
     assert places.earliest(1.0) == Timestamp(20, 1)
-
-
-def test_of_two_cursors_of_one_client_the_earlier_counts() -> None:
-    places = DepartedClients()
-    places.left("a", "db.c", Timestamp(10, 1), now=0.0)
-    places.left("a", "db.c", Timestamp(30, 1), now=1.0)
-    assert places.earliest(1.0) == Timestamp(10, 1)
 
 
 def test_a_location_is_forgotten_after_a_day() -> None:

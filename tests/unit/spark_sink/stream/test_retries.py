@@ -182,3 +182,8 @@ def test_an_option_sets_the_timeout_of_server_selection() -> None:
         finally:
             client.close()
         assert time.monotonic() - begin >= 1.7
+
+
+def test_names_that_dns_does_not_know_are_reported() -> None:
+    with pytest.raises(StreamError, match="DNS does not tell the servers"):
+        RouterClient(parse_options({"uri": "mongodb+srv://cluster0.abcde.invalid/"}))
