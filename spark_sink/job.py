@@ -29,7 +29,7 @@ from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.session.spark_session import job_session
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
-from spark_sink.verification.job import Outcome, verify_job
+from spark_sink.verification.all_tables import Outcome, verify_job
 from spark_sink.verification.verifier import Verifier
 
 _POLL_SECONDS = 0.2

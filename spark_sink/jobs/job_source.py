@@ -90,7 +90,7 @@ class JobStreamReader(MergerouterStreamReader):
             self._seen = start, unread, state.lost if state else ()
         return self._seen[1:]
 
-    def places(self) -> set[tuple[str, str]]:
+    def namespaces(self) -> set[tuple[str, str]]:
         """Return the collections of which the current table had documents at the start."""
         return set(self._tables.namespaces)
 

@@ -241,7 +241,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if self.options.snapshot.policy.reads_documents:
             planning, wanted = self._planners, self.options.snapshot.accepts
             names = planning.client.with_retries(lambda: planning.collections.names(wanted))
-            found = {*names, *self.places()}
+            found = {*names, *self.namespaces()}
             before = None if start.sought is not None else start.scope
             gained = sorted(
                 each
@@ -250,7 +250,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             )
         return Offset(position, scope, position.time, signals=signals, gained=tuple(gained), **kept)
 
-    def places(self) -> set[tuple[str, str]]:
+    def namespaces(self) -> set[tuple[str, str]]:
         """Return the collections, by database and name, of which the sink has documents."""
         return set()
 

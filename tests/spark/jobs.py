@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from spark_sink.jobs.job_folder import DEFAULT_TABLES, JobFolder, JobRecord
 from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.tables_job import TablesJob, namespace_options
-from spark_sink.verification.job import verify_job
+from spark_sink.verification.all_tables import verify_job
 from tests.spark.conftest import Shop
 
 NO_DIFFERENCE: dict[str, set[str]] = {"bronze": set(), "current": set()}

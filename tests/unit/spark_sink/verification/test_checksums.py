@@ -40,7 +40,7 @@ from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.table_form import TableForm
-from spark_sink.verification.job import checksum_difference
+from spark_sink.verification.all_tables import checksum_difference
 
 FORMS = {
     "current": TableForm(),
