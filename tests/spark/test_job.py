@@ -396,7 +396,7 @@ def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> No
     folder = fake_job(tmp_path, signals=to_document(SignalState(requests=tuple(requests))))
     commits = tmp_path / "checkpoint" / "commits"
     commits.mkdir()
-    (commits / "0").touch()
+    (commits / "0").write_text("v1\n{}")
     lines = lines_of(status_of(folder))
     nothing = "0 chunks; 0 of 0 collections"
     assert lines[-20:] == [

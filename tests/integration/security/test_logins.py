@@ -15,6 +15,7 @@ from tests.harness.raw_client import RawClient
 from tests.integration.security.clients import Servers, client, port_of, stream
 
 NONCE = "0123456789abcdefghijklmnopqrstuv"
+COMMANDS = ["saslStart", "saslContinue", "hello", "ping", "aggregate", "logout", "connectionStatus"]
 COMPARED = ("ok", "code", "codeName", "errmsg", "done", "saslSupportedMechs")
 FORGED = "AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA="
 SERVER_NONCE = "<the server's nonce>"
@@ -118,7 +119,7 @@ async def answers(port: int, sequence: Sequence[tuple[str, dict[str, Any]]]) -> 
                 nonce = payload.decode().split(",")[0].removeprefix("r=")
             reply.get("saslSupportedMechs", []).sort()
             shown = {name: reply.get(name) for name in COMPARED}
-            if next(iter(step)) in ("mechanism", "payload", "conversationId"):  # is no command
+            if next(iter(step)) not in COMMANDS:
                 assert shown["code"] in (13, 59)
                 shown = {}  # alone, the router asks for the login first (docs/security.md)
             found.append((shown, "speculativeAuthenticate" in reply))
