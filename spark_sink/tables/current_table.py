@@ -35,7 +35,7 @@ from spark_sink.tables.tasks import (
     reported,
     reports_in,
 )
-from spark_sink.tables.upsert import Upsert, commit, merge, plan
+from spark_sink.tables.upsert import TableVersion, Upsert, commit, merge, plan
 
 
 class CurrentTable:
@@ -55,41 +55,19 @@ class CurrentTable:
         form: TableForm | None = None,
         epoch: int = 0,
     ) -> None:
-        compared = (form or TableForm()).compared
-        self.log = DeltaLog(target, (KEY_RANGE,), compared, epoch=epoch)
-        """The commits of the table."""
-        self.epoch = epoch
-        """Of the start that writes."""
-        self.state = TableState(tuple(keys))
-        """The position of the version that was read or written last."""
-        self.stored: TableForm | None = None
-        """The columns of its files; None if there is no table yet."""
-        self.form = form or TableForm()
-        """The columns that are written next."""
-        self._take(form)
+        log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared, epoch=epoch)
+        self._version = _newest(log, form, keys, epoch)
         if self.state.keys != tuple(keys):
             raise OptionError(
                 f"the table at {target} has the keys {', '.join(self.state.keys)}: use these, or "
                 "write to another folder"
             )
 
-    def _take(self, form: TableForm | None) -> None:
-        """Continue from the log's version, and write a form next. Raises OptionError."""
-        if not self.log.exists:
-            return
-        position = self.log.position()
-        if "keys" not in position:
-            raise OptionError(
-                f"the Delta table at {self.address} is no current table: write to another folder"
-            )
-        self.state = from_document(TableState, position)
-        self.stored = TableForm.of(self.log.schema, self.log.compared)
-        self.form = _form_after(self.address, self.stored, form or self.stored)
-
     def reload(self) -> None:
         """Continue from the newest version: others may have compacted the table."""
-        if self.log.reload():
-            self._take(self.form)
+        version = self._version
+        if version.log.reload():
+            self._version = _newest(version.log, version.form, version.state.keys, version.epoch)
 
     @classmethod
     def existing(cls, target: str, form: TableForm | None = None) -> CurrentTable:
@@ -102,20 +80,30 @@ class CurrentTable:
     def at(self, version: int, position: Mapping[str, Any]) -> CurrentTable:
         """Return an older version to read, whose state is `position`. Raises StreamError."""
         found = copy(self)
-        found.log = self.log.at(version, position)
-        found.state = from_document(TableState, position)
-        found.form = found.stored = TableForm.of(found.log.schema)
+        log = self._version.log.at(version, position)
+        form, state = TableForm.of(log.schema), from_document(TableState, position)
+        found._version = TableVersion(log, state, form, form)
         return found
 
     @property
     def address(self) -> str:
         """The folder as a path or URI for Spark."""
-        return self.log.address
+        return self._version.log.address
 
     @property
-    def is_rewritten(self) -> bool:
-        """Whether the next batch writes all files again, because the columns have changed."""
-        return self.stored is not None and self.form.rewrites(self.stored)
+    def log(self) -> DeltaLog:
+        """The commits of the table."""
+        return self._version.log
+
+    @property
+    def state(self) -> TableState:
+        """The form and the position of the version that `read` reads."""
+        return self._version.state
+
+    @property
+    def form(self) -> TableForm:
+        """The columns of the next version."""
+        return self._version.form
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the current version, without KEY_RANGE."""
@@ -134,7 +122,7 @@ class CurrentTable:
         See `apply_staged`.
         """
         self.reload()
-        remove_interrupted(self.address, self.epoch)
+        remove_interrupted(self.address, self._version.epoch)
         if batch is not None and self.log.has(batch):
             return
         stage = partial(
@@ -142,7 +130,7 @@ class CurrentTable:
             address=self.address,
             keys=self.state.keys,
             tolerant=quarantine is not None,
-            epoch=self.epoch,
+            epoch=self._version.epoch,
         )
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
         reports = reports_in(ChangeReport, staged)
@@ -171,8 +159,9 @@ class CurrentTable:
             changes.add(each)
         if batch is None or not self.log.has(batch):
             upsert = Upsert(changes, batch, quarantine, scope, leads and not self.log.exists)
-            planned = plan(spark, self, upsert)
-            commit(self, upsert, planned, merge(spark, self, upsert, planned))
+            planned = plan(spark, self._version, upsert)
+            merged = merge(spark, self._version, upsert, planned)
+            self._version = commit(self._version, upsert, planned, merged)
         remove_changes(self.address, changes.groups)
 
 
@@ -205,11 +194,27 @@ def apply_changes(
     return events.writeStream.foreachBatch(apply)
 
 
-def _form_after(address: str, before: TableForm, form: TableForm) -> TableForm:
+def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:
+    """Return the newest version, for a batch that writes a form. Raises OptionError."""
+    stored = TableForm.of(log.schema, log.compared) if log.exists else None
+    state, position = TableState(tuple(keys)), log.position()
+    if log.exists:
+        if "keys" not in position:
+            raise OptionError(
+                f"the Delta table at {log.address} is no current table: write to another folder"
+            )
+        state = from_document(TableState, position)
+    form = _form_after(log, stored, form or stored or TableForm())
+    return TableVersion(log, state, stored, form, epoch)
+
+
+def _form_after(log: DeltaLog, before: TableForm | None, form: TableForm) -> TableForm:
     """Return the form to write, whose schema begins with the table's. Raises OptionError."""
+    if before is None:
+        return form
     if (form.is_typed, form.keeps_deleted) != (before.is_typed, before.keeps_deleted):
         raise OptionError(
-            f"the table at {address} has other columns: start its job with the "
+            f"the table at {log.address} has other columns: start its job with the "
             "--schema and --deletes of before, or write to another folder"
         )
     known = () if before.schema is None else before.schema.fieldNames()

@@ -11,7 +11,6 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
-from typing import TYPE_CHECKING
 
 from pyspark.sql import SparkSession
 from pyspark.sql.types import StructType
@@ -44,13 +43,34 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState, unread_after
 from spark_sink.tables.tasks import run_tasks
 
-if TYPE_CHECKING:
-    from spark_sink.tables.current_table import CurrentTable
-
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
 # Commits after which the files of versions that nobody reads any more are deleted.
 _COMMITS_PER_VACUUM = 20
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """The version of a table that a batch is applied to.
+
+    Args:
+        log: the table's log, at that version.
+        state: what the version knows beside its rows.
+        stored: the columns of its files; None if there is no table yet.
+        form: the columns that are written next.
+        epoch: of the start that writes.
+    """
+
+    log: DeltaLog
+    state: TableState
+    stored: TableForm | None
+    form: TableForm
+    epoch: int = 0
+
+    @property
+    def is_rewritten(self) -> bool:
+        """Whether the next batch writes all files again, because the columns have changed."""
+        return self.stored is not None and self.form.rewrites(self.stored)
 
 
 @dataclass(frozen=True)
@@ -104,12 +124,12 @@ class Merged:
     reports: Sequence[MergeReport]
 
 
-def plan(spark: SparkSession | None, table: CurrentTable, upsert: Upsert) -> Plan:
+def plan(spark: SparkSession | None, version: TableVersion, upsert: Upsert) -> Plan:
     """Return what a batch changes. Rows that its DDL events move are staged by tasks.
 
     Without `spark` the work is done in this process. Raises StreamError and OSError.
     """
-    before, scope = table.state, upsert.scope
+    before, scope = version.state, upsert.scope
     ddl_events = tuple(sorted(map(ddl_event_of, upsert.changes.ddl)))
     state, unread = before.after(upsert.changes, ddl_events), set(before.unread)
     if scope is not None:
@@ -120,18 +140,18 @@ def plan(spark: SparkSession | None, table: CurrentTable, upsert: Upsert) -> Pla
         named = {each.target for each in ddl_events if each.target is not None}
         unread = {*state.unread, *(each for each in named if not scope.contains(*each))}
     changes, moved = upsert.changes, list[KeyRange]()
-    writes = changes.groups or ddl_events or table.is_rewritten
-    ranges = KeyRanges.of(table.log.files(), table.form.column) if writes else KeyRanges()
+    writes = changes.groups or ddl_events or version.is_rewritten
+    ranges = KeyRanges.of(version.log.files(), version.form.column) if writes else KeyRanges()
     if ddl_events:
         events = before.unknown(ddl_events)
         affected = {index for e in events for index in ranges.older(e.token, e.prefixes)}
         moved = [ranges[index] for index in sorted(affected)]
         paths = [path for each in moved for path in each.paths]
-        changes = staged_anew(spark, table, paths, changes.groups, ddl_events)
+        changes = staged_anew(spark, version, paths, changes.groups, ddl_events)
         ranges = ranges.emptied(affected)
 
     def places(group: ChangeGroup) -> list[str]:
-        rows = read_groups(table.log.address, [group], ["place"])
+        rows = read_groups(version.log.address, [group], ["place"])
         found: list[str] = rows["place"].to_pylist()
         return found
 
@@ -145,14 +165,14 @@ def plan(spark: SparkSession | None, table: CurrentTable, upsert: Upsert) -> Pla
             state.complete_from,
             {**state.complete_in, **{".".join(name): UNREAD for name in unread}},
             upsert.quarantine is not None,
-            table.form.keeps_deleted,
+            version.form.keeps_deleted,
         ),
     )
 
 
 def merge(
     spark: SparkSession | None,
-    table: CurrentTable,
+    version: TableVersion,
     upsert: Upsert,
     planned: Plan,
 ) -> Merged:
@@ -161,9 +181,9 @@ def merge(
     Where documents need a wider schema, their files are written once more with it; all files are if
     theirs does not fit the table any more. Raises StreamError and OSError.
     """
-    form, again = table.form, table.is_rewritten
+    form, again = version.form, version.is_rewritten
     task = MergeTask(
-        table.log.address,
+        version.log.address,
         None if upsert.quarantine is None else upsert.quarantine.address,
         None if upsert.batch is None else upsert.batch.number,
         Merge("", None, None),
@@ -185,14 +205,14 @@ def merge(
         rewrites = form.rewrites(before)
         stale = [pair for pair in done if rewrites or pair[1].wanted is not None]
         for _, report in stale:
-            remove_files(table.log.address, (each["path"] for each in report.parts))
+            remove_files(version.log.address, (each["path"] for each in report.parts))
         done = [] if rewrites else [pair for pair in done if pair[1].wanted is None]
         left = [*(each for each, _ in stale), *(rest() if rewrites and not again else ())]
         again = again or rewrites
 
 
-def commit(table: CurrentTable, upsert: Upsert, planned: Plan, merged: Merged) -> None:
-    """Commit what was written, with the state after the batch, as the newest version.
+def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged) -> TableVersion:
+    """Commit what was written, with the state after the batch; return the new version.
 
     The quarantine gets its rows first. Without a change and a batch nothing is committed. Raises
     StreamError if another writer was faster.
@@ -215,23 +235,24 @@ def commit(table: CurrentTable, upsert: Upsert, planned: Plan, merged: Merged) -
         checksum=checksum - planned.changes.removed,
         partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
     )
-    if replaced or parts or state != table.state or batch is not None:
-        log, form = table.log, merged.form
+    if replaced or parts or state != version.state or batch is not None:
+        log, form = version.log, merged.form
         compared = [name for name in form.compared if name in form.stored.names]
         before = log.compared if log.exists else compared
         log.compare([name for name in before if name in compared])
         log.replace(parts, form.stored, state.document, batch, replaced)
         log.compare(compared)
-        table.state, table.stored, table.form = state, form, form
+        version = replace(version, state=state, stored=form, form=form)
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:
             log.vacuum()
     if upsert.changes.ddl:
-        remove_changes(table.log.address, planned.changes.groups)
+        remove_changes(version.log.address, planned.changes.groups)
+    return version
 
 
 def staged_anew(
     spark: SparkSession | None,
-    table: CurrentTable,
+    version: TableVersion,
     files: Sequence[str],
     groups: Sequence[ChangeGroup],
     ddl_events: Sequence[DdlEvent],
@@ -240,9 +261,9 @@ def staged_anew(
     by_file: dict[str, list[ChangeGroup]] = {}
     for each in groups:
         by_file.setdefault(each.path, []).append(each)
-    stage = table.log.address, table.epoch
+    stage = version.log.address, version.epoch
     tasks = [partial(stage_moved, *stage, ddl_events, own) for own in by_file.values()]
-    events, columns = table.state.unknown(ddl_events), table.form.version_columns
+    events, columns = version.state.unknown(ddl_events), version.form.version_columns
     tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
     report = ChangeReport()
     for found in run_tasks(spark, ChangeReport, tasks):
