@@ -93,6 +93,9 @@ _MOST_FAILURES: Final = 50
 _TROUBLING_LAG: Final = 20.0
 """Seconds of lag that no quiet member has: it writes a no-op every 10 s by itself."""
 
+_TROUBLING_UNREAD: Final = 60.0
+"""Seconds for which a client that works leaves no event unread."""
+
 _SILENT_JOB: Final = 60.0
 """Seconds after which a job that does not report is in trouble: it reports every 10 s."""
 
@@ -150,6 +153,7 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
         "lanes": list(_lanes(status, span, past)),
         "stream_rows": streams,
         "client_rows": total["cursorList"],
+        "troubling_unread": _TROUBLING_UNREAD,
         "job_rows": _job_rows(total, now),
         "members": {target: members[target] for target in _sorted(members)},
         "errors": dict(sorted(total["errors"].items(), key=lambda each: -each[1])),

@@ -1,7 +1,7 @@
 """The status of one process for the admin port: what it, its workers and running jobs report."""
 
 import resource
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -41,7 +41,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
     """
     cursors = node.cursors
     number = 1 if node.peers is None else node.peers.number
-    waiting, targets = 0, dict[str, dict[str, Any]]()
+    waiting, targets = 0, defaultdict[str, dict[str, Any]](_no_figures)
     streams: list[Mapping[str, Any]] = []
     async for stream in cursors.describe_gradually():
         waiting += stream["waiting"]
@@ -60,7 +60,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "status": own_status(node, streams=False),
         "clusterTime": node.clock.time,
         "waitingStreams": waiting,
-        "targets": targets,
+        "targets": dict(targets),
         "cursors": len(cursors),
         "cursorList": [{**each, "worker": number} for each in listed],
         "heldBytes": cursors.memory.held,
@@ -100,15 +100,18 @@ def _by_name(errors: Mapping[int, int]) -> Counter[str]:
     return named
 
 
-def _add(targets: dict[str, dict[str, Any]], stream: Mapping[str, Any]) -> None:
+def _no_figures() -> dict[str, Any]:
+    return {"watermark": None, "cursors": 0, "failing": 0, "bufferedBytes": 0, "held": Counter()}
+
+
+def _add(targets: Mapping[str, dict[str, Any]], stream: Mapping[str, Any]) -> None:
     """Add to each target's figures what a stream has there.
 
     The watermarks are those of streams for which clients wait: a stream whose clients do not read
     does not ask its shards for more.
     """
     for remote in stream["remotes"]:
-        none = {"watermark": None, "cursors": 0, "failing": 0, "bufferedBytes": 0}
-        sums = targets.setdefault(remote["target"], {**none, "held": Counter()})
+        sums = targets[remote["target"]]
         sums["cursors"] += 1
         sums["failing"] += "failingMillis" in remote
         sums["bufferedBytes"] += remote["bufferedBytes"]

@@ -32,14 +32,17 @@ _WANTED = {
 """What a setting must be, by pydantic's type of the problem."""
 
 
-def describe_problems(error: ValidationError, settings: type[BaseModel]) -> str:
+def describe_problems(
+    error: ValidationError, settings: type[BaseModel], noun: str = "setting"
+) -> str:
     """Return one sentence for each problem, separated by semicolons.
 
     Args:
         error: the validation error of pydantic.
         settings: the validated model, which defines the known names.
+        noun: what one of them is called.
     """
-    return "; ".join(_describe(problem, settings) for problem in error.errors())
+    return "; ".join(_describe(problem, settings, noun) for problem in error.errors())
 
 
 def nearest(name: str, known: Iterable[str], *, required: int = 0) -> str:
@@ -55,7 +58,7 @@ def nearest(name: str, known: Iterable[str], *, required: int = 0) -> str:
     return f" Did you mean {by_folded[close[0]]}?" if close else ""
 
 
-def _describe(problem: Any, settings: type[BaseModel]) -> str:
+def _describe(problem: Any, settings: type[BaseModel], noun: str) -> str:
     name = ".".join(str(part) for part in problem["loc"])
     if problem["type"] == "extra_forbidden":
         section = name.rpartition(".")[0]
@@ -67,8 +70,8 @@ def _describe(problem: Any, settings: type[BaseModel]) -> str:
         if not near and not section:
             near = f" Known are {', '.join(dict.fromkeys(each.split('.')[0] for each in names))}."
         if near or not section or not siblings:
-            return f"{name} is not a setting.{near}"
-        return f"{name} is not a setting. Section {section} has {', '.join(siblings)}."
+            return f"{name} is not a {noun}.{near}"
+        return f"{name} is not a {noun}. Section {section} has {', '.join(siblings)}."
     message = problem["msg"].removeprefix(_VALUE_ERROR)
     if not name:
         return str(message)

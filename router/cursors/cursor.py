@@ -102,23 +102,25 @@ class MergedCursor:
         self.last_used = 0.0
         """The loop's time at which it was opened, or its last getMore ended."""
         self._reader = reader
+        self._client_reader = (
+            reader.client_reader if isinstance(reader, CompletingReader) else reader
+        )
         self._ticket = ticket
 
     @property
     def running_stream(self) -> RunningStream | None:
         """The stream that it reads; None during a move and after ``close``."""
-        return self._reader.client_reader.stream
+        return self._client_reader.stream
 
     @property
     def place(self) -> bytes:
         """The sort key beyond which the client needs all events."""
-        return self._reader.client_reader.log_reader.needs
+        return self._client_reader.log_reader.needs
 
     @property
     def finished(self) -> bool:
         """Whether the stream has ended or failed, or the cursor was killed: no events follow."""
-        reader = self._reader
-        return reader.finished or reader.client_reader.interrupted is not None
+        return self._reader.finished or self._client_reader.interrupted is not None
 
     def check(self, client: Owner) -> None:
         """Raise CommandError unless ``client`` may use the cursor now.

@@ -63,8 +63,7 @@ def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
     try:
         wanted = _Wanted(**(_document(line) if isinstance(line, bytes | str) else line))
     except ValidationError as error:
-        problem = describe_problems(error, _Wanted).replace("is not a setting", "is not a field")
-        raise ValueError(shortened(problem, _LONGEST)) from None
+        raise ValueError(shortened(describe_problems(error, _Wanted, "field"), _LONGEST)) from None
     options = wanted.model_dump(by_alias=True, exclude_none=True, exclude=_OWN)
     database = wanted.database
     if database is None:
@@ -77,7 +76,7 @@ def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
         "cursor": {},
         "$db": database,
     }
-    heartbeat = None if wanted.heartbeat is None else int(wanted.heartbeat) / 1000
+    heartbeat = None if wanted.heartbeat is None else wanted.heartbeat / 1000
     return Watch(parse_request(database, command), _FORMS[wanted.form], heartbeat)
 
 

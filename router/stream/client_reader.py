@@ -129,11 +129,6 @@ class ClientReader:
     # Reading.
 
     @property
-    def client_reader(self) -> Self:
-        """The reader itself, as that of a reader which completes the events has it."""
-        return self
-
-    @property
     def reply_bytes(self) -> int:
         """Bytes of events that one reply may have now."""
         return self._streams.reply_bytes
