@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -22,8 +22,6 @@ from spark_sink.tables.tasks import TOLD
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import LoggedBatch
-    from spark_sink.jobs.metrics import JobMetrics
-    from spark_sink.jobs.router_report import RouterReport
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""
@@ -147,6 +145,19 @@ def _moment(time_: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(time_))
 
 
+class ProgressReader(Protocol):
+    """Is told what a query does."""
+
+    def add(self, batch: BatchProgress) -> None:
+        """Take in a batch that has run."""
+
+    def reach(self, through: int, *, waits: bool) -> None:
+        """Take in the cluster time up to which the query has all events (`reached`).
+
+        `waits` is whether the stream stands still there, because it waits for a shard.
+        """
+
+
 class ProgressReport:
     """Tells each batch of a query once, and when its stream stands still.
 
@@ -158,7 +169,7 @@ class ProgressReport:
 
     def __init__(
         self,
-        listeners: Sequence[JobMetrics | RouterReport] = (),
+        listeners: Sequence[ProgressReader] = (),
         clock: Callable[[], float] = time.time,
         written: Written | None = None,
     ) -> None:

@@ -7,7 +7,6 @@ restart corresponds to that of a connector, whose number Debezium limits with `e
 from __future__ import annotations
 
 import random
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,7 +14,7 @@ from typing import TypeVar
 
 from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
 
-from spark_sink.errors import StreamError
+from spark_sink.errors import StreamError, say
 from spark_sink.options import values
 from spark_sink.options.values import option
 
@@ -125,8 +124,7 @@ class Retries:
         self._restarts += 1
         self._since, self._attempts = None, 0
         kind, delay = type(error).__name__, policy.restart_delay
-        text = f"mergerouter: {kind}; retry {self._restarts} begins in {delay:g} s"
-        print(text, file=sys.stderr)  # noqa: T201
+        say(f"mergerouter: {kind}; retry {self._restarts} begins in {delay:g} s")
         self._sleep(delay)
 
 

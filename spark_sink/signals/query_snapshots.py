@@ -10,7 +10,6 @@ own time and before the first events.
 from __future__ import annotations
 
 import json
-import sys
 import time
 import uuid
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -20,7 +19,7 @@ from functools import partial
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
-from spark_sink.errors import HistoryLostError
+from spark_sink.errors import HistoryLostError, say
 from spark_sink.events.positions import FromNow, Position, time_of, to_offset
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import (
@@ -370,7 +369,7 @@ class SignalProcessor:
                     raise
                 signals, reached = self._collection.receive(position, state.handled)
                 state = self._snapshots.left_out(state, state.position, position, SIGNAL)
-                print(f"warning: {self._lost}", file=sys.stderr)  # noqa: T201
+                say(f"warning: {self._lost}")
             self.has_more |= len(signals) == MAX_SIGNALS
             state = self._snapshots.process(replace(state, position=reached), signals, present)
         return state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing
 from difflib import get_close_matches
@@ -10,7 +9,7 @@ from typing import Any
 
 from pymongo.errors import PyMongoError
 
-from spark_sink.errors import MESSAGE_LIMIT
+from spark_sink.errors import MESSAGE_LIMIT, say
 from spark_sink.options.java_patterns import compiled
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.snapshot.planner import SYSTEM_DATABASES
@@ -41,7 +40,7 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
         text = f"warning: {each}"
         if len(text) > MESSAGE_LIMIT:
             text = f"{text[: MESSAGE_LIMIT - 1]}…"
-        print(text, file=sys.stderr)  # noqa: T201
+        say(text)
 
 
 def _warnings(options: StreamOptions) -> Iterator[str]:

@@ -176,10 +176,8 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     """
     names = [each["name"] for each in log.schema["fields"] if each["name"] != KEY_RANGE]
     tasks = [partial(rows_checksum, each) for each in scans_of(log, names)]
-    found, written = (
-        sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS),
-        log.checksum,
-    )
+    found = sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS)
+    written = log.checksum
     if found == written:
         return None
     return {"difference": "checksum", "rows": found.rows, "written": written.rows}
@@ -221,7 +219,7 @@ def _compare_documents(
     record = folder.record()
     given = document_options({**namespace_options(record.namespaces), **record.options})
     comparison = Comparison(spark, log.address, {"uri": uri, **given}, rate, shown)
-    *_, compared = comparison.compare(Folder(folder.address), _KEPT_IN)
+    compared = comparison.compare(Folder(folder.address), _KEPT_IN)
     found.count += compared.count
     found.first += [{n: text for n, text in e.items() if n != "token"} for e in compared.first]
     form = replace(

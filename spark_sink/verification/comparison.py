@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
@@ -80,9 +79,10 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     are not compared, nor are those that the table must read again. Raises StreamError, and
     HistoryLostError if the table is too far behind.
     """
-    [compared] = deque(Comparison(spark, target, options).steps(), maxlen=1)
+    for compared in Comparison(spark, target, options).steps():
+        found = compared.first
     names = DIFFERENCES.fieldNames()
-    rows = [tuple(each[name] for name in names) for each in compared.first]
+    rows = [tuple(each[name] for name in names) for each in found]
     return spark.createDataFrame(rows, DIFFERENCES).drop("token")
 
 
@@ -157,12 +157,12 @@ class Comparison:
 
     def compare(
         self, folder: Folder, name: str, wait: Callable[[float], bool | None] = time.sleep
-    ) -> Iterator[Compared]:
-        """Compare everything, and return how far it is after each step, at the rate.
+    ) -> Compared:
+        """Compare everything, at the rate, and return what was found.
 
         The file `name` of a folder has it as well: there an interrupted comparison of the same
         documents with the same table continues. `wait` is called with seconds; if
-        it returns True, the comparison ends.
+        it returns True, the comparison ends where it is.
         """
         kept: Compared | None = None
         with suppress(ValueError, KeyError, TypeError):  # such as of no file
@@ -178,13 +178,13 @@ class Comparison:
         for compared in self.steps(kept):
             folder.write(name, to_json(compared))
             TOLD.get()("rows and keys verified", compared.rows, 2 * self._table.count())
-            yield compared
             if self._rate is not None:
                 due = at + (compared.rows - rows) / self._rate
                 if wait(max(0.0, due - time.monotonic())) and not compared.ended:
-                    return
+                    return compared
             rows, at = compared.rows, time.monotonic()
         folder.remove(name)
+        return compared
 
     def steps(self, compared: Compared | None = None) -> Iterator[Compared]:
         """Compare everything, from where a comparison was; return how far it is after each step."""

@@ -107,7 +107,7 @@ class Verifier:
                 return
         rate, folder = self._settings.verify_rate, Folder(self._folder.address)
         comparison = Comparison(self._spark, self._address, self._options, rate, _MOST_KEPT)
-        *_, found = comparison.compare(folder, _KEPT_IN, self._ending.wait)
+        found = comparison.compare(folder, _KEPT_IN, self._ending.wait)
         if not found.ended:
             return
         for each in found.first[:_SHOWN]:
