@@ -403,10 +403,10 @@ class CursorRegistry:
     def _remove(self, cursor_id: int, reason: CommandError | None = None) -> None:
         cursor = self._cursors.pop(cursor_id, None)
         if cursor is not None:
-            self._remember_place(cursor)
             try:
                 cursor.kill(reason)
                 cursor.close()
+                self._remember_place(cursor)
             except Exception:  # the other cursors are closed all the same
                 log.exception("closing a cursor failed", cursor=cursor_id)
 
