@@ -240,7 +240,7 @@ class Login:
         Args:
             link: the client's connection to the upstream; None without an upstream.
             database: the command's database.
-            command: saslStart or saslContinue, with its own fields alone.
+            command: saslStart or saslContinue, without the fields of any command.
 
         Raises:
             CommandError: the server refuses the step.
