@@ -28,11 +28,12 @@ from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
 from router.lookup.upstream_reads import Lend
-from router.loop_lag import LoopLag
+from router.loop_lag import BOUNDS, measure_lag
 from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener
+from router.status_sums import Histogram
 from router.stream_settings import StreamSettings, settings_of_process
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
@@ -202,10 +203,9 @@ async def assemble(
             fail_points = FailPoints()
         checks = lag = None
         if settings.net.admin.port is not None:
-            checks, lag = ServerChecks(cluster, mongos), LoopLag()
+            checks, lag = ServerChecks(cluster, mongos), Histogram(BOUNDS)
             owned.push_async_callback(checks.close)
-            owned.callback(lag.stop)
-            lag.start()
+            tasks.run(measure_lag, lag)
         node = Node(
             clock=cluster.clock,
             cursors=cursors,
