@@ -36,9 +36,10 @@ from shard_client.remote_cursor.outages import Outages
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
 
-_FIRST = 101
-_MOST = 100_000
-_MEMORY = 4
+_FIRST_BATCH = 101
+"""Events of the first batch: as many as servers put into one without a batchSize."""
+_LARGEST_BATCH = 100_000
+_AVERAGED_BATCHES = 4
 
 
 class BatchSize:
@@ -55,18 +56,18 @@ class BatchSize:
     def __init__(self, target_bytes: int) -> None:
         self.target = target_bytes
         self._average = 0.0
-        self.current = _FIRST
+        self.current = _FIRST_BATCH
 
     def arrived(self, events: int, size: int) -> None:
         """Record a batch of ``events`` events with a total of ``size`` bytes."""
         average = size / events
         if self._average:
-            weight = min(1.0, events / self.current) / _MEMORY
+            weight = min(1.0, events / self.current) / _AVERAGED_BATCHES
             # Events larger than the average count at once, since they make batches too large.
             self._average = max(average, self._average + (average - self._average) * weight)
         else:
             self._average = average
-        most = min(_MOST, 2 * self.current) if events >= self.current else self.current
+        most = min(_LARGEST_BATCH, 2 * self.current) if events >= self.current else self.current
         self.current = _rounded(min(most, max(1, int(self.target / max(1.0, self._average)))))
 
 
