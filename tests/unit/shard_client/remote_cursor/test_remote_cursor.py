@@ -7,10 +7,7 @@ import pytest
 from shard_client.errors import ProtocolError
 from shard_client.remote_cursor import remote_cursor
 from shard_client.remote_cursor.cursor_reply import CursorBatch
-from shard_client.remote_cursor.cursor_state import (
-    CursorState,
-    follow,
-)
+from shard_client.remote_cursor.cursor_state import CursorState, follow
 from tests.doubles.scripted_member import ScriptedMember, invalidate
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
