@@ -41,7 +41,7 @@ from shard_client.wire.tls import TlsContexts
 if TYPE_CHECKING:
     from router.commands.fail_points import FailPoints
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 _IDENTITY_WAIT = 3.0
 _MS = 0.001
@@ -95,9 +95,9 @@ async def serve_process(
             tasks.run(node.certificates.rotate_when, rotate)
         await stop.wait()
         drain_time = node.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
-        log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
+        log.info("Shutting down", drainSeconds=drain_time)
         await listener.drain(drain_time)
-    log.info("Shut down", component="CONTROL")
+    log.info("Shut down")
 
 
 @dataclass(frozen=True, slots=True)

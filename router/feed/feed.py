@@ -26,7 +26,7 @@ from shard_client.errors import CommandError
 from shard_client.wire.connection import probe_peer
 from shard_client.wire.documents import decode
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="FEED")
 
 _LONGEST_LINE = 1024 * 1024
 MOST_CLIENTS = 1000
@@ -79,12 +79,7 @@ class FeedPort(AcceptingPort):
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
-        if self._handshakes is not None:
-            await self._handshakes.connect(connection, partial(self._protocol_of, self._accept))
-            return
-        await asyncio.get_running_loop().connect_accepted_socket(
-            partial(self._protocol_of, self._accept), connection
-        )
+        await self._connect(connection, partial(self._protocol_of, self._accept))
 
     def _protocol_of(
         self, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
@@ -122,9 +117,9 @@ class FeedPort(AcceptingPort):
             probe_peer(writer.transport, idle=10, interval=5, times=3)
             await self._answer(reader, writer)
         except ConnectionError as error:
-            log.info("Feed's client is gone", component="FEED", client=peer, error=str(error))
+            log.info("Feed's client is gone", client=peer, error=str(error))
         except Exception:  # one feed's bug must not end the others
-            log.exception("Unexpected error in a feed", component="FEED", client=peer)
+            log.exception("Unexpected error in a feed", client=peer)
         finally:
             await _close(writer)
             self._counts.ended(address)

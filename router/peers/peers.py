@@ -12,7 +12,7 @@ from router.peers.cursor_ids import CursorIds
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.connection import Address, Connection
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 _CONNECT_TIMEOUT = 2.0
 _ANSWER_TIMEOUT = 2.0
@@ -65,7 +65,6 @@ class Peer:
                 self._paused_until = loop.time() + _PAUSE_AFTER_TIMEOUT
             log.warning(
                 "A worker does not answer",
-                component="CONTROL",
                 asked=self.number,
                 command=next(iter(command)),
                 error=str(error),

@@ -17,7 +17,7 @@ from router.tls.sockets import BACKLOG, AcceptingPort
 from shard_client.wire.connection import is_loopback, probe_peer
 from shard_client.wire.frame_protocol import FrameStream
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _INTERRUPTED_TIMEOUT = 0.5
 _CHECKS_A_DEADLINE = 8
@@ -100,13 +100,8 @@ class Listener(AcceptingPort):
             stream.when_closed(ended)
             self._accept(stream, connection_id)
 
-        if self._handshakes is not None:
-            if not await self._handshakes.connect(connection, lambda: _ClientStream(accept)):
-                ended()
-            return
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: _ClientStream(accept, begins=check_first_header), connection
-        )
+        if not await self._connect(connection, lambda: self._stream_to(accept)):
+            ended()
 
     def close(self) -> None:
         """Accept no more clients; existing connections stay open."""
@@ -137,9 +132,11 @@ class Listener(AcceptingPort):
             arrived()
             self._accept(stream)
 
-        if self._handshakes is None:
-            return _ClientStream(accept, begins=check_first_header)
-        return _ClientStream(accept)
+        return self._stream_to(accept)
+
+    def _stream_to(self, accept: Callable[[FrameStream], None]) -> _ClientStream:
+        begins = check_first_header if self._handshakes is None else None
+        return _ClientStream(accept, begins=begins)
 
     async def _until_idle(self, timeout: float) -> None:
         try:
@@ -147,7 +144,7 @@ class Listener(AcceptingPort):
                 for connection in list(self._connections):
                     await connection.idle.wait()
         except TimeoutError:
-            log.info("Commands are still in flight", component="NETWORK", after=timeout)
+            log.info("Commands are still in flight", after=timeout)
 
     def _accept(self, stream: FrameStream, connection_id: int | None = None) -> None:
         assert isinstance(stream, _ClientStream)
@@ -201,7 +198,6 @@ class Listener(AcceptingPort):
     def _log(self, event: str, number: int, client: Client) -> None:
         log.debug(
             event,
-            component="NETWORK",
             id=number,
             remote=client.peer,
             connectionId=client.connection_id,

@@ -13,7 +13,7 @@ from router.client_limits import ConnectionCounts
 from router.owned_tasks import END_TIMEOUT, OwnedTasks
 from router.tls.handshake import Handshakes
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 BACKLOG = 1024
 """The number of connections that the system keeps until they are accepted."""
@@ -59,7 +59,7 @@ async def accept(listening: socket.socket) -> AsyncIterator[socket.socket]:
         try:
             connection, _address = await loop.sock_accept(listening)
         except OSError as error:  # no descriptors left, or the client has disconnected
-            log.warning("Cannot accept a connection", component="NETWORK", error=str(error))
+            log.warning("Cannot accept a connection", error=str(error))
             await asyncio.sleep(_PAUSE)
             continue
         yield connection
@@ -139,6 +139,18 @@ class AcceptingPort(OwnedTasks):
         self._handshaking.append(anyio.CancelScope())
         self.run(self._accept_all, bound, self._handshakes, self._handshaking[-1])
         return int(bound[0].getsockname()[1])
+
+    async def _connect(
+        self, connection: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]
+    ) -> bool:
+        """Connect a client's socket that another process has accepted; return whether it is.
+
+        Raises OSError.
+        """
+        if self._handshakes is not None:
+            return await self._handshakes.connect(connection, protocol)
+        await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+        return True
 
     def close(self) -> None:
         """Accept no more clients, and end the handshakes of those that arrive."""

@@ -15,7 +15,7 @@ from router.workers.channel import DRIVER, HandedConnection
 from router.workers.child import Child
 from router.workers.placement import choose_worker
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _LOAD_TIMEOUT = 0.01
 _WAITING = 256
@@ -142,7 +142,6 @@ class ConnectionDispatcher:
             except OSError as error:
                 log.warning(
                     "A worker accepts no connection",
-                    component="NETWORK",
                     worker=number,
                     error=str(error),
                 )

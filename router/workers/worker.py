@@ -35,7 +35,7 @@ from router.workers.channel import DRIVER, Arrivals, Channel, HandedConnection
 from router.workers.child import WorkerStart
 from router.workers.placement import Load
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 _SHORTEST_MEASURE = 0.5
 _REPORTED = 10_000
@@ -135,7 +135,7 @@ class WorkerRuntime:
                 case {"end": _}:
                     return
                 case None:
-                    log.error("The parent is gone; ending", component="CONTROL")
+                    log.error("The parent is gone; ending")
                     shutil.rmtree(self.start.folder, ignore_errors=True)
                     return
 
