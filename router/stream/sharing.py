@@ -110,7 +110,9 @@ _PAUSE: Final = 60
 """A scan that costs more than it saves is shared again after so many times ``hold``."""
 
 
-class _Demand:
+class Scan:
+    """A wider stream that clients could share: the readers of each part, and the parts' costs."""
+
     __slots__ = ("cost", "let_through", "parts", "paused_until", "shared_until")
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ class _Demand:
         self.let_through = 0.0
 
 
-_NONE: Final = _Demand()
+_NONE: Final = Scan()
 
 
 class SharingDemand:
@@ -137,14 +139,14 @@ class SharingDemand:
     def __init__(self, least: int, hold: float) -> None:
         self.least = least
         self._hold = hold
-        self._scans: dict[bytes, _Demand] = {}
+        self._scans: dict[bytes, Scan] = {}
 
     def join(self, scan: bytes, part: bytes, now: float, *, cost: int = 0, begins: bool) -> None:
         """Count a reader of ``part``; ``begins`` is whether the count may begin the sharing.
 
         ``cost`` is the part's, the same for all of its readers.
         """
-        state = self._scans.setdefault(scan, _Demand())
+        state = self._scans.setdefault(scan, Scan())
         state.cost += 0 if part in state.parts else cost
         state.parts[part] += 1
         if begins and len(state.parts) >= self.least:
@@ -175,7 +177,7 @@ class SharingDemand:
             state.let_through = 0.0
         self._count(state, now)
 
-    def _count(self, state: _Demand, now: float) -> None:
+    def _count(self, state: Scan, now: float) -> None:
         """Begin or end the time for which a scan with few parts is shared on."""
         count = len(state.parts)
         few = count * 2 < self.least
@@ -184,29 +186,18 @@ class SharingDemand:
         elif now < state.shared_until:
             state.shared_until = inf
 
-    def has(self, scan: bytes, part: bytes) -> bool:
-        """Return whether ``part`` has a reader."""
-        return part in self._of(scan).parts
-
-    def count(self, scan: bytes) -> int:
-        """Return the number of different parts that are read."""
-        return len(self._of(scan).parts)
-
-    def cost(self, scan: bytes) -> int:
-        """Return the sum of the costs of the different parts that are read."""
-        return self._of(scan).cost
+    def of(self, scan: bytes) -> Scan:
+        """Return what is counted of a scan, which may have no readers; do not change it."""
+        return self._scans.get(scan, _NONE)
 
     def is_paused(self, scan: bytes, now: float) -> bool:
         """Return whether a scan is not shared because the shards would send too much."""
-        return now < self._of(scan).paused_until
+        return now < self.of(scan).paused_until
 
     def is_shared(self, scan: bytes, now: float) -> bool:
         """Return whether the parts of a scan should share it."""
-        state = self._of(scan)
+        state = self.of(scan)
         return state.paused_until <= now < state.shared_until
-
-    def _of(self, scan: bytes) -> _Demand:
-        return self._scans.get(scan, _NONE)
 
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
@@ -432,11 +423,11 @@ class SharingPolicy:
         undefined_is_null = self._servers.undefined_is_null
         compiled = compile_filter(request.stages, undefined_is_null=undefined_is_null)
         source = Source(replace(request, stages=()), compiled)
-        tried = self._filters.cost(source.key)
-        known = self._filters.has(source.key, source.part)
-        if source.cost and not known and tried + source.cost > MOST_TRIED:
+        scan = self._filters.of(source.key)
+        known = source.part in scan.parts
+        if source.cost and not known and scan.cost + source.cost > MOST_TRIED:
             raise Declined(
-                f"the filters of its scope have {tried} conditions that are tried "
+                f"the filters of its scope have {scan.cost} conditions that are tried "
                 f"on every event, with this filter more than {MOST_TRIED}"
             )
         return source
@@ -524,5 +515,5 @@ class SharingPolicy:
         if any(demand.is_paused(key, now) for key in keys):
             return PAUSED
         what = way.parameter.removeprefix("share").lower()
-        count = max(map(demand.count, keys))
+        count = max(len(demand.of(key).parts) for key in keys)
         return f"{count} different {what} are read, {way.parameter}From is {demand.least}"
