@@ -13,7 +13,7 @@ import structlog
 
 from router.access.login import AccessControl
 from router.admin.server import admin_port
-from router.admin.sources import collect_own
+from router.admin.sources import LAG_BOUNDS, collect_own, measure_lag
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
@@ -26,7 +26,6 @@ from router.config.settings import Settings
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
-from router.loop_lag import BOUNDS, measure_lag
 from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
@@ -178,7 +177,7 @@ async def assemble(
         tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
         checks = lag = None
         if settings.net.admin.port is not None:
-            checks, lag = ServerChecks(*servers), Histogram(BOUNDS)
+            checks, lag = ServerChecks(*servers), Histogram(LAG_BOUNDS)
             owned.push_async_callback(checks.close)
             tasks.run(measure_lag, lag)
         node = Node(

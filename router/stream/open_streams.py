@@ -34,7 +34,7 @@ class OpenStreams:
 
     def __init__(self, resources: StreamResources, admission: Admission) -> None:
         self.cluster = resources.cluster
-        self.policy = SharingPolicy(resources.settings, resources.cluster)
+        self.policy = SharingPolicy(resources.settings, lambda: resources.cluster.undefined_is_null)
         self.moving = 0
         """Readers that are moving to another stream."""
         self.moves_to_shared = 0

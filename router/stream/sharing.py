@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import ceil, inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
@@ -366,14 +366,6 @@ MOST_TRIED: Final = 200
 event some 100 µs. Conditions that a required value finds do not count (docs/sharing.md)."""
 
 
-class QuerySemantics(Protocol):
-    """What is known of the servers that would evaluate the filters."""
-
-    @property
-    def undefined_is_null(self) -> bool:
-        """Whether null equals undefined in their queries."""
-
-
 class SharingPolicy:
     """Chooses between a client's own stream and those that serve others as well; does no I/O.
 
@@ -384,9 +376,10 @@ class SharingPolicy:
     (``FailedStreams``). All times are on the loop's clock.
     """
 
-    def __init__(self, settings: StreamSettings, servers: QuerySemantics) -> None:
+    def __init__(self, settings: StreamSettings, undefined_is_null: Callable[[], bool]) -> None:
+        """``undefined_is_null`` returns whether null equals undefined in the servers' queries."""
         self._settings = settings
-        self._servers = servers
+        self._undefined_is_null = undefined_is_null
         self._failed = FailedStreams()
         self._filters = SharingDemand(settings.share_filters_from, settings.share_filters_hold)
         self._scopes = SharingDemand(settings.share_scopes_from, settings.share_filters_hold)
@@ -420,8 +413,7 @@ class SharingPolicy:
 
     def _unfiltered(self, request: StreamRequest) -> Source:
         """Return the request's scope without its filter; raises Declined."""
-        undefined_is_null = self._servers.undefined_is_null
-        compiled = compile_filter(request.stages, undefined_is_null=undefined_is_null)
+        compiled = compile_filter(request.stages, undefined_is_null=self._undefined_is_null())
         source = Source(replace(request, stages=()), compiled)
         scan = self._filters.of(source.key)
         known = source.part in scan.parts
