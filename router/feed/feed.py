@@ -72,10 +72,6 @@ class FeedPort(AcceptingPort):
         self._limits = limits or ClientLimits()
         # A client can make the router hold twice as many bytes while none of its lines is read.
         self._held = self._limits.message_size_before_login
-        self._stopped = False
-
-    async def _end(self) -> None:
-        self._stopped = True
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
@@ -96,17 +92,10 @@ class FeedPort(AcceptingPort):
         return self._protocol_of(accept)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._stopped:  # accepted in the same iteration of the loop as the stop
-            writer.transport.abort()
-            return
         peer = writer.get_extra_info("peername")
         address = peer[0] if peer else None
-        if not self._counts.admits(address):
-            self._counts.log_refusal(address, asyncio.get_running_loop().time())
-            writer.transport.abort()
-            return
-        self._counts.begun(address)
-        self.run(self._serve, reader, writer, address)
+        if self._admits(writer.transport, address):
+            self.run(self._serve, reader, writer, address)
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None

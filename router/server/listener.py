@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -50,6 +51,8 @@ class Listener(AcceptingPort):
     ) -> None:
         limits = node.client_limits
         counts = ConnectionCounts(limits.connections, limits.connections_per_client, limits.exempt)
+        if for_workers:
+            counts = ConnectionCounts(sys.maxsize)
         super().__init__(handshakes, self._stream, counts)
         self._node = node
         self._for_workers = for_workers
@@ -57,7 +60,6 @@ class Listener(AcceptingPort):
         self._private: asyncio.Server | None = None
         self._connections: set[ClientConnection] = set()
         self._ids = count(1)
-        self._stopped = False
         self._shared = Shared(limits)
         self._check: asyncio.TimerHandle | None = None
         shortest = limits.shortest_time / _CHECKS_A_DEADLINE
@@ -105,7 +107,6 @@ class Listener(AcceptingPort):
 
     def close(self) -> None:
         """Accept no more clients; existing connections stay open."""
-        self._stopped = True
         if self._private is not None:
             self._private.close()
         super().close()
@@ -149,14 +150,9 @@ class Listener(AcceptingPort):
     def _accept(self, stream: FrameStream, connection_id: int | None = None) -> None:
         assert isinstance(stream, _ClientStream)
         assert stream.transport is not None
-        if self._stopped:  # accepted in the same iteration of the loop as the stop
-            stream.abort()
-            return
         peername = stream.transport.get_extra_info("peername")
         address = peername[0] if peername and not self._for_workers else None
-        if not self._for_workers and not self._counts.admits(address):
-            self._counts.log_refusal(address, asyncio.get_running_loop().time())
-            stream.abort()
+        if not self._admits(stream.transport, address):
             return
         if not self._for_workers:
             probe_peer(stream.transport)
@@ -173,7 +169,6 @@ class Listener(AcceptingPort):
         connection = ClientConnection(stream, self._node, client, self._counters, self._shared)
         self._counters.connections += 1
         self._counters.connections_created += 1
-        self._counts.begun(address)
         self._log("Connection accepted", 22943, client)
         self._connections.add(connection)
         self.run(self._serve, connection, stream, address)

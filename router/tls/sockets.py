@@ -104,6 +104,7 @@ class AcceptingPort(OwnedTasks):
         self._counts = counts
         self._servers: list[asyncio.Server] = []
         self._handshaking: list[anyio.CancelScope] = []
+        self._stopped = False
 
     async def __aexit__(
         self,
@@ -154,11 +155,23 @@ class AcceptingPort(OwnedTasks):
 
     def close(self) -> None:
         """Accept no more clients, and end the handshakes of those that arrive."""
+        self._stopped = True
         for server in self._servers:
             server.close()
         self._servers.clear()
         for scope in self._handshaking:
             scope.cancel()
+
+    def _admits(self, transport: asyncio.WriteTransport, address: str | None) -> bool:
+        """Count a client that has connected, or cut its connection and return False.
+
+        It is one too many, or was accepted in the same iteration of the loop as the stop.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._stopped and self._counts.admit(address, now):
+            return True
+        transport.abort()
+        return False
 
     async def _accept_all(
         self, bound: Sequence[socket.socket], handshakes: Handshakes, until: anyio.CancelScope
@@ -181,11 +194,9 @@ class AcceptingPort(OwnedTasks):
         with ExitStack() as counted:
             try:
                 address = peer_address(connection)
-                if not self._counts.admits(address):
-                    self._counts.log_refusal(address, asyncio.get_running_loop().time())
+                if not self._counts.admit(address, asyncio.get_running_loop().time()):
                     connection.close()
                     return
-                self._counts.begun(address)
             except Exception:
                 connection.close()
                 raise

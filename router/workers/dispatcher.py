@@ -132,8 +132,7 @@ class ConnectionDispatcher:
             self._dispatched.popleft()
         recent = Counter(number for _time, number in self._dispatched)
         address = peer_address(handed.connection)
-        if handed.port == DRIVER and not self._counts.admits(address):
-            self._counts.log_refusal(address, now)
+        if handed.port == DRIVER and not self._counts.admit(address, now):
             return
         while loads:
             number = choose_worker(loads, recent, self._last)
@@ -148,8 +147,9 @@ class ConnectionDispatcher:
                 del loads[number]
             else:
                 if handed.port == DRIVER:
-                    self._counts.begun(address)
                     self._given[number][handed.connection_id] = address
                 self._last = number
                 self._dispatched.append((now, number))
                 return
+        if handed.port == DRIVER:
+            self._counts.ended(address)
