@@ -310,17 +310,9 @@ async def _ports(
         listener = await owned.enter_async_context(Listener(node, handshakes=handshakes))
         feed = None
         if settings.feed.port is not None:
-            feed = await owned.enter_async_context(
-                FeedPort(
-                    node.cursors,
-                    request_wait=settings.feed.request_wait_ms * _MS,
-                    default=settings.feed.watch,
-                    most=supported_connections(MOST_CLIENTS, part=FOR_FEEDS),
-                    access=node.access,
-                    limits=node.client_limits,
-                    handshakes=handshakes,
-                )
-            )
+            most = supported_connections(MOST_CLIENTS, part=FOR_FEEDS)
+            port = FeedPort(node, settings.feed, most=most, handshakes=handshakes)
+            feed = await owned.enter_async_context(port)
         with suppress(TimeoutError):
             async with asyncio.timeout(_IDENTITY_WAIT):
                 await known.wait()
