@@ -38,7 +38,7 @@ from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
 _LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
@@ -90,19 +90,17 @@ class ClientConnection:
         except ProtocolError as error:
             log.warning(
                 "Client broke the protocol; closing its connection",
-                component="NETWORK",
                 client=self.client.peer,
                 error=str(error),
             )
         except NetworkError as error:
             log.info(
                 "Connection ended in the middle of a command",
-                component="NETWORK",
                 client=self.client.peer,
                 error=str(error),
             )
         except Exception:  # one connection's bug must not end the others
-            log.exception("Unexpected error", component="NETWORK", client=self.client.peer)
+            log.exception("Unexpected error", client=self.client.peer)
         finally:
             self._incoming.release()
             self.client.cut_links()
@@ -128,7 +126,6 @@ class ClientConnection:
         if missed is not None and not self._stream.closed:
             log.info(
                 "Client takes too long; closing its connection",
-                component="NETWORK",
                 client=self.client.peer,
                 reason=missed,
             )
