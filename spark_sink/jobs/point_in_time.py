@@ -20,7 +20,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame, SparkSession
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, after, key_of, time_of, to_offset
 from spark_sink.jobs.job_folder import (
@@ -37,7 +37,7 @@ from spark_sink.jobs.task_tables import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
-from spark_sink.options.values import cluster_time
+from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
@@ -70,14 +70,6 @@ class TableVersions:
     versions: Mapping[str, int]
 
 
-def time_from_text(text: str, name: str) -> Timestamp:
-    """Return the cluster time of an argument. Raises OptionError, with the argument's name."""
-    try:
-        return cluster_time(text)
-    except ValueError as error:
-        raise OptionError(f"{name}: {error}") from None
-
-
 def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
     """Return the newest versions of a job's tables that hold nothing from after a cluster time.
 
@@ -105,7 +97,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         time: such as 2026-01-31T12:00:00Z, or "seconds,increment".
     """
     folder = JobFolder(out)
-    moment = time_from_text(time, "time")
+    moment = argument(cluster_time, time, "time")
     history = _History(folder, moment)
     cut = history.whole_cut(after(moment).time)
     found: dict[str, DataFrame] = {}

@@ -72,17 +72,27 @@ class TaskTables:
 
 @dataclass
 class TaskReport:
-    """What a task has written, and read: `events` has documents of snapshots, too.
+    """What a task, or all tasks of a batch, have written and read.
 
     `parts` are the files for BRONZE, MESSAGES and QUARANTINE, `transactions` those of
-    `Transactions`, `counts` the rows by namespace and `op`.
+    `Transactions`, `counts` the rows by namespace and `op`; `events` has documents of snapshots,
+    too.
     """
 
-    parts: dict[str, list[PartFile]]
-    changes: ChangeReport | None
-    transactions: dict[str, dict[str, Any]]
-    counts: list[tuple[str, str, int]]
-    events: int
+    parts: dict[str, list[PartFile]] = field(default_factory=dict)
+    changes: ChangeReport = field(default_factory=ChangeReport)
+    transactions: dict[str, dict[str, Any]] = field(default_factory=dict)
+    counts: list[tuple[str, str, int]] = field(default_factory=list)
+    events: int = 0
+
+    def add(self, other: TaskReport) -> None:
+        """Add what another task has written and read."""
+        for name, parts in other.parts.items():
+            self.parts.setdefault(name, []).extend(parts)
+        self.changes.add(other.changes)
+        Transactions(self.transactions).add(Transactions(other.transactions))
+        self.counts += other.counts
+        self.events += other.events
 
 
 class TaskWriter:
@@ -162,7 +172,7 @@ class TaskWriter:
 
     def close(self) -> TaskReport:
         """Complete the files. Raises OSError."""
-        changes = None if self._changes is None else self._changes.close()
+        changes = ChangeReport() if self._changes is None else self._changes.close()
         counted = {} if self._transactions is None else self._transactions.by_id
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
         parts = {name: each.close() for name, each in self._parts.items()}
@@ -173,7 +183,7 @@ class Transactions:
     """Counts the events of each transaction; `by_id` continues what another object counted."""
 
     def __init__(self, by_id: dict[str, dict[str, Any]] | None = None) -> None:
-        self.by_id = by_id or {}
+        self.by_id = {} if by_id is None else by_id
         """The transactions as plain values."""
 
     def count(self, rows: pa.RecordBatch) -> None:
