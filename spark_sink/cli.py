@@ -125,8 +125,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 _FILE = "A YAML file with settings: these flags' names without dashes, and collections."
 
 
-def with_settings(command: Callable[[JobSettings], int]) -> Callable[..., None]:
-    """Give a command the flag of each setting of a job, and --config; it returns its exit status.
+def with_settings(command: Callable[[JobSettings], None]) -> Callable[..., None]:
+    """Give a command the flag of each setting of a job, and --config.
 
     Flags come before the file.
     """
@@ -134,7 +134,7 @@ def with_settings(command: Callable[[JobSettings], int]) -> Callable[..., None]:
     @wraps(command)
     def run(config: str | None, **given: Any) -> None:
         found = {name: each for name, each in given.items() if each not in (None, [])}
-        raise typer.Exit(command(load_job_settings(found, config)))
+        command(load_job_settings(found, config))
 
     file = _parameter("config", str, typer.Option("--config", help=_FILE))
     fields = [each for each in JobSettings.model_fields.items() if each[0] != "collections"]
@@ -174,7 +174,7 @@ def _job_in(out: str) -> JobFolder:
 
 @job.command(cls=JobCommand)
 @with_settings
-def run(settings: JobSettings) -> int:
+def run(settings: JobSettings) -> None:
     """Write collections and their changes to tables.
 
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
@@ -182,27 +182,26 @@ def run(settings: JobSettings) -> int:
     end = StopRequest()
     from spark_sink.job import run_jobs
 
-    return run_jobs(settings, end)
+    run_jobs(settings, end)
 
 
 @job.command(cls=JobCommand)
 @with_settings
-def snapshot(settings: JobSettings) -> int:
+def snapshot(settings: JobSettings) -> None:
     """Write collections to tables once, and end."""
     end = StopRequest()
     from spark_sink.job import run_jobs
 
-    return run_jobs(settings, end, once=True)
+    run_jobs(settings, end, once=True)
 
 
 @job.command(cls=JobCommand)
 @with_settings
-def check(settings: JobSettings) -> int:
+def check(settings: JobSettings) -> None:
     """Check the settings of a job, its folder and the router; say what `job run` would do."""
     from spark_sink.job import check_jobs
 
     typer.echo("\n".join(check_jobs(settings)))
-    return 0
 
 
 @job.command(cls=JobCommand)
@@ -389,11 +388,12 @@ def rebuild(
 
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
-    from spark_sink.jobs.point_in_time import UNREAD_THEN, unread_names
+    from spark_sink.jobs.point_in_time import UNREAD_THEN
     from spark_sink.jobs.progress import work_told
     from spark_sink.jobs.rebuilding import lacks_current, restore_checkpoint
     from spark_sink.jobs.rebuilding import rebuild as made_again
     from spark_sink.session.spark_session import job_session
+    from spark_sink.tables.table_state import unread_names
 
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):

@@ -43,13 +43,13 @@ from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.log_state import Batch, end_of
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
 from spark_sink.tables.table_scan import Chosen, TableScan
-from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
+from spark_sink.tables.table_state import TableScope, TableState, unread_after, unread_names
 from spark_sink.tables.tasks import TOLD
 
 _Versions = Mapping[str, tuple[int, dict[str, Any]]]
@@ -138,11 +138,6 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
 
 UNREAD_THEN = "at this time the job had not read them again yet. Give a later time"
 """Why collections are not complete in a table of an earlier time, and the remedy."""
-
-
-def unread_names(unread: Unread) -> str:
-    """Return the first of the collections that lack documents, for messages; empty for none."""
-    return ", ".join(sorted(map(".".join, unread))[:20])
 
 
 def _scope_at(record: JobRecord, at: Offset) -> TableScope | None:
@@ -253,22 +248,21 @@ class _History:
         """
 
         def is_before(state: Mapping[str, Any]) -> bool:
-            end = _end_in(state)
+            end = end_of(state)
             if end is not None and end.sought is not None:  # it leaves out the events after that
                 return _cut_of(Offset(end.sought)) < cut
-            return end is None or _cut_of(end) <= cut
+            return end is None or end.time is None or _cut_of(end) <= cut
 
         for name in self._whole[:1]:
             walk = (state for _, state in self._states(name, is_before))
             for number, (state, *_) in groupby(walk, itemgetter(BATCH)):
-                if (end := _end_in(state)) is not None:
+                if (end := end_of(state)) is not None and end.time is not None:
                     yield number, end, state
 
     def _require_reached(self) -> None:
         """Raise StreamError unless the tables have all events of the time."""
-        positions = [self.logs[name].position() for name in self._whole]
-        offsets = [Offset.read(each["offset"]) for each in positions if each.get("offset")]
-        reached = [each.position for each in offsets if each.time is not None]
+        ends = (end_of(self.logs[name].position()) for name in self._whole)
+        reached = [end.position for end in ends if end is not None and end.time is not None]
         first = min(reached, key=key_of, default=None)
         if first is None or key_of(first) < key_of(after(self._time)):
             moment = None if first is None else time_of(first)
@@ -374,12 +368,6 @@ class _History:
             f"{self._time.as_datetime().isoformat()}: a snapshot was in progress, or their commits "
             "have been deleted. Give a later time, or make the table again with job rebuild --to"
         )
-
-
-def _end_in(state: Mapping[str, Any]) -> Offset | None:
-    """Return the end of a state's batch; None if that has no cluster time."""
-    end = Offset.read(state["offset"]) if state.get("offset") else None
-    return None if end is None or end.time is None else end
 
 
 def _cut_of(end: Offset) -> Timestamp:

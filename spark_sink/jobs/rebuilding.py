@@ -41,7 +41,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.log_state import Batch, end_of
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
     ChangeReport,
@@ -295,9 +295,8 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
     A batch of a seek has no events, so another seek may take its place.
     """
-    names = (*APPENDED, CURRENT)
-    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in names)
-    ends = [Offset.read(offset) for offset in offsets if offset]
+    states = (DeltaLog(folder.table(name)).position() for name in (*APPENDED, CURRENT))
+    ends = filter(None, map(end_of, states))
     return [before.position, *(each.sought or each.position for each in ends)]
 
 

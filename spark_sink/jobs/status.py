@@ -19,7 +19,6 @@ from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import ALL_BATCHES, CURRENT, QUARANTINE, JobFolder
-from spark_sink.jobs.point_in_time import unread_names
 from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import argument, position
 from spark_sink.rows.typed_documents import RESCUED
@@ -30,9 +29,9 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import newest_state
+from spark_sink.tables.log_state import end_of, newest_state
 from spark_sink.tables.table_rows import scan
-from spark_sink.tables.table_state import TableState
+from spark_sink.tables.table_state import TableState, unread_names
 
 # Seconds between two looks at the tables, and that a stream is waited for.
 _POLL_SECONDS = 0.5
@@ -216,10 +215,9 @@ class _Tables:
         self._folder = folder
         names = folder.record().tables if folder.exists else ()
         self._states = {name: newest_state(folder.table(name)) for name in names}
-        offsets = {n: each.get("offset") for n, each in self._states.items() if n in ALL_BATCHES}
-        last = None if offsets else folder.last_committed()
-        offsets = offsets or {"the job": last and last.offset}
-        self._ends = {name: Offset.read(each) if each else None for name, each in offsets.items()}
+        ends = {n: end_of(state) for n, state in self._states.items() if n in ALL_BATCHES}
+        last = None if ends else folder.last_committed()
+        self._ends = ends or {"the job": None if last is None else last.end}
 
     def have_signal(self, identifier: str) -> bool:
         """Return whether a batch has processed a signal."""

@@ -29,7 +29,7 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.point_in_time import snapshot_ends, unread_names
+from spark_sink.jobs.point_in_time import snapshot_ends
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.rebuilding import lacking_tables
 from spark_sink.jobs.tables_job import namespace_options
@@ -43,6 +43,7 @@ from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
+from spark_sink.tables.table_state import unread_names
 from spark_sink.tables.tasks import run_tasks
 from spark_sink.verification.comparison import Comparison, document_options
 from spark_sink.verification.ranges import DIFFERENCES, rows_checksum, unlike_columns
