@@ -127,7 +127,6 @@ class _Start:
             self._record,
             settings.uri,
             findings,
-            metrics,
             self._epoch,
             settings.keep_files,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -70,11 +70,18 @@ class JobMetrics:
         start_http_server(port, host, self.registry)
 
     def add(self, batch: BatchProgress) -> None:
-        """Count a batch."""
+        """Count a batch; the rows of collections after the first 200 are those of "other"."""
         self._batches.inc()
         self._events.inc(batch.events)
         self._seconds.observe(batch.seconds)
         self._snapshot.set(batch.share)
+        for table, seconds in batch.written.seconds.items():
+            self._commits.labels(table).observe(seconds)
+        for namespace, op, number in batch.written.counts:
+            if len(self._named) < _MOST_NAMESPACES:
+                self._named.add(namespace)
+            name = namespace if namespace in self._named else "other"
+            self._changes.labels(name, _OPERATIONS.get(op, op)).inc(number)
 
     def reach(self, through: int, *, waits: bool) -> None:
         """Note the cluster time up to which the tables have all events."""
@@ -85,18 +92,6 @@ class JobMetrics:
         self._verified.set(through)
         self._compared.inc(rows)
         self._differences.set(differences)
-
-    def committed(self, table: str, seconds: float) -> None:
-        """Count the commit of a batch to one of the job's tables."""
-        self._commits.labels(table).observe(seconds)
-
-    def count(self, rows: Iterable[tuple[str, str, int]]) -> None:
-        """Count the rows of a batch, by namespace and `op`; further collections are "other"."""
-        for namespace, op, number in rows:
-            if len(self._named) < _MOST_NAMESPACES:
-                self._named.add(namespace)
-            name = namespace if namespace in self._named else "other"
-            self._changes.labels(name, _OPERATIONS.get(op, op)).inc(number)
 
 
 class ProgressListener(StreamingQueryListener):

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 from pymongo.errors import OperationFailure
@@ -36,15 +36,20 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
-from spark_sink.jobs.task_tables import (
+from spark_sink.jobs.job_source import (
+    BATCH_PROPERTY,
+    FORMAT,
     PARTITIONS,
+    TABLES,
+    JobSource,
+    JobStreamReader,
     TaskReport,
     TaskTables,
     Transactions,
     bronze_schema,
     message_schema,
 )
+from spark_sink.jobs.progress import Written
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
@@ -65,9 +70,6 @@ from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_i
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in
 from spark_sink.tables.table_state import TableScope
-
-if TYPE_CHECKING:
-    from spark_sink.jobs.metrics import JobMetrics
 
 NOTIFICATIONS = pa.schema(
     [
@@ -134,7 +136,6 @@ class TablesJob:
     Args:
         uri: the router.
         findings: of a verifier of the current table, which go into the batches.
-        figures: count the batches that are in the tables.
         epoch: what `take_over` has returned.
         keep_files: the seconds for which replaced files are kept for their readers; None for those
             of the tables.
@@ -144,7 +145,6 @@ class TablesJob:
     record: JobRecord
     uri: str
     findings: Findings | None = None
-    figures: JobMetrics | None = None
     epoch: int = 0
     keep_files: float | None = None
 
@@ -158,8 +158,8 @@ class TablesJob:
         self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
-        self.written: dict[int, tuple[int, int]] = {}
-        """What the latest batches have written (`progress.Written`)."""
+        self.written: dict[int, Written] = {}
+        """What the latest batches have written, by their numbers."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -210,7 +210,7 @@ class TablesJob:
 
         The notifications are last: a batch whose notifications are written is in all tables.
         """
-        folder, written = self.folder, TaskReport()
+        folder, written, seconds = self.folder, TaskReport(), dict[str, float]()
         of = Batch(folder.query() or "", number, folder.offset(number), folder.offset(number - 1))
         at = Offset.read(of.offset)
         for report in self._reports(batch, of, at):
@@ -224,15 +224,15 @@ class TablesJob:
         of = self._after(of, [n for n, some in {**written.parts, **beside}.items() if some])
         for name, schema in ((BRONZE, self._rows), (MESSAGES, message_schema())):
             if name in self._tables:
-                with self._timed(name):
+                with _timed(seconds, name):
                     self._table(name).append(written.parts.get(name, ()), schema, of)
         if CURRENT in self._tables:
-            with self._timed(CURRENT):
+            with _timed(seconds, CURRENT):
                 self._merge(batch.sparkSession, written.changes, of, at)
         elif found := written.parts.get(QUARANTINE):
             self._table(QUARANTINE).append(found, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
-            with self._timed(TRANSACTIONS):
+            with _timed(seconds, TRANSACTIONS):
                 self._table(TRANSACTIONS).append_rows(counted, of)
         self._table(NOTIFIED).append_rows(notified, of)
         if self.keep_files is not None:
@@ -240,10 +240,8 @@ class TablesJob:
             for log in (*self._opened.values(), *current):
                 log.keep_files(self.keep_files)
         files = sum(len(written.parts.get(name, ())) for name in (BRONZE, MESSAGES))
-        self.written[number] = written.events, files
+        self.written[number] = Written(written.events, files, written.counts, seconds)
         self.written.pop(number - _KEPT, None)
-        if self.figures is not None:
-            self.figures.count(written.counts)
 
     def _after(self, batch: Batch, filled: Collection[str]) -> Batch:
         """Return the batch, with the newest one that has rows in each table it is appended to.
@@ -285,18 +283,19 @@ class TablesJob:
         batch.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(of.number))
         return [from_json(TaskReport, row.report) for row in batch.collect()]
 
-    @contextmanager
-    def _timed(self, table: str) -> Iterator[None]:
-        begun = time.monotonic()
-        yield
-        if self.figures is not None:
-            self.figures.committed(table, time.monotonic() - begun)
-
     def _table(self, name: str) -> DeltaLog:
         if name not in self._opened:
             address, partitions = self.folder.table(name), PARTITIONS.get(name, ())
             self._opened[name] = DeltaLog(address, partitions, epoch=self.epoch)
         return self._opened[name]
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], table: str) -> Iterator[None]:
+    """Note the seconds that the block takes."""
+    begun = time.monotonic()
+    yield
+    seconds[table] = time.monotonic() - begun
 
 
 def _notifications(at: Offset) -> pa.Table:
