@@ -7,9 +7,10 @@ commit times a tick apart (docs/protocol.md#events), so a cut that divides one m
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, takewhile
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
@@ -23,6 +24,7 @@ from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, after, key_of, time_of, to_offset
+from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import (
     BRONZE,
     CURRENT,
@@ -43,7 +45,7 @@ from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
-from spark_sink.tables.log_state import Batch, end_of
+from spark_sink.tables.log_state import Batch, commit_path, end_of, states_in
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
@@ -235,11 +237,29 @@ class _History:
     def _states(
         self, name: str, is_before: Callable[[Mapping[str, Any]], bool]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Return versions of a table with states by its present query, as `DeltaLog.states`."""
-        log = self.logs[name]
-        query = log.position().get("query")
-        found = log.states(lambda state: state.get("query") != query or is_before(state))
-        return takewhile(lambda each: query and each[1].get("query") == query, found)
+        """Return versions of a table by its present query, the newest first, and their states.
+
+        The first is the newest one whose state `is_before`, as those of all older ones are. It is
+        searched for, and of the older commits only those are read that the caller asks for.
+        Versions of other writers are left out, and those whose commits a clean-up has removed; if
+        it has removed all, the newest version remains.
+        """
+        log, newest = self.logs[name], self.logs[name].position()
+        folder, query, version = Folder(log.address), newest.get("query"), -1
+
+        def is_later(version: int) -> bool:
+            _, state = next(states_in(folder, version), (0, {"query": None}))
+            return state.get("query") == query and not is_before(state)
+
+        with log.failures():
+            every = range(0 if log.version is None or not query else log.version + 1)
+            first = bisect_left(every, True, key=is_later)
+            for version, state in states_in(folder, first - 1):
+                if state.get("query") != query:
+                    return
+                yield version, state
+            if version < 0 and 0 < first == len(every) and is_before(newest):
+                yield first - 1, newest
 
     def _before(self, cut: Timestamp) -> Iterator[tuple[int, Offset, Mapping[str, Any]]]:
         """Return the batches that end before a cut, the newest first, with their ends.
@@ -357,7 +377,7 @@ class _History:
             version = next(self._states(name, lambda state: state[BATCH] <= batch), None)
             if version is not None:
                 found[name] = version
-            elif log.position().get("query") and not log.has_all_commits:
+            elif log.position().get("query") and not Folder(log.address).has(commit_path(0)):
                 raise self.nothing()
         return found
 
