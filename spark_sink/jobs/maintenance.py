@@ -48,17 +48,17 @@ def compact_tables(folder: JobFolder) -> Iterator[str]:
 
 
 def schedule(
-    folder: JobFolder, seconds: float, clock: Callable[[], float] = time.monotonic
+    folder: JobFolder, seconds: float | None, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], None]:
     """Return what compacts the tables of a running job each time that an interval has passed.
 
-    A failure is printed, and the job continues.
+    Without an interval it does nothing. A failure is printed, and the job continues.
     """
     last = clock()
 
     def tend() -> None:
         nonlocal last
-        if clock() - last < seconds:
+        if seconds is None or clock() - last < seconds:
             return
         try:
             with work_told():
