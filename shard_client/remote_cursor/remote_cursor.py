@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
 from shard_client.backoff import Backoff
+from shard_client.bson.resume_token import is_invalidate
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import (
@@ -386,6 +387,8 @@ class RemoteCursor:
         self._clock.advance(batch.cluster_time)
         if batch.events:
             self._batch_size.arrived(len(batch.events), batch.size)
+            if batch.cursor_id and is_invalidate(batch.events[-1][0].decode(errors="replace")):
+                self._end_full(batch)
         if self._progress is not None:
             if batch.watermark is not None:
                 batch.watermark = self._progress.join(
@@ -398,6 +401,15 @@ class RemoteCursor:
         if not batch.cursor_id:
             self._become(Ended())
         return batch
+
+    def _end_full(self, batch: CursorBatch) -> None:
+        """End with a batch that the invalidate fills: only the next reply would have cursor id 0.
+
+        If that reply were lost, a cursor opened after the invalidate would continue the stream.
+        """
+        if self._state.cursor is not None:
+            self._dialer.kill_later(self._state.cursor)
+        batch.cursor_id, batch.invalidated = 0, True
 
     def _failed(self, error: CommandError) -> None:
         """Go on to the state after a failure.
