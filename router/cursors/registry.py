@@ -348,11 +348,7 @@ class CursorRegistry:
                 "with changeStreamPreAndPostImages",
             )
         self.admission.admit_lookup(quota, self._cluster.targets)
-        return await CompletingReader.open(
-            self._streams, quota, plan, self._reads, self.memory.of(quota.user),
-            enough=self._settings.reply_target_bytes,
-            same_collection=self._cluster.token_version < 2,
-        )  # fmt: skip
+        return await CompletingReader.open(self._streams, quota, plan, self._reads)
 
     def _new_id(self) -> int:
         while True:

@@ -22,7 +22,7 @@ from router.commands.answer import (
     shutting_down,
     with_retry_labels,
 )
-from router.commands.call import Call, Client, Counters, Node, counted_name
+from router.commands.call import Call, Client, Node, counted_name
 from router.commands.elsewhere import take_user
 from router.commands.table import COMMANDS
 from router.cursors.cursor import Owner
@@ -56,22 +56,18 @@ class ClientConnection:
         stream: the frames of the connection.
         node: the state that all commands share.
         client: the client's state, as commands see it.
-        counters: the counters for the connection's traffic.
         shared: what the connection shares with others.
     """
 
-    def __init__(
-        self, stream: FrameStream, node: Node, client: Client, counters: Counters, shared: Shared
-    ) -> None:
+    def __init__(self, stream: FrameStream, node: Node, client: Client, shared: Shared) -> None:
         self.client = client
         self._stream = stream
         self._node = node
-        self._counters = counters
-        self._replies = ReplyWriter(stream, counters)
-        limits = node.client_limits
-        self._incoming = Incoming(stream, client, shared, limits, counters)
+        self._counters = shared.counters
+        self._replies = ReplyWriter(stream, shared.counters)
+        self._incoming = Incoming(stream, client, shared)
         self.idle = self._incoming.idle
-        self._deadlines = ClientDeadlines(limits, asyncio.get_running_loop().time())
+        self._deadlines = ClientDeadlines(shared.limits, asyncio.get_running_loop().time())
         self._task: asyncio.Task[None] | None = None
         self._interrupted = False
 

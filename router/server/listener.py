@@ -60,7 +60,7 @@ class Listener(AcceptingPort):
         self._private: asyncio.Server | None = None
         self._connections: set[ClientConnection] = set()
         self._ids = count(1)
-        self._shared = Shared(limits)
+        self._shared = Shared(limits, self._counters)
         self._check: asyncio.TimerHandle | None = None
         shortest = limits.shortest_time / _CHECKS_A_DEADLINE
         self._check_interval = max(_SHORTEST_CHECK, min(_LONGEST_CHECK, shortest))
@@ -166,7 +166,7 @@ class Listener(AcceptingPort):
         )
         if self._node.access is not None and not self._for_workers:
             client.login = self._node.access.login(name, peer_certificate(stream.transport))
-        connection = ClientConnection(stream, self._node, client, self._counters, self._shared)
+        connection = ClientConnection(stream, self._node, client, self._shared)
         self._counters.connections += 1
         self._counters.connections_created += 1
         self._log("Connection accepted", 22943, client)

@@ -42,7 +42,7 @@ class OpenStreams:
         self.moves_to_own = 0
         """Readers that have moved back to their own stream."""
         self._admission = admission
-        self._resources = resources
+        self.resources = resources
         self._settings = resources.settings
         self._loop = asyncio.get_running_loop()
         self.cluster_time = ClusterTimeFetcher(resources.cluster, resources.settings)
@@ -157,7 +157,7 @@ class OpenStreams:
             request = replace(request, start=AtTime(start_at))
         streams = [] if key is None else self._by_key.setdefault(key, [])
         is_joined = streams and not self._is_late(streams[0], start_at)
-        charged = self._resources._replace(memory=self._resources.memory.of(quota.user))
+        charged = self.resources._replace(memory=self.resources.memory.of(quota.user))
         opening = StreamOpening(request, charged, self.cluster_time, ticket, self._gone, needed)
         self._keys[opening] = key
         streams.insert(len(streams) if is_joined else 0, opening)
