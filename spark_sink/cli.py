@@ -83,10 +83,8 @@ def _failures() -> Iterator[None]:
             from pyspark.errors import PySparkException
 
             from spark_sink.jobs.query_run import cause_of
-            from spark_sink.session.spark_session import JavaNotFoundError
 
-            expected = SourceError, PySparkException, Py4JError, JavaNotFoundError, OSError
-            if not isinstance(error, expected):
+            if not isinstance(error, SourceError | PySparkException | Py4JError | OSError):
                 raise
             typer.echo(f"error: {cause_of(error)}", err=True)
             raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None

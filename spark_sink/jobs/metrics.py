@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -65,9 +64,9 @@ class JobMetrics:
             "Keys that differed from the collections in the last round of verification.",
         )
 
-    def serve(self, port: int, host: str = "127.0.0.1") -> None:
-        """Offer the metrics over HTTP. Raises OSError if the port is in use."""
-        start_http_server(port, host, self.registry)
+    def serve(self, port: int) -> None:
+        """Offer the metrics over HTTP on 127.0.0.1. Raises OSError if the port is in use."""
+        start_http_server(port, "127.0.0.1", self.registry)
 
     def add(self, batch: BatchProgress) -> None:
         """Count a batch; the rows of collections after the first 200 are those of "other"."""
@@ -100,14 +99,13 @@ class ProgressListener(StreamingQueryListener):
     Add it with `spark.streams.addListener(ProgressListener(metrics))`.
     """
 
-    def __init__(self, metrics: JobMetrics, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, metrics: JobMetrics) -> None:
         self._metrics = metrics
-        self._clock = clock
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Count a batch."""
         progress = json.loads(event.progress.json)
-        batch, through = batch_progress(progress, self._clock()), reached(progress)
+        batch, through = batch_progress(progress, time.time()), reached(progress)
         if batch is not None:
             self._metrics.add(batch)
         if through is not None:

@@ -11,17 +11,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import StreamError, say
+from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.tasks import TOLD
-
-if TYPE_CHECKING:
-    from spark_sink.jobs.job_folder import LoggedBatch
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""

@@ -108,12 +108,10 @@ def run_until_stopped(
     end: StopRequest,
     turns: Sequence[Callable[[], None]] = (),
     tend: Callable[[], None] = lambda: None,
-    *,
-    timeout: int = STOP_TIMEOUT,
 ) -> None:
     """Wait for the end of the query, or for a signal.
 
-    After a signal the batch in progress may commit within `timeout` seconds. Each of `turns` is
+    After a signal the batch in progress may commit within STOP_TIMEOUT. Each of `turns` is
     called every second, and at the end; `tend` every second. Raises StreamError with the cause of a
     failure; the next start continues from the checkpoint. A clock that is set back counts as one:
     Spark starts batches by it, and would wait. A failure after a signal is raised as Spark's.
@@ -132,7 +130,7 @@ def run_until_stopped(
                 raise StreamError(_SET_BACK.format(ahead - now))
             ahead = max(ahead, now)
             tend()
-        _await_commit(query, timeout)
+        _await_commit(query)
         for turn in turns:
             turn()
         query.stop()
@@ -178,10 +176,10 @@ def _innermost(text: str) -> str:
     return re.sub(r"(Detail: )?\[[Ee]rrno \d+\] ", "", plain)
 
 
-def _await_commit(query: StreamingQuery, timeout: int) -> None:
+def _await_commit(query: StreamingQuery) -> None:
     """Wait until the batch in progress ends; a new batch id also shows that it was committed."""
     begun = _last_batch(query)
-    polls = timeout // _POLL_SECONDS
+    polls = STOP_TIMEOUT // _POLL_SECONDS
     while query.status["isTriggerActive"] and _last_batch(query) == begun and polls:
         polls -= 1
         if query.awaitTermination(_POLL_SECONDS):

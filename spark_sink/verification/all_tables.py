@@ -50,7 +50,6 @@ from spark_sink.verification.comparison import Comparison, document_options
 from spark_sink.verification.ranges import DIFFERENCES, rows_checksum, unlike_columns
 from spark_sink.verification.stream import (
     MARKS,
-    NOT_EVENTS,
     Events,
     bronze_differences,
     events_of,
@@ -311,7 +310,6 @@ def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
     token = "first_token" if name == TRANSACTIONS else "token"
     events = rows.where(~F.col(token).rlike(MARKS))
     if name == BRONZE:
-        events = events.where(~F.col("snapshot") & ~F.col("operationType").isin(*NOT_EVENTS))
         ends = sorted(
             (each for each in snapshot_ends(log) if not each.get("requested")),
             key=lambda event: str(event["_id"]["_data"]),
