@@ -36,10 +36,9 @@ class Run:
         return list(map(RawBSONDocument, self.events))
 
 
-def run_of(documents: Sequence[RawBSONDocument]) -> Run:
+def run_of(events: Sequence[bytes]) -> Run:
     """Return the run of these events."""
-    events = [bytes(each.raw) for each in documents]
-    return Run(_keys_of_one_size(events) or list(map(sort_key, documents)), events)
+    return Run(_keys_of_one_size(events) or list(map(sort_key, events)), events)
 
 
 def _keys_of_one_size(events: Sequence[bytes]) -> list[str] | None:
@@ -78,10 +77,9 @@ def first_invalidate(run: Run) -> int | None:
     return next((index for index in odd if is_invalidate(run.keys[index])), None)
 
 
-def sort_key(event: RawBSONDocument) -> str:
+def sort_key(event: bytes) -> str:
     """Return the token's hex string, by which events are ordered."""
-    raw = event.raw
-    if raw[4:9] == _ID and raw[13:20] == _DATA:  # as every server writes it
-        length = _SIZE(raw, 20)[0]
-        return bytes(raw[24 : 23 + length]).decode().upper()
-    return str(event["_id"]["_data"]).upper()
+    if event[4:9] == _ID and event[13:20] == _DATA:  # as every server writes it
+        length = _SIZE(event, 20)[0]
+        return event[24 : 23 + length].decode().upper()
+    return str(RawBSONDocument(event)["_id"]["_data"]).upper()

@@ -153,7 +153,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         reader = TaskReader(task, client.watch_events, options.retry_policy)
         runs: Iterable[Run] = reader.runs()
         if options.splits_large_events:
-            runs = (run_of([event]) for event in join_fragments(reader.events()))
+            runs = (run_of([bytes(event.raw)]) for event in join_fragments(reader.events()))
         runs = FieldEdits(options.edits).runs(map(described, runs))
         yield from rows.batches_of_runs(runs, shard=task.shard)
     if task.report_to is not None:
@@ -191,7 +191,7 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
         with closing(RouterClient(each)) as client:
             events = TaskReader(section, client.watch_events, options.retry_policy).events()
             found.append(list(join_fragments(events)))
-    number = sum(sort_key(each) <= position.data for each in found[0])
+    number = sum(sort_key(bytes(each.raw)) <= position.data for each in found[0])
     return Token(found[1][number - 1]["_id"]) if number else AtTime(time)
 
 

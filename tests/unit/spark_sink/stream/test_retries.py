@@ -9,7 +9,6 @@ from typing import Any
 
 import bson
 import pytest
-from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from spark_sink.errors import OptionError, StreamError
@@ -116,7 +115,7 @@ class Replies:
         self.resume_token = position.document
         self._replies = replies
 
-    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
+    def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
         reply = self._replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
@@ -129,7 +128,7 @@ class Replies:
 def test_a_long_outage_does_not_count_as_a_stalled_stream() -> None:
     history = History()
     begin, end = (Token(history.insert(number)["_id"]) for number in range(2))
-    event = RawBSONDocument(bson.encode(history.events[1]))
+    event = bson.encode(history.events[1])
     outage = [lost_connection() for _ in range(20)]
     stream = Replies(begin, [None, *outage, None, event])
     now = [0.0]
