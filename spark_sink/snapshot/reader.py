@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -210,7 +210,7 @@ class ChunkReader:
         self._last: bytes | None = None
         self._fallbacks = 0
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Generator[Run]:
         """Return the documents as events, one server reply at a time. Raises StreamError."""
         while True:
             read = False

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import bson
@@ -33,6 +32,7 @@ from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
 from spark_sink.source.schema import typed_documents
+from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.router_client import RouterClient
 
 SNAPSHOT_END = "snapshotEnd"
@@ -151,7 +151,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
             start, end = (_in_fragments(each, task, options) for each in (task.start, task.end))
             task = replace(task, start=start, end=end)
         reader = TaskReader(task, client.watch_events, options.retry_policy)
-        runs: Iterable[Run] = reader.runs()
+        runs: Iterable[Run] = one_ahead(reader.runs())
         if options.splits_large_events:
             runs = (run_of([bytes(event.raw)]) for event in join_fragments(reader.events()))
         runs = FieldEdits(options.edits).runs(map(described, runs))
@@ -165,7 +165,8 @@ def read_chunks(
 ) -> Iterator[pa.RecordBatch]:
     """Return the documents of chunks as rows, as Arrow batches. Raises StreamError."""
     read = partial(_chunk_runs, client, policy=options.retry_policy)
-    runs = FieldEdits(options.edits).runs(chain.from_iterable(map(read, chunks)))
+    read_ahead = one_ahead(run for chunk in chunks for run in read(chunk))
+    runs = FieldEdits(options.edits).runs(read_ahead)
     yield from rows_for(options).batches_of_runs(runs)
 
 
