@@ -18,7 +18,7 @@ from shard_client.bson.resume_token import cluster_time_of, is_of_document
 from spark_sink.batches.event_rate import ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
 from spark_sink.events.runs import Run, are_of_documents
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
 from spark_sink.stream.router_client import Shard
 

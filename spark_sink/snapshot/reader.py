@@ -33,10 +33,11 @@ from spark_sink.events.header import READ
 from spark_sink.events.positions import after
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import Slice, document_of, fields_of, value_at
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy, is_transient
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.planner import current_name
 from spark_sink.stream.raw_replies import replies
+from spark_sink.stream.retries import Retries, is_transient
 
 _INT = struct.Struct("<i")
 _FIRST_FIELD = 4  # behind the document's size

@@ -22,9 +22,8 @@ from spark_sink.events.header import join_fragments
 from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_events import described
-from spark_sink.options.retries import RetryPolicy
 from spark_sink.options.scope import Scope
-from spark_sink.options.stream_options import StreamOptions
+from spark_sink.options.stream_options import RetryPolicy, StreamOptions
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.field_edits import FieldEdits, key_is_masked
 from spark_sink.signals.state import SignalState

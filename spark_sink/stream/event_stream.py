@@ -21,8 +21,9 @@ from pymongo.errors import PyMongoError
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import Position, Token, key_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy, is_transient
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.raw_replies import next_reply, read_raw
+from spark_sink.stream.retries import Retries, is_transient
 
 
 class StreamCursor:

@@ -16,10 +16,10 @@ from pymongo.errors import AutoReconnect, OperationFailure
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
-from spark_sink.options.retries import Retries, RetryPolicy
-from spark_sink.options.stream_options import parse_options
+from spark_sink.options.stream_options import RetryPolicy, parse_options
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.raw_replies import one_ahead
+from spark_sink.stream.retries import Retries
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, lost_connection
 
