@@ -71,7 +71,7 @@ class EventRows:
         They were read from `shard`, None for the merged stream. Raises StreamError for an event
         that cannot be read, unless it is tolerant.
         """
-        yield from self.batches_of_runs((run_of([event]) for event in events), shard)
+        yield from self.batches_of_runs((run_of([bytes(event.raw)]) for event in events), shard)
 
     def batches_of_runs(
         self, runs: Iterable[Run], shard: str | None = None
