@@ -36,10 +36,10 @@ class Run:
         return list(map(RawBSONDocument, self.events))
 
 
-def run_of(documents: Sequence[RawBSONDocument]) -> Run:
-    """Return the run of these events."""
-    events = [bytes(each.raw) for each in documents]
-    return Run(_keys_of_one_size(events) or list(map(sort_key, documents)), events)
+def run_of(events: Sequence[bytes]) -> Run:
+    """Return the run of these events, which are BSON."""
+    keys = _keys_of_one_size(events) or [sort_key(RawBSONDocument(each)) for each in events]
+    return Run(keys, events)
 
 
 def _keys_of_one_size(events: Sequence[bytes]) -> list[str] | None:

@@ -127,6 +127,20 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
     return [(name, Slice(kind, document[at:end])) for kind, name, at, end in spans]
 
 
+def documents_in(array: bytes) -> list[bytes]:
+    """Return the elements of a BSON array of documents. Raises InvalidBSON or struct.error."""
+    found: list[bytes] = []
+    at, end, size = 4, len(array) - 1, _SIZE
+    for digits in range(1, 9):  # of the elements' numbers, which are their names
+        for _ in range(10**digits - 10 ** (digits - 1) + (digits == 1)):
+            if at >= end:
+                return found
+            start = at + 2 + digits
+            at = start + size(array, start)[0]
+            found.append(array[start:at])
+    raise InvalidBSON("an array has too many elements")
+
+
 def span_of(document: bytes, name: bytes) -> tuple[int, int] | None:
     """Return where the value of a top-level field begins and ends; None if there is none."""
     position, end, field = 4, len(document) - 1, name + b"\0"

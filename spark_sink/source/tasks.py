@@ -153,7 +153,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         reader = TaskReader(task, client.watch_events, options.retry_policy)
         runs: Iterable[Run] = reader.runs()
         if options.splits_large_events:
-            runs = (run_of([event]) for event in join_fragments(reader.events()))
+            runs = (run_of([bytes(event.raw)]) for event in join_fragments(reader.events()))
         runs = FieldEdits(options.edits).runs(map(described, runs))
         yield from rows.batches_of_runs(runs, shard=task.shard)
     if task.report_to is not None:

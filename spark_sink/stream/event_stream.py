@@ -15,24 +15,31 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import bson
+from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import Position, Token, key_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
+from spark_sink.events.slices import document_of, document_slice, documents_in, fields_of
 from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy, is_transient
+
+_CODEC: CodecOptions[dict[str, Any]] = CodecOptions(unicode_decode_error_handler="replace")
 
 
 class StreamCursor:
     """pymongo's cursor of a change stream (a CommandCursor of RawBSONDocument), with its position.
 
     pymongo's own ChangeStream cannot be pointed at a shard, and it resumes by itself where
-    EventStream must decide how to continue.
+    EventStream must decide how to continue. Of a further reply pymongo decodes what is beside the
+    events: its own cursors, even those of raw batches, make a document of each event.
     """
 
     def __init__(self, cursor: Any) -> None:
         self._cursor = cursor
+        cursor._unpack_response = _unpacked
         self.resume_token: Any = cursor._post_batch_resume_token
         """The token at or above that of everything returned so far."""
 
@@ -41,19 +48,33 @@ class StreamCursor:
         """Whether the server may still return events."""
         return bool(self._cursor.alive)
 
-    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
-        """Append all buffered events; if there are none, those of one getMore.
+    def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
+        """Append the BSON of all buffered events; if there are none, those of one getMore.
 
         The server waits up to `max_await` seconds for a first one; None keeps the former time.
         """
         if max_await is not None:
             self._cursor._max_await_time_ms = max(1, int(max_await * 1000))
-        self._cursor._next_batch(events)
+        received: list[RawBSONDocument | bytes] = []
+        self._cursor._next_batch(received)
+        events += [each if isinstance(each, bytes) else bytes(each.raw) for each in received]
         self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
 
     def close(self) -> None:
         """Kill the cursor."""
         self._cursor.close()
+
+
+def _unpacked(response: Any, *_: Any, **__: Any) -> list[dict[str, Any]]:
+    """Return a reply to getMore, with the BSON of the events: what a cursor of pymongo calls."""
+    fields = fields_of(bytes(response.payload_document))
+    cursor = fields_of(fields.pop(b"cursor", document_slice(())).value)
+    batch = cursor.pop(b"nextBatch", None)
+    reply = bson.decode(document_of(fields.items()), _CODEC)
+    if batch is not None:
+        state = bson.decode(document_of(cursor.items()), _CODEC)
+        reply["cursor"] = {**state, "nextBatch": documents_in(batch.value)}
+    return [reply]
 
 
 # Seconds without progress after which planning, or the read of a range, fails.
@@ -136,7 +157,7 @@ class EventStream:
             if ended is not None:  # later events need a new cursor
                 run = run.until(ended)
                 self.close()
-                self._reached = Token(dict(events[ended]["_id"]))
+                self._reached = Token(dict(RawBSONDocument(events[ended])["_id"]))
             run = without_repeats(run, self._last_key)
             if run.keys:
                 self._last_key = run.keys[-1]
@@ -171,11 +192,11 @@ class EventStream:
             with contextlib.suppress(PyMongoError):  # the router is gone, and the cursor with it
                 stream.close()
 
-    def _reply(self) -> list[RawBSONDocument]:
+    def _reply(self) -> list[bytes]:
         """Return the events of the next reply; none if the server had none."""
         before = self._token
         while True:
-            events: list[RawBSONDocument] = []
+            events: list[bytes] = []
             alive = self._retries.run(lambda: self._asked(events), self._failed)  # noqa: B023
             if events or alive:
                 if self._is_failing or events or self._token != before:
@@ -188,7 +209,7 @@ class EventStream:
             self._is_failing = True
             self._retries.wait(StreamError("the server closes the stream repeatedly"))
 
-    def _asked(self, events: list[RawBSONDocument]) -> bool:
+    def _asked(self, events: list[bytes]) -> bool:
         """Append the events of one reply; return whether the server may still return events."""
         if self._stream is None:
             self._stream = self._watch(self._reached or self._start)

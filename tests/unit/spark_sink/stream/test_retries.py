@@ -116,11 +116,11 @@ class Replies:
         self.resume_token = position.document
         self._replies = replies
 
-    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
+    def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
         reply = self._replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
-        events += [] if reply is None else [reply]
+        events += [] if reply is None else [bytes(reply.raw)]
 
     def close(self) -> None:
         pass
