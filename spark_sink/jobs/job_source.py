@@ -159,11 +159,10 @@ class TaskWriter:
     def add(self, rows: pa.RecordBatch) -> None:
         """Write rows of the source. Raises OSError."""
         self._events += rows.num_rows
-        kinds = pa.Table.from_batches([rows.select(("namespace", "op"))]).drop_null()
-        grouped = kinds.group_by(["namespace", "op"], use_threads=False)
-        counted = grouped.aggregate([([], "count_all")])
-        for name, op, number in zip(*counted.to_pydict().values(), strict=True):
-            self._by_kind[name, op] += number
+        kinds = pc.binary_join_element_wise(rows["namespace"], rows["op"], "\0").drop_null()
+        for each in kinds.value_counts().to_pylist():
+            name, _, op = each["values"].partition("\0")
+            self._by_kind[name, op] += each["counts"]
         if self._changes is not None:
             self._changes.add(rows)
         if self._transactions is not None:

@@ -81,9 +81,9 @@ NOTIFICATIONS = pa.schema(
 """The columns of a job's table of notifications."""
 # The batches whose counts are kept: Spark keeps the progress of as many.
 _KEPT = 100
-# Events of a batch: a batch costs Spark about as much whatever its size, and tasks hold no more
-# rows than a file's row group.
-_MAX_EVENTS = 200_000
+# Events of a batch and of a task: a batch costs Spark about as much whatever its size, and tasks
+# hold no more rows than a file's row group.
+_MAX_EVENTS, _TASK_EVENTS = 400_000, 50_000
 # How far a table that is verified may be behind in an idle cluster: its commits tell the result.
 _IDLE_ADVANCE = {"idleAdvanceSeconds": "30"}
 # How Spark writes a query's log to a local folder. Its default starts a program for each file, to
@@ -319,7 +319,7 @@ def job_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:
     """
     defaults = {
         "maxEventsPerTrigger": str(_MAX_EVENTS),
-        "eventsPerPartition": str(_MAX_EVENTS // 4),
+        "eventsPerPartition": str(_TASK_EVENTS),
         TASKS: str(tasks),
     }
     return {**defaults, **named_options(given)}

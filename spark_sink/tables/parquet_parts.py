@@ -146,19 +146,14 @@ class Parts:
         return self._done
 
     def _divided(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-        if not self._partitions:
-            if rows.num_rows:
-                yield (), rows
-            return
-        named = rows.select(self._partitions)
-        found = named.group_by(list(self._partitions), use_threads=False).aggregate([])
-        for values in found.to_pylist():
-            chosen = rows
-            for name, value in values.items() if found.num_rows > 1 else ():
-                column = chosen[name]
-                same = pc.is_null(column) if value is None else pc.equal(column, value)
-                chosen = chosen.filter(same)
-            yield tuple(None if each is None else str(each) for each in values.values()), chosen
+        parts: list[tuple[Partition, pa.Table]] = [((), rows)] if rows.num_rows else []
+        for name in self._partitions:
+            parts = [
+                ((*values, None if value is None else str(value)), chosen)
+                for values, part in parts
+                for value, chosen in _by_value(part, name)
+            ]
+        yield from parts
 
     def _write_pending(self) -> None:
         for partition, tables in self._pending.items():
@@ -274,6 +269,17 @@ def statistics(metadata: pq.FileMetaData, compared: Sequence[str] = COMPARED) ->
         "maxValues": greatest,
         "nullCount": nulls,
     }
+
+
+def _by_value(rows: pa.Table, name: str) -> Iterator[tuple[Any, pa.Table]]:
+    """Return the values of a column, each with its rows."""
+    found = rows[name].unique().to_pylist()
+    for value in found:
+        if len(found) == 1:
+            yield value, rows
+            continue
+        column = rows[name]
+        yield value, rows.filter(pc.is_null(column) if value is None else pc.equal(column, value))
 
 
 def _folder_name(value: str | None) -> str:

@@ -64,7 +64,7 @@ def test_a_job_s_tasks_divide_a_backlog_of_one_shard() -> None:
     """Tables order a document's changes by their tokens, whichever tasks have read them."""
     options = parse_options(job_options({"uri": "mongodb://127.0.0.1:1/"}, 8))
     most, each = options.max_events_per_trigger, options.events_per_partition
-    assert (most, each, options.snapshot.tasks) == (200_000, 50_000, 8)
+    assert (most, each, options.snapshot.tasks) == (400_000, 50_000, 8)
     given = {"uri": "mongodb://127.0.0.1:1/", "eventsperpartition": "7", "snapshotTasks": "3"}
     options = parse_options(job_options(given, 8))
     assert (options.events_per_partition, options.snapshot.tasks) == (7, 3)
