@@ -33,7 +33,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
 from spark_sink.events.runs import run_of, sort_key
-from spark_sink.events.slices import Slice, fields_of
+from spark_sink.events.slices import Slice, documents_in, field_of, fields_of
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
 from spark_sink.rows.layouts import JoinedEvents, all_layouts_of
@@ -241,11 +241,13 @@ def test_batches_are_bounded_in_rows_and_bytes():
     assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]
 
 
-def test_reading_stops_once_the_wanted_fields_are_found():
+def test_reading_stops_once_the_wanted_field_is_found():
     document = bson.encode({"_id": 1, "s": 2, "n": 3})
     damaged = document[:-7] + b"\xee" + document[-6:]
-    assert list(fields_of(damaged, [b"s", b"_id"])) == [b"_id", b"s"]
-    assert list(fields_of(document, [b"absent"])) == [b"_id", b"s", b"n"]
+    assert field_of(damaged, b"s") == fields_of(document)[b"s"]
+    assert field_of(document, b"absent") is None
+    array = fields_of(bson.encode({"": [{"n": n} for n in range(1001)]}))[b""].value
+    assert documents_in(array) == [bson.encode({"n": n}) for n in range(1001)]
 
 
 SCHEMA = StructType().add("_id", StringType()).add("n", LongType())
