@@ -141,9 +141,7 @@ class CursorTable:
             raise
         except asyncio.CancelledError:
             if number not in self._entries:
-                raise CommandError(
-                    237, f"cursor {number} was killed", code_name="CursorKilled"
-                ) from None
+                raise CommandError(237, f"cursor {number} was killed") from None
             # The client disconnected during a batch, so the cursor's position is lost.
             self._forget(number)
             raise

@@ -73,9 +73,8 @@ class Elections:
                 13435,
                 "not primary and secondaryOk=false - consider using db.getMongo()."
                 "setReadPref() or readPreference in the connection string",
-                code_name="NotPrimaryNoSecondaryOk",
             )
-        raise CommandError(10107, "not primary", code_name="NotWritablePrimary")
+        raise CommandError(10107, "not primary")
 
     def describe(self, reply: Document, primary_field: str, host: str) -> None:
         """Add the member's state to a reply to hello (docs/protocol.md#wire-protocol)."""

@@ -11,37 +11,37 @@ TRANSIENT_TRANSACTION = "TransientTransactionError"
 
 def bad_value(message: str) -> CommandError:
     """Return error 2: an invalid argument."""
-    return CommandError(2, message, code_name="BadValue")
+    return CommandError(2, message)
 
 
 def failed_to_parse(message: str) -> CommandError:
     """Return error 9: a malformed command, update or query."""
-    return CommandError(9, message, code_name="FailedToParse")
+    return CommandError(9, message)
 
 
 def type_mismatch(message: str) -> CommandError:
     """Return error 14: a field of the wrong BSON type."""
-    return CommandError(14, message, code_name="TypeMismatch")
+    return CommandError(14, message)
 
 
 def namespace_not_found(message: str = "ns not found") -> CommandError:
     """Return error 26: the collection or view does not exist."""
-    return CommandError(26, message, code_name="NamespaceNotFound")
+    return CommandError(26, message)
 
 
 def namespace_exists(ns: str) -> CommandError:
     """Return error 48: the collection exists."""
-    return CommandError(48, f"Collection {ns} already exists.", code_name="NamespaceExists")
+    return CommandError(48, f"Collection {ns} already exists.")
 
 
 def cursor_not_found(cursor_id: int) -> CommandError:
     """Return error 43, with the server's message (docs/protocol.md#cursor-replies)."""
-    return CommandError(43, f"Cursor not found (id: {cursor_id}).", code_name="CursorNotFound")
+    return CommandError(43, f"Cursor not found (id: {cursor_id}).")
 
 
 def command_not_found(name: str) -> CommandError:
     """Return error 59: the command does not exist."""
-    return CommandError(59, f"no such command: '{name}'", code_name="CommandNotFound")
+    return CommandError(59, f"no such command: '{name}'")
 
 
 def shard_key_changed() -> CommandError:
@@ -50,7 +50,6 @@ def shard_key_changed() -> CommandError:
         20,
         "Must run update to shard key field with retryWrites: true, on one document, and outside "
         "of transactions",
-        code_name="IllegalOperation",
     )
 
 
@@ -60,14 +59,13 @@ def write_conflict() -> CommandError:
         112,
         "WriteConflict error: this operation conflicted with another operation. Please retry your "
         "operation or multi-document transaction.",
-        code_name="WriteConflict",
         labels=[TRANSIENT_TRANSACTION],
     )
 
 
 def no_such_transaction(message: str) -> CommandError:
     """Return error 251: the transaction was aborted or never existed."""
-    return CommandError(251, message, code_name="NoSuchTransaction", labels=[TRANSIENT_TRANSACTION])
+    return CommandError(251, message, labels=[TRANSIENT_TRANSACTION])
 
 
 def object_too_large(size: int) -> CommandError:
@@ -75,8 +73,12 @@ def object_too_large(size: int) -> CommandError:
     return CommandError(
         10334,
         f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and 16793600(16MB)",
-        code_name="BSONObjectTooLarge",
     )
+
+
+def not_implemented(message: str) -> CommandError:
+    """Return error 238: the embedded cluster lacks what the command needs."""
+    return CommandError(238, message, code_name="NotImplemented")
 
 
 def duplicate_key(ns: str, id_: Any) -> CommandError:

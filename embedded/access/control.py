@@ -76,17 +76,11 @@ class AccessControl:
         if account is None:
             if name == "createUser" and not self.users.exist:
                 return
-            raise CommandError(
-                13, f"command {name} requires authentication", code_name="Unauthorized"
-            )
+            raise CommandError(13, f"command {name} requires authentication")
         if not may_run(account.grants, name, database):
             text = bson_text({**command, "$db": database})
             log.info("Checking authorization failed", user=str(account.name), command=name)
-            raise CommandError(
-                13,
-                f"not authorized on {database} to execute command {text}",
-                code_name="Unauthorized",
-            )
+            raise CommandError(13, f"not authorized on {database} to execute command {text}")
 
     # Cluster times (docs/protocol.md#authentication)
 

@@ -54,7 +54,6 @@ class Logins:
                 334,
                 f"Received authentication for mechanism {command.get('mechanism')} which is not "
                 "enabled",
-                code_name="MechanismUnavailable",
             )
         client.conversation = _Conversation(self._users, database, command)
         return self.go_on(client, {**command, "conversationId": 1})
@@ -68,14 +67,12 @@ class Logins:
         """
         conversation, client.conversation = client.conversation, None
         if conversation is None or command.get("conversationId") != 1:
-            raise CommandError(17, "No SASL session state found", code_name="ProtocolError")
+            raise CommandError(17, "No SASL session state found")
         try:
             answer, done = conversation.exchange.step(bytes(command["payload"]))
         except (RefusedLoginError, KeyError, TypeError) as refusal:
             log.info("Authentication failed", user=str(conversation.name), error=str(refusal))
-            raise CommandError(
-                18, "Authentication failed.", code_name="AuthenticationFailed"
-            ) from None
+            raise CommandError(18, "Authentication failed.") from None
         if done:
             client.account = self._users.get(conversation.name)
             log.info("Authentication succeeded", user=str(conversation.name), peer=client.peer)

@@ -90,7 +90,7 @@ class Users:
             CommandError: 51003 if the user exists.
         """
         if name in self._accounts:
-            raise CommandError(51003, f'User "{name}" already exists', code_name="Location51003")
+            raise CommandError(51003, f'User "{name}" already exists')
         stored = StoredPassword.of(password)
         self._accounts[name] = Account(name, id_, stored, roles, grants_of(roles))
         self.generation = ObjectId()
@@ -102,5 +102,5 @@ class Users:
             CommandError: 11 UserNotFound.
         """
         if self._accounts.pop(name, None) is None:
-            raise CommandError(11, f"User '{name}' not found", code_name="UserNotFound")
+            raise CommandError(11, f"User '{name}' not found")
         self.generation = ObjectId()

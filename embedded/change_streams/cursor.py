@@ -154,11 +154,7 @@ class ChangeStreamCursor:
 
 
 def _killed() -> CommandError:
-    return CommandError(
-        237,
-        "operation was interrupted because a client killed the cursor",
-        code_name="CursorKilled",
-    )
+    return CommandError(237, "operation was interrupted because a client killed the cursor")
 
 
 def is_change_stream(command: Mapping[str, Any]) -> bool:
@@ -184,11 +180,7 @@ def open_change_stream(
     collection = target if isinstance(target, str) else None
     pipeline = command["pipeline"]
     if collection is not None and host.catalog.view(f"{database}.{collection}") is not None:
-        raise CommandError(
-            166,
-            f"Namespace {database}.{collection} is a view, not a collection",
-            code_name="CommandNotSupportedOnView",
-        )
+        raise CommandError(166, f"Namespace {database}.{collection} is a view, not a collection")
     version = 2 if host.token_version >= 2 or SPLIT in pipeline[-1] else 1
     request = parse_request(database, collection, pipeline[0], version)
     start = request.token

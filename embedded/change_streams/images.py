@@ -73,4 +73,4 @@ class ImageLookup:
 def _not_found(message: str, event: Mapping[str, Any]) -> CommandError:
     named = ("operationType", "ns", "clusterTime", "txnNumber")
     what = {name: event[name] for name in named if name in event}
-    return CommandError(47, message + document_text(what), code_name="NoMatchingDocument")
+    return CommandError(47, message + document_text(what))

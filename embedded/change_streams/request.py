@@ -58,11 +58,7 @@ def parse_request(
     options = stage["$changeStream"]
     for name in options:
         if name not in _OPTIONS and (version < 2 or name not in _OPTIONS_OF_7):
-            raise CommandError(
-                40415,
-                f"BSON field '$changeStream.{name}' is an unknown field.",
-                code_name="Location40415",
-            )
+            raise CommandError(40415, f"BSON field '$changeStream.{name}' is an unknown field.")
     at = options.get("startAtOperationTime")
     token = None if at is None else ResumeToken.high_water_mark(at, version)
     raw = options.get("resumeAfter", options.get("startAfter"))

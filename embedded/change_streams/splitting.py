@@ -54,7 +54,7 @@ class Splitter:
 
 
 def _fatal(message: str) -> CommandError:
-    return CommandError(280, message, code_name="ChangeStreamFatalError")
+    return CommandError(280, message)
 
 
 def _fragments(event: ChangeEvent) -> list[ChangeEvent]:

@@ -166,14 +166,12 @@ class ChangeStream:
                     286,
                     "Resume of change stream was not possible, as the resume point may no longer "
                     "be in the oplog.",
-                    code_name="ChangeStreamHistoryLost",
                 )
         elif truncated is not None and truncated > self._scanned:
             raise CommandError(
                 136,
                 "CollectionScan died due to position in capped collection being deleted. Last "
                 f"seen record id: RecordId({as_ordinal(self._scanned)})",
-                code_name="CappedPositionLost",
             )
 
     def _find(self, entry: OplogEntry) -> None:
@@ -240,7 +238,6 @@ class ChangeStream:
                 280,
                 "cannot resume stream; the resume token was not found. "
                 + document_text(event.document.get("_id", {})),
-                code_name="ChangeStreamFatalError",
             )
         self._resume_key = None
         return False
@@ -258,7 +255,6 @@ class ChangeStream:
             "the stream from that point. Only transformations that retain the unmodified _id "
             f"field are allowed. Expected: {bson_text({'_id': expected})} but found: "
             f"{bson_text(shown)}",
-            code_name="ChangeStreamFatalError",
         )
 
 
@@ -274,5 +270,4 @@ def _too_large(size: int, event: ChangeEvent) -> CommandError:
         10334,
         f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
         f"{MAX_INTERNAL_SIZE}(16MB) First element: {name}: {bson_text(value)}",
-        code_name="BSONObjectTooLarge",
     )

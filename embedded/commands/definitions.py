@@ -7,7 +7,7 @@ from bson.binary import Binary
 
 from embedded.commands.request import Request, command
 from embedded.commands.views import create_view, drop_view
-from embedded.errors import namespace_exists, namespace_not_found
+from embedded.errors import namespace_exists, namespace_not_found, not_implemented
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 from shard_client.errors import CommandError
@@ -33,7 +33,7 @@ async def create(request: Request) -> Document:
     options = {name: given[name] for name in _OPTIONS if given.get(name)}
     for name in ("timeseries", "clusteredIndex"):
         if name in given:
-            raise CommandError(238, f"{name} is not implemented", code_name="NotImplemented")
+            raise not_implemented(f"{name} is not implemented")
     existing = mongod.catalog.get(request.ns)
     if existing is not None and existing.options == options:
         return {}
@@ -71,9 +71,7 @@ async def drop_database(request: Request) -> Document:
     """Drop a database with all its collections."""
     mongod, database = request.mongod, request.database
     if database in ("admin", "config", "local") and not request.client.in_process:
-        raise CommandError(
-            20, f"Dropping the '{database}' database is prohibited.", code_name="IllegalOperation"
-        )
+        raise CommandError(20, f"Dropping the '{database}' database is prohibited.")
     collections = mongod.catalog.collections(database)
     if not collections:
         return {}
@@ -94,17 +92,17 @@ async def rename_collection(request: Request) -> Document:
     source, target = request.command["renameCollection"], request.field("to", str, "")
     database, _, name = target.partition(".")
     if not isinstance(source, str) or not name:
-        raise CommandError(73, f"Invalid target namespace: {target}", code_name="InvalidNamespace")
+        raise CommandError(73, f"Invalid target namespace: {target}")
     collection = mongod.catalog.get(source)
     if collection is None:
         raise namespace_not_found(f"Source collection {source} does not exist")
     if source == target:
-        raise CommandError(20, "Can't rename a collection to itself", code_name="IllegalOperation")
+        raise CommandError(20, "Can't rename a collection to itself")
     o: Document = {"renameCollection": source, "to": target, "stayTemp": False}
     occupied = mongod.catalog.get(target)
     if occupied is not None:
         if not request.command.get("dropTarget"):
-            raise CommandError(48, "target namespace exists", code_name="NamespaceExists")
+            raise CommandError(48, "target namespace exists")
         o["dropTarget"] = occupied.uuid
         mongod.catalog.drop(occupied)
     mongod.journal.log_command(
@@ -128,7 +126,7 @@ async def modify(request: Request) -> Document:
     changes = {name: given[name] for name in _MODIFIABLE if name in given}
     before = {"collectionOptions_old": {"uuid": collection.uuid, **collection.options}}
     if "index" in given:
-        raise CommandError(238, "collMod of an index is not implemented")
+        raise not_implemented("collMod of an index is not implemented")
     _modify_options(collection, changes)
     mongod.journal.log_command(
         request.database,

@@ -56,10 +56,7 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
     if transaction is None:
         return await handler(request)
     if name not in IN_TRANSACTIONS:
-        raise CommandError(
-            263, f"Cannot run '{name}' in a multi-document transaction.",
-            code_name="OperationNotSupportedInTransaction",
-        )  # fmt: skip
+        raise CommandError(263, f"Cannot run '{name}' in a multi-document transaction.")
     try:
         return await handler(request)
     except CommandError as error:
@@ -146,7 +143,6 @@ def _reach_read_time(request: Request) -> None:
                 72,
                 f"readConcern {name} value must not be greater than the current clusterTime. "
                 f"Requested clusterTime: {wanted}; current clusterTime: {mongod.clock.time}",
-                code_name="InvalidOptions",
             )
         if as_ordinal(wanted) > mongod.journal.position:
             mongod.append_noop({"msg": "advance to the cluster time of a read"})

@@ -8,7 +8,7 @@ from bson.int64 import Int64
 from embedded.commands.request import Request, command
 from embedded.commands.writing import writable_collection
 from embedded.cursors import FIRST_BATCH, ListCursor
-from embedded.errors import bad_value, namespace_not_found
+from embedded.errors import bad_value, namespace_not_found, not_implemented
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
@@ -46,7 +46,7 @@ def _specification(given: Document) -> Document:
             67, "Index keys must be a non-empty document", code_name="CannotCreateIndex"
         )
     if given.get("unique"):
-        raise CommandError(238, "unique indexes are not implemented", code_name="NotImplemented")
+        raise not_implemented("unique indexes are not implemented")
     name = given.get("name") or "_".join(f"{field}_{way}" for field, way in key.items())
     rest = {n: v for n, v in given.items() if n not in ("v", "key", "name", "ns")}
     return {"v": 2, "key": key, "name": name, **rest}
@@ -97,7 +97,7 @@ async def drop_indexes(request: Request) -> Document:
     count = len(collection.indexes)
     for name in _names(collection, request.command.get("index")):
         if name == "_id_":
-            raise CommandError(72, "cannot drop _id index", code_name="InvalidOptions")
+            raise CommandError(72, "cannot drop _id index")
         specification = collection.indexes.pop(name)
         request.mongod.journal.log_command(
             request.database,

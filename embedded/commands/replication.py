@@ -26,7 +26,6 @@ async def append_note(request: Request) -> Document:
         raise CommandError(
             209,
             f"Requested maxClusterTime {wanted} is less or equal to the last primary OpTime {last}",
-            code_name="StaleClusterTime",
         )
     mongod.append_noop(data)
     return {}

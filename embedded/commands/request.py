@@ -117,12 +117,7 @@ def checked_collection(database: str, name: Any) -> str:
         CommandError: 73 InvalidNamespace if it is not a valid name.
     """
     if not isinstance(name, str):
-        raise CommandError(
-            73, f"collection name has invalid type {type_name(name)}",
-            code_name="InvalidNamespace",
-        )  # fmt: skip
+        raise CommandError(73, f"collection name has invalid type {type_name(name)}")
     if not name or "\0" in name or name.startswith("."):
-        raise CommandError(
-            73, f"Invalid namespace specified '{database}.{name}'", code_name="InvalidNamespace"
-        )
+        raise CommandError(73, f"Invalid namespace specified '{database}.{name}'")
     return name

@@ -36,9 +36,7 @@ def _batch(request: Request, name: str) -> list[Any]:
         )  # fmt: skip
     if not 1 <= len(statements) <= 100_000:
         raise CommandError(
-            16,
-            f"Write batch sizes must be between 1 and 100000. Got {len(statements)} operations.",
-            code_name="InvalidLength",
+            16, f"Write batch sizes must be between 1 and 100000. Got {len(statements)} operations."
         )
     result: list[Any] = statements
     return result

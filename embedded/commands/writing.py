@@ -40,10 +40,7 @@ def writable_collection(request: Request) -> Collection:
     if found is not None:
         return found
     if mongod.catalog.view(request.ns) is not None:
-        raise CommandError(
-            166, f"Namespace {request.ns} is a view, not a collection",
-            code_name="CommandNotSupportedOnView",
-        )  # fmt: skip
+        raise CommandError(166, f"Namespace {request.ns} is a view, not a collection")
     if request.database == "local":
         raise bad_value("the local database of an embedded server is read-only")
     return mongod.create_collection(

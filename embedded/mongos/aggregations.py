@@ -31,7 +31,7 @@ def refuse_change_stream(command: Document) -> None:
     if any(name.startswith(_CHANGE_STREAM_STAGES) for name in names):
         raise CommandError(
             59, "this endpoint does not serve change streams; open them through "
-            "mergerouter, or on a shard", code_name="CommandNotFound",
+            "mergerouter, or on a shard"
         )  # fmt: skip
 
 

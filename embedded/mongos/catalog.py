@@ -71,7 +71,7 @@ class ClusterCatalog:
         """
         found = self._shards.get(name)
         if found is None:
-            raise CommandError(70, f"Shard {name} not found", code_name="ShardNotFound")
+            raise CommandError(70, f"Shard {name} not found")
         return found
 
     def has_shard(self, name: str) -> bool:
@@ -142,7 +142,7 @@ class ClusterCatalog:
             if primary is not None and existing is not primary:
                 raise CommandError(
                     48, f"database already created on a primary which is different from "
-                    f"{primary.id}", code_name="NamespaceExists",
+                    f"{primary.id}"
                 )  # fmt: skip
             return existing
         chosen = primary or self._emptiest_shard()

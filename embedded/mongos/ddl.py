@@ -56,7 +56,7 @@ async def drop_database(request: Request) -> Document:
     if primary is None:
         return {"dropped": database}
     if primary is request.catalog.config:
-        raise CommandError(20, f"Cannot drop '{database}' database", code_name="IllegalOperation")
+        raise CommandError(20, f"Cannot drop '{database}' database")
     held = {
         collection.ns
         for shard in request.catalog.shards
@@ -130,12 +130,9 @@ async def rename_collection(request: Request) -> Document:
 def _check_target(request: Request, placement: Placement, target: str) -> None:
     primary = request.catalog.primary_of(target.partition(".")[0])
     if primary is not None and primary is not placement.primary:
-        raise CommandError(
-            20, "Source and destination collections must be on same shard",
-            code_name="IllegalOperation",
-        )  # fmt: skip
+        raise CommandError(20, "Source and destination collections must be on same shard")
     if target in request.catalog.collections and not request.command.get("dropTarget"):
-        raise CommandError(48, "target namespace exists", code_name="NamespaceExists")
+        raise CommandError(48, "target namespace exists")
 
 
 async def create_indexes(request: Request) -> Document:

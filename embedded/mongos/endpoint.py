@@ -51,11 +51,9 @@ class Mongos:
         name = request.name
         handler = COMMANDS.get(name)
         if handler is None:
-            raise CommandError(59, f"no such cmd: {name}", code_name="CommandNotFound")
+            raise CommandError(59, f"no such cmd: {name}")
         if name in ON_ADMIN_ONLY and request.database != "admin":
-            raise CommandError(
-                13, f"{name} may only be run against the admin database.", code_name="Unauthorized"
-            )
+            raise CommandError(13, f"{name} may only be run against the admin database.")
         self._state.access.check(name, request.database, request.command, request.client)
         if name in ("aggregate", "explain"):
             refuse_change_stream(request.command)
@@ -63,10 +61,7 @@ class Mongos:
         if request.transaction is None or name in _ENDS_OF_TRANSACTIONS:
             return await handler(request)
         if name not in IN_TRANSACTIONS:
-            raise CommandError(
-                263, f"Cannot run '{name}' in a multi-document transaction.",
-                code_name="OperationNotSupportedInTransaction",
-            )  # fmt: skip
+            raise CommandError(263, f"Cannot run '{name}' in a multi-document transaction.")
         return await self._in_transaction(request)
 
     async def _in_transaction(self, request: Request) -> Document:

@@ -115,7 +115,6 @@ class NamespaceLocks:
             raise CommandError(
                 24,
                 f"Unable to acquire lock on {namespace} within {self._timeout:g} s",
-                code_name="LockTimeout",
                 labels=["TransientTransactionError"],
             ) from None
 

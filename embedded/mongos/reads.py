@@ -102,7 +102,6 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
         raise CommandError(
             361,
             "Collection UUID does not match that specified",
-            code_name="CollectionUUIDMismatch",
             extra={
                 "db": request.database,
                 "collectionUUID": wanted,

@@ -48,11 +48,7 @@ async def abort_transaction(request: Request) -> Document:
             code_name="TransactionCommitted",
         )
     if transaction.state == "aborted":
-        raise CommandError(
-            251,
-            f"Transaction {transaction.number} has been aborted.",
-            code_name="NoSuchTransaction",
-        )
+        raise CommandError(251, f"Transaction {transaction.number} has been aborted.")
     request.state.transactions.abort(transaction)
     return {}
 

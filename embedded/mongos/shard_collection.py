@@ -37,7 +37,7 @@ async def shard_collection(request: Request) -> Document:
     key = ShardKey(request.command.get("key") or {})
     database, _, name = namespace.partition(".")
     if not name:
-        raise CommandError(73, f"Invalid namespace: {namespace}", code_name="InvalidNamespace")
+        raise CommandError(73, f"Invalid namespace: {namespace}")
     primary = await request.catalog.create_database(database)
     async with request.state.locks.exclusive(namespace):
         existing = request.catalog.collections.get(namespace)
@@ -86,7 +86,7 @@ async def _ensure_index(primary: Member, namespace: str, key: ShardKey, *, was_e
     if not was_empty:
         raise CommandError(
             72, "Please create an index that starts with the proposed shard key before sharding "
-            "the collection. ", code_name="InvalidOptions",
+            "the collection. "
         )  # fmt: skip
     index: dict[str, Any] = {
         "key": dict(wanted),

@@ -70,11 +70,7 @@ class TransactionTable:
             return None
         lsid = command.get("lsid")
         if lsid is None:
-            raise CommandError(
-                72,
-                "Transaction number requires a session ID to also be specified",
-                code_name="InvalidOptions",
-            )
+            raise CommandError(72, "Transaction number requires a session ID to also be specified")
         number = int(command["txnNumber"])
         latest = self._latest.get(session_key(lsid))
         if latest is not None and number < latest.number:

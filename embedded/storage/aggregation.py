@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from embedded.errors import not_implemented
 from embedded.storage.bson_values import Document, copied
 from embedded.storage.document_stages import DOCUMENT_STAGES, compiled
 from embedded.storage.mongomock_rules import library_errors, run_stage
@@ -34,7 +35,7 @@ def aggregate(
             with library_errors():
                 current = _STAGES[name](current, argument)
         elif name in _ON_OTHER_COLLECTIONS:
-            raise CommandError(238, f"{name} is not implemented", code_name="NotImplemented")
+            raise not_implemented(f"{name} is not implemented")
         else:
             current = run_stage(copied(current), name, argument)
     return current

@@ -56,7 +56,6 @@ def _predicate(condition: Any, variables: Mapping[str, Any], fold: Fold | None) 
                 2,
                 f"unknown top level operator: {name}. If you have a field name that starts with a "
                 "'$' symbol, consider using $getField or $setField.",
-                code_name="BadValue",
             )
         else:
             plain[name] = value

@@ -129,9 +129,7 @@ class _Evaluation(mongomock_aggregate._Parser):
             return None
         if not isinstance(value, Mapping):
             raise CommandError(
-                31393,
-                f"$bsonSize requires a document input, found: {type_name(value)}",
-                code_name="Location31393",
+                31393, f"$bsonSize requires a document input, found: {type_name(value)}"
             )
         return len(bson.encode(value))
 

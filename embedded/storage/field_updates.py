@@ -5,12 +5,11 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from embedded.errors import bad_value, type_mismatch
+from embedded.errors import bad_value, not_implemented, type_mismatch
 from embedded.storage.bson_values import MISSING, is_long
 from embedded.storage.mongomock_rules import update_array
 from embedded.storage.ordering import sort_key
 from shard_client.bson.values import type_name
-from shard_client.errors import CommandError
 
 
 def new_value(operator: str, path: str, value: Any, argument: Any) -> Any:
@@ -34,7 +33,7 @@ def new_value(operator: str, path: str, value: Any, argument: Any) -> Any:
         return rule(path, value, argument)
     if operator in _ARRAY_OPERATORS:
         return _array_update(operator, path, value, argument)
-    raise CommandError(238, f"the embedded cluster has no {operator}", code_name="NotImplemented")
+    raise not_implemented(f"the embedded cluster has no {operator}")
 
 
 def _arithmetic(operator: str, exact: Callable[[Any, Any], Any]) -> Callable[[str, Any, Any], Any]:

@@ -14,7 +14,7 @@ from bson.errors import InvalidDocument
 from mongomock import aggregate, filtering
 from pymongo.errors import OperationFailure
 
-from embedded.errors import bad_value
+from embedded.errors import bad_value, not_implemented
 from embedded.storage.bson_values import MISSING, Document, copied
 from shard_client.errors import CommandError
 
@@ -49,7 +49,7 @@ def library_errors() -> Iterator[None]:
     except OperationFailure as error:
         raise CommandError(error.code or 2, str(error.args[0])) from error
     except NotImplementedError as error:
-        raise CommandError(238, str(error), code_name="NotImplemented") from error
+        raise not_implemented(str(error)) from error
     except _MISUSE as error:
         raise bad_value(f"{type(error).__name__}: {error}") from error
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from bson.objectid import ObjectId
 
-from embedded.errors import failed_to_parse, type_mismatch
+from embedded.errors import failed_to_parse, not_implemented, type_mismatch
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import MISSING, Document, copied, identical, value_at
 from embedded.storage.diff import DiffLog, compute_diff
@@ -157,10 +157,7 @@ def _path_order(path: str) -> list[tuple[int, int, str]]:
 def _check_conflicts(paths: list[str]) -> None:
     for path in paths:
         if "$" in path:
-            raise CommandError(
-                238, f"the embedded cluster has no positional updates: {path}",
-                code_name="NotImplemented",
-            )  # fmt: skip
+            raise not_implemented(f"the embedded cluster has no positional updates: {path}")
         if not path or ".." in path or path.endswith("."):
             raise CommandError(
                 56,

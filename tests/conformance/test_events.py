@@ -10,15 +10,7 @@ from bson import Binary
 from pymongo.database import Database
 
 from tests.conformance.data import Documents
-from tests.conformance.streams import (
-    CLUSTER,
-    Stream,
-    kinds,
-    next_tick,
-    now,
-    opening,
-    refused,
-)
+from tests.conformance.streams import CLUSTER, Stream, kinds, next_tick, now, opening, refused
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 
 rule = pytest.mark.rule

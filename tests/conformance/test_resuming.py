@@ -12,14 +12,7 @@ from pymongo.database import Database
 from tests.conformance.conftest import NOOP_SECONDS
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.recorded_workload import Workload
-from tests.conformance.streams import (
-    Event,
-    Stream,
-    kinds,
-    next_tick,
-    now,
-    time_of,
-)
+from tests.conformance.streams import Event, Stream, kinds, next_tick, now, time_of
 from tests.harness.clusters import Client, EmbeddedProcess, TestCluster, real_servers_named
 from tests.harness.routers import start_router
 

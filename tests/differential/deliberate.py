@@ -3,13 +3,7 @@
 from collections.abc import Sequence
 
 from tests.differential.plans import Plan, token_time
-from tests.differential.reading import (
-    OF_SHARD,
-    TOKEN_NOT_FOUND,
-    Failure,
-    Reading,
-    is_invalidate,
-)
+from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading, is_invalidate
 
 _OPTIMIZED = 7182803
 _TOO_LARGE = 10334

@@ -24,13 +24,7 @@ from tests.differential import backlog
 from tests.differential.comparison import command_text, differ_by_shard, differences
 from tests.differential.deliberate import is_deliberate
 from tests.differential.plans import Plan, Planner, Token, token_time
-from tests.differential.reading import (
-    DeadlineError,
-    Failure,
-    Reader,
-    Reading,
-    is_invalidate,
-)
+from tests.differential.reading import DeadlineError, Failure, Reader, Reading, is_invalidate
 from tests.differential.workload import THEMES, Client, Workload
 
 LIVE_STREAMS = 4

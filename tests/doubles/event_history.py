@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import bisect
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -10,9 +13,12 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
+from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.batches.event_rate import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
+from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import StreamCursor
+from spark_sink.stream.router_client import Clocks, Shard
 
 SHARDS = 3
 UUID_HEX = "00112233445566778899AABBCCDDEEFF"
@@ -207,3 +213,23 @@ class Inbox(ReportInbox):
     def read(self, batch: int) -> list[ReadStats]:
         stats_of_tasks, self.stats_of_tasks = self.stats_of_tasks, []
         return stats_of_tasks
+
+
+def planner(
+    history: History,
+    *,
+    sharded: bool = False,
+    inbox: ReportInbox | None = None,
+    clock: Callable[[], float] | None = None,
+    **limits: Any,
+) -> BatchPlanner:
+    shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
+    client: Any = SimpleNamespace(
+        watch_tokens=lambda position, max_await: history.watch(position),
+        clocks=lambda: Clocks(history.now, time.time()),
+        present=lambda: history.now,
+        shards=lambda: shards,
+        with_retries=lambda call: call(),
+    )
+    clock = clock or SteppingClock(0.00001)
+    return BatchPlanner(client, StreamOptions("mongodb://127.0.0.1", **limits), inbox, clock=clock)

@@ -30,7 +30,7 @@ from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.log_state import Batch
-from tests.unit.spark_sink.tables.test_current_table import Stream
+from tests.doubles.table_changes import RandomChanges
 
 RECORD = JobRecord(
     tables=("bronze", "messages", "current", "transactions"),
@@ -48,7 +48,7 @@ class Script:
     """A stream of changes in transactions of some `size`, a few of documents that nobody has."""
 
     def __init__(self, seed: int, count: int = 40, size: int = 3) -> None:
-        stream = Stream(seed)
+        stream = RandomChanges(seed)
         self.collections = stream.collections
         """The documents in the end."""
         self.handled: tuple[str, ...] = ()

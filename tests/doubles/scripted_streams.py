@@ -16,12 +16,7 @@ from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.views import View
-from shard_client.bson.resume_token import (
-    TIME_DIGITS,
-    ResumeToken,
-    cluster_time_of,
-    version_of,
-)
+from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data, token_of
 
 Event = tuple[bytes, bytes]

@@ -18,11 +18,9 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
+from tests.doubles.table_changes import RandomChanges, change_rows
+from tests.doubles.two_starts import check_two_starts, pause_starts
 from tests.harness.object_store import BUCKET, ObjectStore, object_store
-from tests.unit.spark_sink.jobs.test_two_starts import check_two_starts, paused
-from tests.unit.spark_sink.tables.test_current_table import Stream, rows_of
-
-__all__ = ["paused"]
 
 pytest.importorskip("moto", reason="it stands in for S3")
 
@@ -37,9 +35,9 @@ def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
 
 def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> None:
     address = f"s3://{BUCKET}/job/current"
-    stream = Stream(1)
+    stream = RandomChanges(1)
     for number, failing in enumerate([(), ("stage", "apply")]):
-        rows = rows_of(stream.changes(30))
+        rows = change_rows(stream.changes(30))
         for step in (*failing, ""):  # the step before which the store fails
             try:
                 stage = ChangeStage(address, tolerant=True)
@@ -62,9 +60,12 @@ def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> Non
     assert [each["mergerouter"]["batch"] for each in DeltaTable(address).history()] == [1, 0]
 
 
-@pytest.mark.usefixtures("store", "paused")
+@pytest.mark.usefixtures("store")
 @pytest.mark.parametrize("seed", range(2))
-def test_of_two_starts_on_a_store_no_event_is_lost_or_doubled(tmp_path: Path, seed: int) -> None:
+def test_of_two_starts_on_a_store_no_event_is_lost_or_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    pause_starts(monkeypatch)
     check_two_starts(f"s3://{BUCKET}/job", tmp_path, seed)
 
 

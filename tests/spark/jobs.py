@@ -10,7 +10,15 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_sink.jobs.job_folder import DEFAULT_TABLES, JobFolder, JobRecord
+from spark_sink.jobs.job_folder import (
+    BRONZE,
+    CURRENT,
+    DEFAULT_TABLES,
+    MESSAGES,
+    TRANSACTIONS,
+    JobFolder,
+    JobRecord,
+)
 from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.tables_job import TablesJob, namespace_options
 from spark_sink.verification.all_tables import verify_job
@@ -76,3 +84,22 @@ def differences(spark: SparkSession, shop: Shop, folder: Path) -> dict[str, set[
     assert {name: each.remark for name, each in found.items() if each.remark} == {}
     kinds = {name: {row["difference"] for row in each.first} for name, each in found.items()}
     return {name: each for name, each in kinds.items() if each or name in DEFAULT_TABLES}
+
+
+TABLES = (BRONZE, CURRENT, MESSAGES, TRANSACTIONS)
+
+
+def change_everything(shop: Shop) -> None:
+    for number in range(20, 27):
+        key = {"_id": number, "customer": number % 10}
+        shop.orders.insert_one({**key, "n": 1, "tags": {"a": 1}})
+        shop.orders.update_one(key, {"$set": {"n": 2}, "$unset": {"tags": 1}})
+        shop.orders.replace_one(key, {**key, "n": 3})
+    shop.orders.delete_one({"_id": 26, "customer": 6})
+    for number in range(30, 33):
+        with shop.client.start_session() as session, session.start_transaction():
+            for each in (number, number + 5):  # on both shards
+                document = {"_id": each, "customer": each % 10}
+                shop.orders.insert_one(document, session=session)
+    shop.client[shop.database].items.insert_one({"_id": 1})
+    shop.client[shop.database].items.rename("things")

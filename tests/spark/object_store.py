@@ -33,7 +33,7 @@ from tests.harness.routers import start_router
 from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 from tests.spark.kills.job_process import JobProcess
-from tests.spark.test_current_tables import change_at_random, collections_of, documents_in
+from tests.spark.tables import change_at_random, collections_of, documents_in
 
 _SECONDS = 300.0
 _COLUMNS = ["token", "op", "snapshot"]

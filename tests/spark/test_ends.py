@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.harness.clusters import TestCluster, on_real_servers
 from tests.spark.conftest import Shop
-from tests.spark.test_exactly_once import WAIT
+from tests.spark.query_process import WAIT
 
 # One process for the cluster and Spark, which takes minutes to start on a busy machine.
 pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]

@@ -30,8 +30,7 @@ from tests.harness.clusters import real_servers_named
 from tests.spark.conftest import Shop
 from tests.spark.field_names import doubled, write_by_chance
 from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
-from tests.spark.test_current_tables import follow
-from tests.spark.test_sink import run as run_sink
+from tests.spark.tables import copy_orders, follow
 
 pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(900)]
 
@@ -78,7 +77,7 @@ def test_all_copies_of_documents_with_any_names_equal_the_collection(
     for times in (300, 0):
         run_job(spark, shop, job)
         follow(spark, shop, table)
-        run_sink(spark, shop, copy)
+        copy_orders(spark, shop, copy)
         write(times)
     run_job(spark, shop, job)  # which reads again what an event has not told
 

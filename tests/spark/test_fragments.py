@@ -19,9 +19,8 @@ from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.tasks import read_task
 from spark_sink.stream.router_client import RouterClient
-from tests.doubles.event_history import History, Inbox
+from tests.doubles.event_history import History, Inbox, planner
 from tests.spark.conftest import Shop
-from tests.unit.spark_sink.batches.test_batch_planner import planner
 
 _SIX_MIB = 6 << 20
 

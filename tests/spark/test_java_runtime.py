@@ -7,12 +7,7 @@ import subprocess
 import pytest
 
 from spark_sink.session import spark_session
-from spark_sink.session.spark_session import (
-    JavaNotFoundError,
-    bundled_java,
-    ensure_java,
-    find_java,
-)
+from spark_sink.session.spark_session import JavaNotFoundError, bundled_java, ensure_java, find_java
 
 
 def fake_java(folder, version):

@@ -41,15 +41,9 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from tests.harness.clusters import TestCluster
 from tests.spark.conftest import Shop
-from tests.spark.jobs import (
-    NO_DIFFERENCE,
-    differences,
-    forget_last_commit,
-    rows_of,
-    run_job,
-)
+from tests.spark.jobs import NO_DIFFERENCE, differences, forget_last_commit, rows_of, run_job
+from tests.spark.query_process import REPOSITORY, WAIT, QueryProcess
 from tests.spark.quick_session import QUICK
-from tests.spark.test_exactly_once import REPOSITORY, WAIT, Query
 
 pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 
@@ -60,7 +54,7 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
 ) -> None:
     shop.insert(40)
     folder = tmp_path / "job"
-    query = Query(shop, folder)
+    query = QueryProcess(shop, folder)
     folder.mkdir()
     command = [sys.executable, "-m", "spark_sink.cli", "run", shop.database]
     command += ["--uri", shop.uri, "--out", str(folder), "--trigger", "0 seconds"]

@@ -22,7 +22,7 @@ from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.tables.current_table import CurrentTable
 from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.jobs import rows_of, run_job
-from tests.spark.test_current_tables import change_at_random, collections_of, documents_in
+from tests.spark.tables import change_at_random, collections_of, documents_in
 
 pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 

@@ -21,7 +21,7 @@ from tests.doubles.event_history import history_lost
 from tests.harness.until import wait_for
 from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
-from tests.spark.test_current_tables import change_at_random, collections_of, damage
+from tests.spark.tables import change_at_random, collections_of, damage
 
 pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(300)]
 

@@ -17,7 +17,6 @@ from spark_sink.signals.channels import SignalCollection, SignalFolder, send
 from spark_sink.signals.signal import digest
 from spark_sink.stream.router_client import RouterClient
 from tests.spark.conftest import DEPLOYMENTS, Shop
-from tests.unit.spark_sink.signals.test_signals import signal
 
 
 def received(folder: SignalFolder, *handled: str) -> list[tuple[str, bool]]:
@@ -34,7 +33,7 @@ def test_signals_in_a_folder(tmp_path: Path) -> None:
         return received(folder, *handled)
 
     assert look() == []  # there is no folder yet
-    sent = send(str(place), signal(data_collections=["a.b"]))
+    sent = send(str(place), {"type": "execute-snapshot", "data": {"data-collections": ["a.b"]}})
     assert look() == [(sent, True)]
     assert received(folder) == []  # too early
     assert look(sent) == []

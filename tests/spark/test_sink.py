@@ -25,7 +25,7 @@ from spark_sink.sink.changes import (
 from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit
-from tests.spark.test_current_tables import change_at_random
+from tests.spark.tables import change_at_random, copy_orders
 
 pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
@@ -46,35 +46,21 @@ def orders(shop: Shop) -> dict[Any, dict[str, Any]]:
     return {each["_id"]: each for each in shop.orders.find()}
 
 
-def run(spark: SparkSession, shop: Shop, checkpoint: Path, **options: str) -> None:
-    """Copy the orders up to the present."""
-    source = {"snapshotMode": "initial", "snapshotChunkRows": "20"}
-    source |= {name: text for name, text in options.items() if name in ("fullDocument",)}
-    sink = {name: text for name, text in options.items() if name not in source}
-    events = spark.readStream.format("mergerouter").options(
-        uri=shop.uri, database=shop.database, collection="orders", **source
-    )
-    writer = events.load().writeStream.format("mergerouter")
-    writer = writer.options(uri=shop.uri, collection="copy", **sink)
-    writer = writer.option("checkpointLocation", str(checkpoint))
-    writer.trigger(availableNow=True).start().awaitTermination()
-
-
 def test_a_copy_equals_its_collection_and_repeated_batches_change_nothing(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     shop.insert(60)
-    run(spark, shop, tmp_path / "checkpoint")
+    copy_orders(spark, shop, tmp_path / "checkpoint")
     assert copied(shop) == orders(shop)
     change_at_random(shop, 3, 150)
-    run(spark, shop, tmp_path / "checkpoint")
+    copy_orders(spark, shop, tmp_path / "checkpoint")
     assert copied(shop) == orders(shop)
 
     # As if killed before the last batches were committed, and then once more.
     before = copied(shop, keeps_tokens=True)
     for _ in range(2):
         last = forget_last_commit(tmp_path)
-        run(spark, shop, tmp_path / "checkpoint")
+        copy_orders(spark, shop, tmp_path / "checkpoint")
         assert (tmp_path / "checkpoint" / "commits" / str(last)).exists()
         assert copied(shop, keeps_tokens=True) == before
 
@@ -86,7 +72,7 @@ def test_a_repeated_stream_changes_no_document(
     shop.insert(20)
     for number in range(3):
         shop.orders.update_many({}, {"$set": {"n": number}, "$push": {"list": number}})
-    run(spark, shop, tmp_path / "first")
+    copy_orders(spark, shop, tmp_path / "first")
     before = copied(shop, keeps_tokens=True)
     changes = spark.read.format("mergerouter").options(
         uri=shop.uri,
@@ -106,15 +92,15 @@ def test_an_update_of_a_missing_document_fails(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:
     shop.insert(3)
-    run(spark, shop, tmp_path / "checkpoint")
+    copy_orders(spark, shop, tmp_path / "checkpoint")
     shop.client[shop.database].copy.delete_one({"_id": 1})
     shop.orders.update_many({}, {"$set": {"n": 1}})
     with pytest.raises(StreamingQueryException) as caught:
-        run(spark, shop, tmp_path / "checkpoint")
+        copy_orders(spark, shop, tmp_path / "checkpoint")
     message = cause_of(caught.value)
     assert message.startswith(f"{shop.database}.copy does not contain a changed document")
     assert "Traceback" not in str(caught.value)
-    run(spark, shop, tmp_path / "checkpoint", missing="ignore")
+    copy_orders(spark, shop, tmp_path / "checkpoint", missing="ignore")
     assert set(copied(shop)) == {0, 2}
     assert all(each["n"] == 1 for each in copied(shop).values())
 

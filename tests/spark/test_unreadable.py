@@ -29,8 +29,7 @@ from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
 from tests.spark.batches import batches
 from tests.spark.conftest import Shop
-from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
-from tests.spark.test_verification import TABLES
+from tests.spark.jobs import NO_DIFFERENCE, TABLES, differences, rows_of, run_job
 
 pytestmark = [
     pytest.mark.xdist_group("spark_queries"),

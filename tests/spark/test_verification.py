@@ -16,13 +16,12 @@ from typer.testing import CliRunner
 
 from spark_sink.cli import job
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, TRANSACTIONS
+from tests.doubles.table_damages import other
 from tests.spark.conftest import Shop
-from tests.spark.jobs import run_job
-from tests.unit.spark_sink.verification.test_checksums import other
+from tests.spark.jobs import TABLES, change_everything, run_job
 
 pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(900)]
 
-TABLES = (BRONZE, CURRENT, MESSAGES, TRANSACTIONS)
 _SCHEMA = "_id BIGINT, n INT, tags MAP<STRING, INT>"
 OPTIONS: list[dict[str, str]] = [
     {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"},
@@ -33,22 +32,6 @@ OPTIONS: list[dict[str, str]] = [
 def run_once(spark: SparkSession, shop: Shop, folder: Path, **options: str) -> None:
     """Run a job with all tables in this process, up to the present."""
     run_job(spark, shop, folder, TABLES, options=options, messages={"prefix": "p"})
-
-
-def change_everything(shop: Shop) -> None:
-    for number in range(20, 27):
-        key = {"_id": number, "customer": number % 10}
-        shop.orders.insert_one({**key, "n": 1, "tags": {"a": 1}})
-        shop.orders.update_one(key, {"$set": {"n": 2}, "$unset": {"tags": 1}})
-        shop.orders.replace_one(key, {**key, "n": 3})
-    shop.orders.delete_one({"_id": 26, "customer": 6})
-    for number in range(30, 33):
-        with shop.client.start_session() as session, session.start_transaction():
-            for each in (number, number + 5):  # on both shards
-                document = {"_id": each, "customer": each % 10}
-                shop.orders.insert_one(document, session=session)
-    shop.client[shop.database].items.insert_one({"_id": 1})
-    shop.client[shop.database].items.rename("things")
 
 
 def changed(rows: pa.Table, name: str, row: int) -> pa.Table:

@@ -19,7 +19,7 @@ from spark_sink.verification.verifier import Verifier
 from tests.harness.until import wait_for
 from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
-from tests.spark.test_current_tables import change_at_random, collections_of, damage
+from tests.spark.tables import change_at_random, collections_of, damage
 
 pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(900)]
 _SECONDS = 300.0

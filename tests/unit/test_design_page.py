@@ -1,4 +1,4 @@
-"""Names: the design page names what exists, and a public name has one meaning."""
+"""The design page names what exists, a public name has one meaning, tests import no tests."""
 
 import ast
 import re
@@ -87,3 +87,9 @@ def test_a_public_name_has_one_meaning() -> None:
     found = {name: each for name, each in paths.items() if len(set(each)) > 1}
     assert {name: each for name, each in found.items() if name not in {*DOUBLES, "main"}} == {}
     assert set(found) >= DOUBLES, "remove from DOUBLES what occurs once now"
+
+
+def test_no_module_imports_from_a_test() -> None:
+    imports = re.compile(r"(?m)^\s*(?:from|import) tests\S*\.test_\w+")
+    paths = [path for folder in ("bench", "tests") for path in (ROOT / folder).rglob("*.py")]
+    assert [str(path) for path in paths if imports.search(path.read_text())] == []

@@ -12,15 +12,7 @@ from bson import json_util
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.routers import RouterProcess
 from tests.harness.until import PATIENCE
-from tests.integration.lookups.both import (
-    Both,
-    Data,
-    documents,
-    move,
-    since,
-    spread,
-    tick,
-)
+from tests.integration.lookups.both import Both, Data, documents, move, since, spread, tick
 
 
 def test_an_orphan_is_not_returned(both: Both, db: Data, cluster: TestCluster) -> None:

@@ -5,16 +5,7 @@ from typing import Any
 import pytest
 
 from tests.harness.clusters import TestCluster
-from tests.integration.lookups.both import (
-    IMAGES,
-    LOOKUP,
-    Both,
-    Data,
-    move,
-    since,
-    spread,
-    tick,
-)
+from tests.integration.lookups.both import IMAGES, LOOKUP, Both, Data, move, since, spread, tick
 
 SPLIT = {"$changeStreamSplitLargeEvent": {}}
 _NINE_MB = 9_000_000

@@ -5,14 +5,7 @@ from typing import Any
 import pytest
 
 from tests.harness.clusters import Client, TestCluster, on_real_servers
-from tests.integration.lookups.both import (
-    LOOKUP,
-    Both,
-    Data,
-    since,
-    spread,
-    tick,
-)
+from tests.integration.lookups.both import LOOKUP, Both, Data, since, spread, tick
 
 MATCH_DOCUMENT = {"$match": {"fullDocument.v": {"$gt": 2}}}
 

@@ -13,14 +13,7 @@ from shard_client.wire.connection import Connection
 from tests.harness.clusters import TestCluster
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
-from tests.integration.security.clients import (
-    STREAM,
-    USERS,
-    Servers,
-    answer,
-    client,
-    stream,
-)
+from tests.integration.security.clients import STREAM, USERS, Servers, answer, client, stream
 
 WHOLE_CLUSTER = [{"$changeStream": {"allChangesForCluster": True}}]
 

@@ -28,6 +28,7 @@ from spark_sink.signals.channels import send
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.all_tables import verify_job
+from tests.doubles.table_damages import damages
 from tests.harness.clusters import Client
 from tests.harness.object_store import BUCKET
 from tests.harness.until import wait_for
@@ -36,8 +37,7 @@ from tests.spark.conftest import Shop
 from tests.spark.kills.deployments import Deployment, deployed
 from tests.spark.kills.job_process import JobProcess
 from tests.spark.kills.writer import Writer
-from tests.spark.test_current_tables import collections_of, documents_in
-from tests.unit.spark_sink.verification.test_checksums import damages
+from tests.spark.tables import collections_of, documents_in
 
 _COMMIT_SECONDS = 1200.0  # a machine with many other programs starts a JVM in minutes
 _DOCUMENTS = 1500

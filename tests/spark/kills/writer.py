@@ -12,7 +12,7 @@ from pymongo.errors import PyMongoError
 from tests.spark.conftest import Shop
 from tests.spark.field_names import write_by_chance
 from tests.spark.kills.job_process import JobProcess
-from tests.spark.test_current_tables import change
+from tests.spark.tables import change
 
 _WRITES = 100  # from one batch to the next
 

@@ -3,18 +3,7 @@
 import datetime
 import re
 
-from bson import (
-    Binary,
-    Code,
-    DBRef,
-    Decimal128,
-    Int64,
-    MaxKey,
-    MinKey,
-    ObjectId,
-    Regex,
-    Timestamp,
-)
+from bson import Binary, Code, DBRef, Decimal128, Int64, MaxKey, MinKey, ObjectId, Regex, Timestamp
 from hypothesis import strategies as st
 
 EPOCH = datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)

@@ -11,9 +11,7 @@ from typing import Any
 
 import pytest
 from bson.timestamp import Timestamp
-from prometheus_client.openmetrics.parser import (
-    text_string_to_metric_families as parse_openmetrics,
-)
+from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse
 from structlog.testing import capture_logs
 

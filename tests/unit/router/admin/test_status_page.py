@@ -18,16 +18,7 @@ from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
 from tests.drivers.download_cache import DownloadError
 from tests.drivers.node_packages import node_packages
-from tests.harness.admin import (
-    NOW,
-    Response,
-    admin_port,
-    get,
-    jobs,
-    remote,
-    stream,
-    watched_facade,
-)
+from tests.harness.admin import NOW, Response, admin_port, get, jobs, remote, stream, watched_facade
 from tests.harness.browser import CHROMIUM, Page, browser
 
 _now = partial(datetime.fromtimestamp, NOW, UTC)

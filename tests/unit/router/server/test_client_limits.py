@@ -15,12 +15,7 @@ import pytest
 
 from router.access.login import Login
 from router.catalog.upstream import UpstreamMongos
-from router.client_limits import (
-    ClientLimits,
-    ConnectionCounts,
-    client_of,
-    supported_connections,
-)
+from router.client_limits import ClientLimits, ConnectionCounts, client_of, supported_connections
 from router.config.settings import load_settings
 from router.fair_limit import FairLimit
 from router.server.client_deadlines import ClientDeadlines

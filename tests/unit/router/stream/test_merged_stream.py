@@ -8,16 +8,7 @@ from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_of
 from tests.doubles.scripted_streams import batch, hwm
 from tests.unit.router.made_tokens import data_of, event
-from tests.unit.router.stream.streams_by_hand import (
-    CONFIG,
-    A,
-    B,
-    arrive,
-    at,
-    make,
-    opened,
-    times,
-)
+from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, arrive, at, make, opened, times
 
 
 @pytest.mark.parametrize(

@@ -20,16 +20,7 @@ from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
-from tests.unit.router.stream.streams_by_hand import (
-    CONFIG,
-    END,
-    A,
-    B,
-    at,
-    feed,
-    make,
-    opened,
-)
+from tests.unit.router.stream.streams_by_hand import CONFIG, END, A, B, at, feed, make, opened
 
 
 @dataclass(frozen=True)

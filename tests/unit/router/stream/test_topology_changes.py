@@ -20,14 +20,7 @@ from tests.doubles.scripted_member import ScriptedMember
 from tests.doubles.scripted_streams import batch, hwm
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.made_tokens import shard_event
-from tests.unit.router.stream.streams_by_hand import (
-    CONFIG,
-    A,
-    B,
-    arrive,
-    opened,
-    times,
-)
+from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, arrive, opened, times
 
 
 def draining(shard: str, time: int, upto: int, yes: bool = True) -> CursorBatch:

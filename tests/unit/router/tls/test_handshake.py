@@ -22,9 +22,7 @@ from shard_client.wire.tls import TlsContexts
 from tests.harness.certificates import Authority, only_tls_1_1
 from tests.harness.facade import Facade, facade
 from tests.harness.until import PATIENCE, until
-from tests.tls_scan import (
-    renegotiates,
-)
+from tests.tls_scan import renegotiates
 
 VALIDATION = "SSL peer certificate validation failed: "
 

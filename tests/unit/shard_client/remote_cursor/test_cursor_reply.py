@@ -9,10 +9,7 @@ from hypothesis import strategies as st
 from router.commands.answer import build_cursor_reply
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor import cursor_reply
-from shard_client.remote_cursor.cursor_reply import (
-    CursorBatch,
-    token_data,
-)
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
 from tests.recordings import recorded
 from tests.unit.shard_client.bson_values import documents
 

@@ -5,12 +5,7 @@ import pytest
 from bson import Binary
 
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.authentication import (
-    Credentials,
-    log_in,
-    read_key_file,
-    read_secret_file,
-)
+from shard_client.wire.authentication import Credentials, log_in, read_key_file, read_secret_file
 from shard_client.wire.connection import Connection
 from tests.doubles.scram_server import ScramServer
 from tests.doubles.scripted_server import Asked, scripted_server

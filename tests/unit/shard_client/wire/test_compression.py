@@ -6,11 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from shard_client.errors import ProtocolError
-from shard_client.wire.compression import (
-    IDS,
-    compress,
-    decompress,
-)
+from shard_client.wire.compression import IDS, compress, decompress
 
 
 @pytest.mark.parametrize("compressor", IDS.values())

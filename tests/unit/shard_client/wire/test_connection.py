@@ -7,12 +7,7 @@ import uvloop
 from shard_client.errors import NetworkError
 from shard_client.wire.connection import Connection, format_address, parse_address
 from shard_client.wire.documents import encode
-from shard_client.wire.frames import (
-    EXHAUST_ALLOWED,
-    MORE_TO_COME,
-    build_msg,
-    parse_message,
-)
+from shard_client.wire.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg, parse_message
 from tests.doubles.scripted_server import Asked, ScriptedServer, scripted_server
 from tests.harness.until import PATIENCE, until
 

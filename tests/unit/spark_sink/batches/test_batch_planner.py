@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import json
 import pickle
-import time
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
@@ -18,20 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import (
-    FIRST_EVENT_TIMEOUT,
-    SAMPLE_SIZE,
-    BatchPlanner,
-    PlannedBatch,
-)
-from spark_sink.batches.event_rate import ReportInbox
+from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, PlannedBatch
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_after
-from spark_sink.options.stream_options import StreamOptions
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
-from spark_sink.stream.router_client import Clocks, Shard
+from spark_sink.stream.router_client import Shard
 from tests.doubles.event_history import (
     SHARDS,
     FakeStream,
@@ -40,27 +30,8 @@ from tests.doubles.event_history import (
     SteppingClock,
     history_lost,
     lost_connection,
+    planner,
 )
-
-
-def planner(
-    history: History,
-    *,
-    sharded: bool = False,
-    inbox: ReportInbox | None = None,
-    clock: Callable[[], float] | None = None,
-    **limits: Any,
-) -> BatchPlanner:
-    shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
-    client: Any = SimpleNamespace(
-        watch_tokens=lambda position, max_await: history.watch(position),
-        clocks=lambda: Clocks(history.now, time.time()),
-        present=lambda: history.now,
-        shards=lambda: shards,
-        with_retries=lambda call: call(),
-    )
-    clock = clock or SteppingClock(0.00001)
-    return BatchPlanner(client, StreamOptions("mongodb://127.0.0.1", **limits), inbox, clock=clock)
 
 
 def keys(history: History, tasks: list[ReadTask]) -> list[str]:

@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 
 from spark_sink.batches.read_task import TaskReader
 from spark_sink.events.positions import AtTime, Position
-from tests.doubles.event_history import History, SteppingClock
-from tests.unit.spark_sink.batches.test_batch_planner import planner
+from tests.doubles.event_history import History, SteppingClock, planner
 
 
 def batches(history: History, max_events: int | None, *, keeps: bool = True) -> list[list[Any]]:

@@ -23,7 +23,7 @@ from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import heartbeat
 from tests.doubles.schema_registry import SchemaRegistry, serving
-from tests.unit.spark_sink.debezium.test_messages import LSID, NOW, event
+from tests.unit.spark_sink.debezium.made_messages import LSID, NOW, event
 
 SESSION = {"lsid": LSID, "txnNumber": Int64(1)}
 UPDATE = {

@@ -31,7 +31,7 @@ from shard_client.bson.values import DOCUMENT
 from spark_sink.debezium.java_json import JavaColumns, JavaJson, embedded
 from spark_sink.rows.layouts import JoinedEvents
 from spark_sink.rows.text_columns import joined_text
-from tests.unit.spark_sink.rows.test_event_rows import MONGO_VALUES, documents
+from tests.unit.spark_sink.documents import MONGO_VALUES, documents
 
 STRICT = JavaJson(relaxed=False, separator=",")
 KEY = JavaJson(relaxed=True, separator=",")

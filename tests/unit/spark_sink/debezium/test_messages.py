@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import struct
 from datetime import UTC, datetime
 from itertools import count
 from random import Random
 from typing import Any
-from uuid import UUID
 
 import bson
 import pyarrow as pa
 import pytest
 from bson import Binary, Int64, ObjectId
-from bson.binary import UuidRepresentation
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
@@ -27,42 +24,12 @@ from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import heartbeat
 from spark_sink.rows.layouts import JoinedEvents
 from tests.debezium import values
-from tests.doubles.event_history import event_token
+from tests.unit.spark_sink.debezium.made_messages import LSID, NOW, event, messages
 
-NOW = 1_800_000_000_123_456_789
 SESSION = (
     '{"id": {"$binary": "AAAAAAAAAAAAAAAAAAAABw==","$type": "04"},'
     '"uid": {"$binary": "dQ==","$type": "00"}}'
 )
-LSID = {"id": Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD), "uid": Binary(b"u")}
-
-
-def event(kind: str, identifier: Any = 1004, **fields: Any) -> bytes:
-    return bson.encode(
-        {
-            "_id": {"_data": event_token(1_700_000_000, 7)},
-            "operationType": kind,
-            "clusterTime": Timestamp(1_700_000_000, 7),
-            "wallTime": datetime(2023, 11, 14, 22, 13, 20, 5000, tzinfo=UTC),
-            "ns": {"db": "inventory", "coll": "customers"},
-            "documentKey": {"_id": identifier},
-            **fields,
-        }
-    )
-
-
-def messages(*events: bytes, **more: Any) -> list[tuple[str, Any, Any]]:
-    tokens = [f"{index:06}" for index in range(len(events))]
-    batch = pa.RecordBatch.from_pydict({"event": list(events), "token": tokens})
-    options = MessageOptions("fulfillment", **more)
-    made = Messages(options, ordered=options.transactions, clock=lambda: NOW)([batch])
-    if options.transactions:
-        made = WithTransactions(options)(reversed(list(made)))
-    rows = [row for each in made for row in each.to_pylist()]
-    return [
-        (row["topic"], json.loads(row["key"]), row["value"] and json.loads(row["value"]))
-        for row in rows
-    ]
 
 
 def test_an_update_has_every_field_of_the_envelope():

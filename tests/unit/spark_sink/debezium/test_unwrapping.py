@@ -14,7 +14,7 @@ from bson.timestamp import Timestamp
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError
-from tests.unit.spark_sink.debezium.test_messages import event, messages
+from tests.unit.spark_sink.debezium.made_messages import event, messages
 
 
 def unwrapped(*events: bytes, tombstones: bool = True, **properties: str) -> list[tuple[Any, Any]]:

@@ -25,7 +25,7 @@ from tests.doubles.scripted_job import (
     follow,
     rows_in,
 )
-from tests.unit.spark_sink.tables.test_current_table import Stream, apply
+from tests.doubles.table_changes import RandomChanges, apply
 
 LACKS, NO_STATE = "lacks batches that the job has written to it", "has lost its file"
 LOST = "a file of the table current is lost or cannot be read: restore it, or remove the table"
@@ -154,7 +154,7 @@ def test_a_slow_reader_beside_a_vacuum_has_its_version_or_an_error(
     kept_seconds: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upsert, "_COMMITS_PER_VACUUM", 1)
-    stream, table = Stream(1), tmp_path / "current"
+    stream, table = RandomChanges(1), tmp_path / "current"
     apply(table, [stream.change(number, n=0) for number in range(300)], 0)
     DeltaLog(str(table)).keep_files(kept_seconds)
     before = documents_in(str(tmp_path))

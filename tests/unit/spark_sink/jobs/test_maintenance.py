@@ -17,12 +17,12 @@ from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.progress import work_told
 from spark_sink.jobs.rebuilding import rebuild_at
 from spark_sink.jobs.tables_job import NOTIFICATIONS
-from spark_sink.tables import delta_log, tasks
+from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.tasks import TOLD
 from tests.doubles.scripted_job import Script, check_tables, follow
-from tests.unit.spark_sink.tables.test_current_table import Stream, apply, documents_in
+from tests.doubles.table_changes import RandomChanges, apply, documents_in
 
 
 def test_small_files_are_compacted_when_it_is_time(
@@ -59,7 +59,7 @@ def test_small_files_are_compacted_when_it_is_time(
 def test_the_job_may_commit_while_its_tables_are_listed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder, stream, listed = JobFolder(str(tmp_path)), Stream(1), DeltaTable.vacuum
+    folder, stream, listed = JobFolder(str(tmp_path)), RandomChanges(1), DeltaTable.vacuum
     current, numbers = tmp_path / CURRENT, iter(range(99))
     apply(current, stream.changes(50), next(numbers))
     properties = {"delta.deletedFileRetentionDuration": "interval 0 hours"}
@@ -120,7 +120,7 @@ def test_how_far_long_work_is_is_told_from_within(
     for module, limit in (
         (delta_log, "_PATHS_LOOKED_UP"),
         (maintenance, "_PORTION_FILES"),
-        (tasks, "_TASK_BYTES"),
+        (table_rows, "_TASK_BYTES"),
     ):
         monkeypatch.setattr(module, limit, 2)
     if name in ("compact", "vacuum"):
@@ -144,7 +144,7 @@ def test_how_far_long_work_is_is_told_from_within(
 
 
 def test_old_files_are_deleted_and_counted_once(tmp_path: Path) -> None:
-    folder, stream = JobFolder(str(tmp_path)), Stream(1)
+    folder, stream = JobFolder(str(tmp_path)), RandomChanges(1)
     for number in range(5):
         apply(tmp_path / CURRENT, stream.changes(20), number)
     log = DeltaLog(folder.table(CURRENT))

@@ -16,33 +16,14 @@ from prometheus_client import generate_latest
 from spark_sink.events.documents import to_document
 from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.jobs.metrics import JobMetrics, ProgressListener
-from spark_sink.jobs.progress import (
-    ProgressReport,
-    batch_progress,
-)
+from spark_sink.jobs.progress import ProgressReport, batch_progress
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
+from tests.doubles.query_progress import THROUGH, offset_at, progress
 
 ROOT = Path(__file__).parents[4]
-THROUGH = 1_795_163_230
 TIME = Timestamp(5, 1)
-
-
-def at(seconds: int, **offset: Any) -> str:
-    """Return an offset as in Spark's reports, THROUGH and some seconds."""
-    time = {"$timestamp": {"t": THROUGH + seconds, "i": 1}}
-    return json.dumps({"startAtOperationTime": time, **offset})
-
-
-def progress(number: int, **offset: Any) -> dict[str, Any]:
-    return {
-        "timestamp": "2026-11-20T08:27:10.000Z",
-        "batchId": number,
-        "numInputRows": 2,
-        "durationMs": {"addBatch": 1500, "triggerExecution": 2000},
-        "sources": [{"endOffset": at(0, **offset)}],
-    }
 
 
 def idle_progress(seconds: int, quiet: int | None) -> dict[str, Any]:
@@ -55,7 +36,7 @@ def idle_progress(seconds: int, quiet: int | None) -> dict[str, Any]:
         "timestamp": datetime.fromtimestamp(THROUGH + seconds, UTC).isoformat(),
         "batchId": 1,
         "durationMs": {"triggerExecution": 3},
-        "sources": [{"endOffset": at(0), "latestOffset": at(seconds, **since)}],
+        "sources": [{"endOffset": offset_at(0), "latestOffset": offset_at(seconds, **since)}],
     }
 
 
@@ -98,7 +79,7 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
         value = metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds")
         return None if value is None else value - THROUGH
 
-    batch = LoggedBatch(29, json.loads(at(-7)), None)
+    batch = LoggedBatch(29, json.loads(offset_at(-7)), None)
     report.begin(batch)
     assert through() == -7  # a job that hangs from its start on is behind
     assert through(progress(0)) == 0

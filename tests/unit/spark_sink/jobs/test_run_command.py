@@ -19,7 +19,7 @@ from spark_sink.errors import SourceError
 from spark_sink.jobs import query_run, router_beside
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.tables_job import TablesJob
-from tests.unit.spark_sink.jobs.test_progress import progress
+from tests.doubles.query_progress import progress
 
 URI = "mongodb://127.0.0.1:27999"
 

@@ -12,13 +12,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.positions import (
-    AtTime,
-    FromNow,
-    Token,
-    from_offset,
-    to_offset,
-)
+from spark_sink.events.positions import AtTime, FromNow, Token, from_offset, to_offset
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.data_source import MergerouterDataSource

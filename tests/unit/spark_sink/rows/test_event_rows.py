@@ -8,20 +8,14 @@ import subprocess
 import sys
 from datetime import UTC, datetime
 from typing import Any
-from uuid import UUID
 
 import bson
 import pytest
 from bson import json_util
-from bson.binary import Binary, UuidRepresentation
-from bson.code import Code
+from bson.binary import Binary
 from bson.codec_options import CodecOptions, DatetimeConversion
-from bson.datetime_ms import DatetimeMS
-from bson.dbref import DBRef
-from bson.decimal128 import Decimal128
 from bson.errors import InvalidBSON
 from bson.int64 import Int64
-from bson.max_key import MaxKey
 from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
 from bson.regex import Regex
@@ -39,45 +33,7 @@ from spark_sink.rows.extended_json import canonical_json, relaxed_json
 from spark_sink.rows.layouts import JoinedEvents, all_layouts_of
 from spark_sink.rows.typed_documents import TypedDocuments
 from tests.doubles.event_history import event_token
-
-MONGO_VALUES = {
-    "id": ObjectId("0123456789abcdef01234567"),
-    "when": datetime(2024, 2, 29, 12, 30, 15, 123000, tzinfo=UTC),
-    "long ago": DatetimeMS(-(10**15)),
-    "decimal": Decimal128("1.10"),
-    "long": Int64(2**53 + 1),
-    "bytes": b"\x00\xff",
-    "uuid": Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD),
-    "code": Code("return 1"),
-    "scoped": Code("return x", {"x": 1}),
-    "pattern": Regex("^a", "i"),
-    "time": Timestamp(5, 6),
-    "ref": DBRef("orders", 1),
-    "max": MaxKey(),
-    "nothing": None,
-    "list": [1, 2.5, "ä", [True]],
-}
-
-scalars = (
-    st.none()
-    | st.booleans()
-    | st.integers(min_value=-(2**63), max_value=2**63 - 1)
-    | st.floats()
-    | st.text(alphabet=st.characters(exclude_categories=["Cs"]))
-    | st.binary()
-    | st.datetimes(timezones=st.just(UTC))
-    | st.builds(Timestamp, st.integers(0, 2**32 - 1), st.integers(0, 2**32 - 1))
-)
-names = st.text(alphabet="aä_.1", max_size=3)
-documents = st.dictionaries(
-    names,
-    st.recursive(
-        scalars,
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(names, inner, max_size=3),
-        max_leaves=6,
-    ),
-    max_size=4,
-)
+from tests.unit.spark_sink.documents import MONGO_VALUES, documents
 
 
 def raw(document) -> RawBSONDocument:

@@ -46,7 +46,7 @@ from pyspark.sql.types import (
 
 from spark_sink.rows.typed_documents import TypedDocuments, ddl_of, document_schema, from_json
 from tests.doubles.event_history import event_token
-from tests.unit.spark_sink.rows.test_event_rows import documents
+from tests.unit.spark_sink.documents import documents
 
 ID = ObjectId("0123456789abcdef01234567")
 NOON = datetime(2024, 2, 29, 12, 0, 0, 5000, tzinfo=UTC)

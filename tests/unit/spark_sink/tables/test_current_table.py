@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import random
 import struct
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,16 +22,7 @@ from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.documents import from_json, to_json
-from spark_sink.rows.checksum import Checksum
-from spark_sink.tables import (
-    current_table,
-    key_ranges,
-    parquet_parts,
-    range_merge,
-    staged_changes,
-    upsert,
-)
+from spark_sink.tables import upsert
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
@@ -43,171 +33,21 @@ from spark_sink.tables.key_ranges import (
     places_of,
 )
 from spark_sink.tables.log_state import Batch
-from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
+from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_rows import require_whole
 from spark_sink.tables.table_state import TableScope
+from tests.doubles.table_changes import (
+    DATABASE,
+    STEPS,
+    RandomChanges,
+    apply,
+    change_rows,
+    documents_in,
+    killed,
+)
 
-DATABASE = "shop"
 END = "\U0010ffff" * 2  # behind the names of all other collections
-Documents = dict[tuple[str, int], dict[str, Any]]
-
-
-class Stream:
-    """Makes events at random, and keeps the collections that they result in."""
-
-    def __init__(self, seed: int) -> None:
-        self.chance = random.Random(seed)
-        self.collections: Documents = {}
-        self.number = 0
-
-    def changes(self, count: int, keys: int = 300) -> list[dict[str, Any]]:
-        """Return events of single documents."""
-        return [self._change(self.chance.randrange(keys)) for _ in range(count)]
-
-    def change(self, number: int, **fields: Any) -> dict[str, Any]:
-        """Return the event of a document's replacement."""
-        self.collections["a", number] = {"_id": number, **fields}
-        return self._event("replace", "a", number, fullDocument=self.collections["a", number])
-
-    def snapshot(self, names: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the rows of a snapshot of collections, and its end."""
-        time = Timestamp(1_700_000_000, self.number)
-        end = self._token()
-        rows = [
-            self._event("read", name, number, end, fullDocument=document)
-            for (name, number), document in self.collections.items()
-            if name in names
-        ]
-        read = [{"db": DATABASE, "coll": name} for name in names]
-        document = {"clusterTime": time, "readUntil": time, "collections": read}
-        return [*rows, self._event("snapshotEnd", "", None, end, **document)]
-
-    def drop(self, name: str) -> dict[str, Any]:
-        for place in [each for each in self.collections if each[0] == name]:
-            del self.collections[place]
-        return self._event("drop", name, None)
-
-    def rename(self, name: str, to: str) -> dict[str, Any]:
-        self.collections = {
-            (to if each == name else each, number): document
-            for (each, number), document in self.collections.items()
-            if each != to
-        }
-        return self._event("rename", name, None, to={"db": DATABASE, "coll": to})
-
-    def replaced(self, name: str) -> dict[str, Any]:
-        """Return the rename of a collection that no event has shown, to a name."""
-        for place in [each for each in self.collections if each[0] == name]:
-            del self.collections[place]
-        for number in self.chance.sample(range(300), 40):
-            self.collections[name, number] = {"_id": number, "new": self.number}
-        return self._event("rename", "hidden", None, to={"db": DATABASE, "coll": name})
-
-    def copied(self, name: str) -> dict[str, Any]:
-        """Return the drop of a collection that movePrimary has copied before."""
-        return self._event("drop", name, None)
-
-    def part(self, names: Sequence[str], rest: int) -> list[dict[str, Any]]:
-        """Return rows of a snapshot: the documents with even, or with odd numbers."""
-        token = self._token()
-        return [
-            self._event("read", name, number, token, fullDocument=document)
-            for (name, number), document in self.collections.items()
-            if name in names and number % 2 == rest
-        ]
-
-    def end(self, names: Sequence[str], begun: int) -> dict[str, Any]:
-        """Return the end of a snapshot that began at a number."""
-        times = [Timestamp(1_700_000_000, each) for each in (begun, self.number)]
-        read = [{"db": DATABASE, "coll": name} for name in names]
-        document = {"clusterTime": times[0], "readUntil": times[1], "collections": read}
-        return self._event("snapshotEnd", "", None, self._token(), **document)
-
-    def _change(self, number: int) -> dict[str, Any]:
-        name = self.chance.choice("abc")
-        place = name, number
-        text = "x" * self.chance.randrange(200)
-        match self.chance.randrange(4):
-            case 0 if place in self.collections:
-                del self.collections[place]
-                return self._event("delete", name, number)
-            case 1 if place in self.collections:
-                self.collections[place] = {**self.collections[place], "n": self.number}
-                description = {"updatedFields": {"n": self.number}, "removedFields": []}
-                return self._event("update", name, number, updateDescription=description)
-            case _:
-                document = {"_id": number, "text": text, "n": self.number}
-                self.collections[place] = document
-                return self._event("replace", name, number, fullDocument=document)
-
-    def _token(self) -> str:
-        self.number += 1
-        return high_water_mark(Timestamp(1_700_000_000, self.number))
-
-    def _event(
-        self, kind: str, name: str, number: int | None, token: str = "", **fields: Any
-    ) -> dict[str, Any]:
-        event = {"_id": {"_data": token or self._token()}, "operationType": kind}
-        event |= {"ns": {"db": DATABASE, "coll": name}, **fields}
-        return event if number is None else {**event, "documentKey": {"_id": number}}
-
-
-def rows_of(events: Sequence[dict[str, Any]]) -> pa.RecordBatch:
-    rows = [
-        (
-            DATABASE,
-            each["ns"]["coll"],
-            each["operationType"],
-            each["_id"]["_data"],
-            bson.encode(each),
-        )
-        for each in events
-    ]
-    columns = [list(column) for column in zip(*rows, strict=True)]
-    return pa.RecordBatch.from_arrays([pa.array(each) for each in columns], names=CHANGE_COLUMNS)
-
-
-def staged(folder: Path, events: Sequence[dict[str, Any]], tasks: int = 3) -> list[ChangeReport]:
-    """What several tasks report, each of which reads the changes of some documents."""
-    parts: list[list[dict[str, Any]]] = [[] for _ in range(tasks)]
-    for each in events:
-        number = each.get("documentKey", {}).get("_id", 0)
-        parts[number % tasks if isinstance(number, int) else 0].append(each)
-    reports = []
-    for part in filter(None, parts):
-        stage = ChangeStage(str(folder), tolerant=True)
-        stage.add(rows_of(part))
-        reports.append(from_json(ChangeReport, to_json(stage.close())))
-    return reports
-
-
-def apply(
-    folder: Path,
-    events: Sequence[dict[str, Any]],
-    number: int | None = None,
-    scope: TableScope | None = None,
-    table: CurrentTable | None = None,
-) -> CurrentTable:
-    if table is None:
-        table = CurrentTable(str(folder))
-    else:
-        table.reload()
-    batch = None if number is None else Batch("q", number)
-    quarantine = None if number is None else DeltaLog(str(folder.with_name("quarantine")))
-    table.apply_staged(None, staged(folder, events), batch, quarantine, scope)
-    return table
-
-
-def documents_in(folder: Path) -> Documents:
-    table = DeltaTable(folder).to_pyarrow_table()
-    checksum = Checksum.of(table.drop_columns([KEY_RANGE]))
-    assert checksum == CurrentTable.existing(str(folder)).state.checksum
-    rows = table.to_pylist()
-    found = {(row["collection"], bson.decode(row["document"])["_id"]): row for row in rows}
-    assert len(found) == len(rows)
-    for row in rows:
-        assert json.loads(row["fullDocument"]) == bson.decode(row["document"])
-    return {place: bson.decode(row["document"]) for place, row in found.items()}
 
 
 def check_ranges(folder: Path) -> int:
@@ -230,21 +70,10 @@ def check_ranges(folder: Path) -> int:
     return len(actions)
 
 
-@pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Files and groups of few rows."""
-    monkeypatch.setattr(key_ranges, "FILE_BYTES", 16_000)
-    monkeypatch.setattr(range_merge, "FILE_BYTES", 16_000)
-    monkeypatch.setattr(key_ranges, "_TASK_BYTES", 12_000)
-    monkeypatch.setattr(parquet_parts, "_GROUP_BYTES", 8_000)
-    monkeypatch.setattr(staged_changes, "_ROWS_PER_GROUP", 13)
-    monkeypatch.setattr(staged_changes, "_FILE_BYTES", 20_000)
-
-
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", range(2))
 def test_a_table_follows_its_collections(seed: int, tmp_path: Path) -> None:
-    stream, folder = Stream(seed), tmp_path / "current"
+    stream, folder = RandomChanges(seed), tmp_path / "current"
     most = 0
     for number in range(15):
         events = stream.changes(stream.chance.choice((1, 40, 200)))
@@ -275,7 +104,7 @@ def test_a_table_follows_its_collections(seed: int, tmp_path: Path) -> None:
 def test_collections_that_are_replaced_are_right_once_they_are_read_again(
     seed: int, tmp_path: Path
 ) -> None:
-    stream, folder = Stream(seed), tmp_path / "current"
+    stream, folder = RandomChanges(seed), tmp_path / "current"
     reading: list[str] = []
     required, begun = "", 0
     number = 0
@@ -315,7 +144,7 @@ def test_collections_that_are_replaced_are_right_once_they_are_read_again(
 
 @pytest.mark.usefixtures("small")
 def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> None:
-    stream, folder = Stream(1), tmp_path / "current"
+    stream, folder = RandomChanges(1), tmp_path / "current"
     texts = [stream.chance.randbytes(50).hex() for _ in range(2000)]
     events = [stream.change(10_000 + number, text=text) for number, text in enumerate(texts)]
     apply(folder, events, 0)
@@ -340,7 +169,7 @@ def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> Non
 @pytest.mark.usefixtures("small")
 def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> None:
     """Many small collections share a file, a large one has its own; long keys are no exception."""
-    stream, folder = Stream(1), tmp_path / "current"
+    stream, folder = RandomChanges(1), tmp_path / "current"
     for number in range(3):
         events = []
         for name, count in (
@@ -453,7 +282,7 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
                 event["fullDocument"] = document
             events.append(event)
         stage = ChangeStage(str(folder), tolerant=False)
-        stage.add(rows_of(events))
+        stage.add(change_rows(events))
         CurrentTable(str(folder)).apply_staged(None, [stage.close()], Batch("q", first))
         rows = DeltaTable(folder).to_pyarrow_table().to_pylist()
         last = batch[-1][3]
@@ -471,7 +300,7 @@ def test_a_snapshot_may_begin_with_any_document(tmp_path: Path) -> None:
     read: dict[str, Any] = {"_id": {"_data": token}, "operationType": "read", "ns": name}
     read |= {"documentKey": {"_id": 1}, "signal": {"streamed": streamed}}
     read["fullDocument"] = {"_id": 1, "beyond": DatetimeMS(10**15), "text": "cut"}
-    rows = rows_of([read])
+    rows = change_rows([read])
     no_text = pa.array([rows["event"][0].as_py().replace(b"cut\0", b"c\xc3t\0")])
     stage = ChangeStage(str(tmp_path), tolerant=True)
     stage.add(rows.set_column(4, "event", no_text))
@@ -484,7 +313,7 @@ def test_a_snapshot_may_begin_with_any_document(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("small")
 def test_files_that_others_have_written_in_another_order_are_sorted(tmp_path: Path) -> None:
-    stream, folder = Stream(2), tmp_path / "current"
+    stream, folder = RandomChanges(2), tmp_path / "current"
     kept = apply(folder, stream.changes(150), 0)
     rows = DeltaTable(folder).to_pyarrow_table().sort_by([("token", "descending")])
     write_deltalake(folder, rows, mode="overwrite", commit_properties=None)
@@ -501,7 +330,7 @@ def test_files_that_others_have_written_in_another_order_are_sorted(tmp_path: Pa
 def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
     known: Sequence[str], tmp_path: Path
 ) -> None:
-    stream, folder = Stream(4), tmp_path / "current"
+    stream, folder = RandomChanges(4), tmp_path / "current"
     apply(folder, [stream.change(number, text="x" * 200) for number in range(100, 400)], 0)
     files = DeltaLog(str(folder)).files().to_pylist()
     actions = sorted(files, key=lambda each: str(each["min.key"]))
@@ -524,43 +353,6 @@ def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
     check_ranges(folder)
 
 
-class KilledError(Exception):
-    """The end of the process."""
-
-
-STEPS = {
-    "changes staged": (staged_changes.ChangeStage, "_write"),
-    "all changes read": (current_table, "plan"),
-    "planned": (upsert, "merges_of"),
-    "files written": (range_merge._RangeFiles, "close"),
-    "merged": (current_table, "merge"),
-    "before quarantine": (DeltaLog, "append"),
-    "before commit": (DeltaLog, "replace"),
-    "after commit": (current_table, "remove_changes"),
-    "before vacuum": (DeltaLog, "vacuum"),
-}
-"""The functions around which the process ends, by what has happened before."""
-
-
-def killed(monkeypatch: pytest.MonkeyPatch, step: str, after: bool, attempt: Any) -> bool:
-    """Run an attempt that ends before or after one of STEPS; return whether it came so far."""
-    owner, function = STEPS[step]
-    original = getattr(owner, function)
-
-    def mortal(*args: Any, **named: Any) -> None:
-        if after:
-            original(*args, **named)
-        raise KilledError
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, function, mortal)
-        try:
-            attempt()
-        except KilledError:
-            return True
-    return False
-
-
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize(
     ("step", "after"),
@@ -570,7 +362,7 @@ def test_a_batch_that_is_killed_at_any_step_is_applied_once(
     step: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upsert, "_COMMITS_PER_VACUUM", 1)
-    stream, folder = Stream(3), tmp_path / "current"
+    stream, folder = RandomChanges(3), tmp_path / "current"
     apply(folder, stream.changes(300), 0)
     update = {"updatedFields": {}, "removedFields": []}
     for number in (1, 2):
@@ -592,7 +384,7 @@ def test_a_batch_that_is_killed_at_any_step_is_applied_once(
 
 
 def test_an_event_that_cannot_be_applied_fails_without_a_quarantine(tmp_path: Path) -> None:
-    stream, folder = Stream(4), tmp_path / "current"
+    stream, folder = RandomChanges(4), tmp_path / "current"
     apply(folder, [stream.change(1)])
     lost = {**stream.change(2), "operationType": "update", "updateDescription": {}}
     del lost["fullDocument"]
@@ -611,7 +403,7 @@ def with_field(number: int, field: bytes) -> RawBSONDocument:
     "form", [TableForm(), TableForm(StructType([]), True)], ids=["json", "typed"]
 )
 def test_a_document_that_cannot_be_read_leaves_the_table(tmp_path: Path, form: TableForm) -> None:
-    stream, folder = Stream(5), tmp_path / "current"
+    stream, folder = RandomChanges(5), tmp_path / "current"
     table = CurrentTable(str(folder), form=form)
     first = [stream.change(number, n=1) for number in range(5)]
     first.append(stream.change(5, raw=1) | {"documentKey": {"_id": 5}})
@@ -630,17 +422,17 @@ def test_a_document_that_cannot_be_read_leaves_the_table(tmp_path: Path, form: T
 
 
 def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(tmp_path: Path) -> None:
-    stream = Stream(1)
+    stream = RandomChanges(1)
     apply(tmp_path, [stream.change(number, n=1) for number in range(5)], 0)
     apply(tmp_path, [stream.drop("a")], 1)
-    DeltaLog(str(tmp_path)).require_whole()
+    require_whole(DeltaLog(str(tmp_path)))
     table = DeltaTable(tmp_path)
     table.restore(0)
     table.create_checkpoint()
     for each in (tmp_path / "_delta_log").glob("*.json"):
         each.unlink()
     with pytest.raises(StreamError, match="was restored"):
-        DeltaLog(str(tmp_path)).require_whole()
+        require_whole(DeltaLog(str(tmp_path)))
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:
@@ -650,7 +442,7 @@ def test_another_table_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_row_that_another_writer_has_doubled_is_there_once_after_a_change(tmp_path: Path) -> None:
-    stream = Stream(1)
+    stream = RandomChanges(1)
     apply(tmp_path, [stream.change(number, n=1) for number in range(5)])
     write_deltalake(tmp_path, DeltaTable(tmp_path).to_pyarrow_table().slice(1, 3), mode="append")
     apply(tmp_path, [stream.change(2, n=2)])

@@ -25,14 +25,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
-from tests.unit.spark_sink.tables.test_current_table import (
-    Stream,
-    documents_in,
-    small,
-    staged,
-)
-
-__all__ = ["small"]
+from tests.doubles.table_changes import RandomChanges, documents_in, staged
 
 _SPACE = 50_000
 _ROWS = pa.table({"token": [os.urandom(100).hex() for _ in range(1000)]})
@@ -101,7 +94,7 @@ def test_a_failed_task_leaves_no_file_of_its_collections(tmp_path: Path) -> None
 @pytest.mark.usefixtures("small")
 @pytest.mark.filterwarnings("error::pytest.PytestUnraisableExceptionWarning")
 def test_a_failed_merge_leaves_no_file_and_is_repeated(tmp_path: Path) -> None:
-    folder, stream = tmp_path / "current", Stream(1)
+    folder, stream = tmp_path / "current", RandomChanges(1)
     table = CurrentTable(str(folder))
     table.apply_staged(None, staged(folder, [stream.change(1)]), Batch("q", 0))
     before = files_in(folder)

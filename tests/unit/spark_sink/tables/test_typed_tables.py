@@ -33,9 +33,8 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.table_form import TableForm
-from tests.unit.spark_sink.tables.test_current_table import Stream, killed, small, staged
+from tests.doubles.table_changes import RandomChanges, killed, staged
 
-__all__ = ["small"]
 TOKENS = count(1)
 INFER = TableForm(StructType([]), infers=True)
 VALUES: tuple[Any, ...] = (
@@ -82,7 +81,7 @@ def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     return {row["_id"]: row for row in rows}
 
 
-def check(folder: Path, stream: Stream) -> dict[int, dict[str, Any]]:
+def check(folder: Path, stream: RandomChanges) -> dict[int, dict[str, Any]]:
     rows = rows_in(folder)
     documents = {number: bson.decode(row["_document"]) for number, row in rows.items()}
     assert documents == {number: each for (_, number), each in stream.collections.items()}
@@ -91,7 +90,7 @@ def check(folder: Path, stream: Stream) -> dict[int, dict[str, Any]]:
 
 @pytest.mark.usefixtures("small")
 def test_columns_follow_the_documents(tmp_path: Path) -> None:
-    stream, folder = Stream(1), tmp_path / "current"
+    stream, folder = RandomChanges(1), tmp_path / "current"
     chance = random.Random(1)
     filler = "x" * 150
     for number in range(5):
@@ -186,7 +185,7 @@ def test_a_change_of_the_schema_that_is_killed_at_any_step_is_applied_once(
     step: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(upsert, "_COMMITS_PER_VACUUM", 1)
-    stream, folder = Stream(3), tmp_path / "current"
+    stream, folder = RandomChanges(3), tmp_path / "current"
     apply(folder, [stream.change(number, n=number, t="x" * 200) for number in range(100)], 0)
     before = dict(stream.collections)
     kind = DeltaTable(folder).schema()
@@ -202,7 +201,7 @@ def test_a_change_of_the_schema_that_is_killed_at_any_step_is_applied_once(
 
 
 def test_a_given_schema_changes_with_the_next_batch(tmp_path: Path) -> None:
-    stream, folder = Stream(1), tmp_path / "current"
+    stream, folder = RandomChanges(1), tmp_path / "current"
     fields = [StructField("_id", LongType()), StructField("n", LongType())]
     apply(folder, [stream.change(1, n=1), stream.change(2, n="x", m="m")], 0,
           TableForm(StructType(fields)))  # fmt: skip
@@ -234,7 +233,7 @@ def test_a_given_schema_changes_with_the_next_batch(tmp_path: Path) -> None:
 def test_of_fields_with_one_name_none_is_lost(
     document: dict[str, Any], column: Any, rescued: Any, infers: bool, tmp_path: Path
 ) -> None:
-    stream, folder = Stream(1), tmp_path / "current"
+    stream, folder = RandomChanges(1), tmp_path / "current"
     fields = [StructField("_id", LongType()), StructField("a_b", DoubleType())]
     schema = StructType([*fields, StructField("a_c", LongType())])
     form = TableForm(StructType([]) if infers else schema, infers, flattens=True)
@@ -250,7 +249,7 @@ def test_of_fields_with_one_name_none_is_lost(
 
 def test_the_documented_recipe_keeps_the_documents_own_columns(tmp_path: Path) -> None:
     """Mongoose's `__v` and Spring's `_class` begin with an underscore, as the table's own do."""
-    stream, folder = Stream(1), tmp_path / "orders" / "current"
+    stream, folder = RandomChanges(1), tmp_path / "orders" / "current"
     soft = replace(INFER, keeps_deleted=True)
     apply(folder, [stream.change(1, __v=3, _class="shop.Order", _n=1)], 0, soft)
     page = Path(__file__).parents[4] / "docs" / "spark-reference.md"
@@ -263,7 +262,7 @@ def test_the_documented_recipe_keeps_the_documents_own_columns(tmp_path: Path) -
 
 @pytest.mark.parametrize("form", [INFER, TableForm()])
 def test_soft_deletes_keep_the_row(form: TableForm, tmp_path: Path) -> None:
-    stream, folder = Stream(1), tmp_path / "current"
+    stream, folder = RandomChanges(1), tmp_path / "current"
     soft = TableForm(form.schema, form.infers, keeps_deleted=True)
 
     def delete(number: int) -> dict[str, Any]:

@@ -31,8 +31,8 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.comparison import Compared, Comparison
 from spark_sink.verification.ranges import RangeTasks, place_of_row, unequal_fields
 from spark_sink.verification.verifier import Verifier
+from tests.doubles.table_changes import RandomChanges, apply
 from tests.spark.field_names import doubled
-from tests.unit.spark_sink.tables.test_current_table import Stream, apply
 
 
 @pytest.mark.parametrize(
@@ -63,7 +63,7 @@ def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
 @pytest.mark.parametrize("soft", [False, True])
 def test_files_of_another_writer_are_read(tmp_path: Path, soft: bool) -> None:
     """delta-rs writes texts with a type of Arrow's that its kernels for strings do not take."""
-    stream = Stream(1)
+    stream = RandomChanges(1)
     table = CurrentTable(str(tmp_path), form=TableForm(keeps_deleted=soft))
     apply(tmp_path, [stream.change(number) for number in range(5)], table=table)
     DeltaTable(tmp_path).delete("key LIKE '%2%'")
@@ -107,7 +107,7 @@ def test_rows_are_read_in_order_though_files_share_a_range(
 
     If the last row is of another collection, no file tells its last key.
     """
-    stream = Stream(1)
+    stream = RandomChanges(1)
     events = [stream.change(number) for number in range(9)]
     events[-1]["ns"]["coll"] = name
     apply(tmp_path, events)
@@ -128,7 +128,7 @@ def test_rows_are_read_in_order_though_files_share_a_range(
 def test_an_interrupted_comparison_continues_where_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    apply(tmp_path, [Stream(1).change(1)])
+    apply(tmp_path, [RandomChanges(1).change(1)])
     no_spark: Any = None
     options = {"uri": "mongodb://none", "database": "shop"}
     places, waits, is_gone = list[str](), list[float](), True
@@ -165,7 +165,7 @@ def test_an_interrupted_comparison_continues_where_it_was(
         folder.write("walk.json", kept or "")
         if database == "other":
             shutil.rmtree(tmp_path / "_delta_log")
-            apply(tmp_path, [Stream(1).change(1)])
+            apply(tmp_path, [RandomChanges(1).change(1)])
 
 
 def test_a_round_that_fails_is_told_and_goes_on(

@@ -1,0 +1,18 @@
+"""Current tables with files and groups of few rows."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_sink.tables import key_ranges, parquet_parts, range_merge, staged_changes
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files and groups of few rows."""
+    monkeypatch.setattr(key_ranges, "FILE_BYTES", 16_000)
+    monkeypatch.setattr(range_merge, "FILE_BYTES", 16_000)
+    monkeypatch.setattr(key_ranges, "_TASK_BYTES", 12_000)
+    monkeypatch.setattr(parquet_parts, "_GROUP_BYTES", 8_000)
+    monkeypatch.setattr(staged_changes, "_ROWS_PER_GROUP", 13)
+    monkeypatch.setattr(staged_changes, "_FILE_BYTES", 20_000)
