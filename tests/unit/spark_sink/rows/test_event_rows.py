@@ -26,7 +26,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
-from spark_sink.events.runs import run_of, sort_key
+from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.slices import Slice, documents_in, field_of, fields_of
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
@@ -235,9 +235,8 @@ layouts = st.fixed_dictionaries(
 
 def both_ways(rows: EventRows, events: list[bytes]) -> tuple[list[Any], list[Any]]:
     """Return the rows of the events as one batch, and those of batches of a single event."""
-    documents = list(map(RawBSONDocument, events))
-    [together] = rows.arrow_batches(documents, "s0")
-    singly = [batch for each in documents for batch in rows.arrow_batches([each], "s0")]
+    [together] = rows.batches_of_runs([run_of(events)], "s0")
+    singly = [batch for e in events for batch in rows.batches_of_runs([run_of([e])], "s0")]
     return together.to_pylist(), [row for batch in singly for row in batch.to_pylist()]
 
 
@@ -286,8 +285,7 @@ def test_damaged_events_are_refused_together_as_alone(data):
         return
     for layout in all_layouts_of(JoinedEvents(events)):
         for name in layout.fields:
-            slices = [expected[row][name] for row in layout.rows]
-            assert layout.slices(name) == slices
+            assert layout.slices(name) == [expected[row][name] for row in layout.rows]
 
 
 def test_keys_of_a_run_are_those_of_its_events():
@@ -296,6 +294,4 @@ def test_keys_of_a_run_are_those_of_its_events():
     with_bits = {"_id": {"_data": event_token(2, 2), "_typeBits": b"\x01"}}
     for found in (plain, [*plain, longer], [*plain, with_bits], [longer, *plain], []):
         events = [bson.encode(each) for each in found]
-        run = run_of(events)
-        assert run.keys == [sort_key(RawBSONDocument(each)) for each in events]
-        assert run.events == events
+        assert run_of(events) == Run([sort_key(RawBSONDocument(e)) for e in events], events)
