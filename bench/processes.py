@@ -184,8 +184,6 @@ def results_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
 def run_json(*arguments: str, timeout: float = 900.0) -> dict[str, Any]:
     """Run a Python program to its end and return the last JSON object on a line of its output.
 
-    Other lines may follow it: Debezium's engine logs until its process ends.
-
     Raises:
         RuntimeError: the program fails or prints nothing.
         TimeoutExpired: the program has not ended after ``timeout`` seconds.

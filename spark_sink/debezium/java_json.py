@@ -16,7 +16,7 @@ import re
 import struct
 import sys
 import unicodedata
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
@@ -31,29 +31,9 @@ from bson.decimal128 import Decimal128
 from bson.errors import InvalidBSON
 from numpy.typing import NDArray
 
-from shard_client.bson.values import (
-    ARRAY,
-    BINARY,
-    BOOLEAN,
-    CODE,
-    CODE_WITH_SCOPE,
-    DATE,
-    DB_POINTER,
-    DECIMAL,
-    DOCUMENT,
-    DOUBLE,
-    INT32,
-    INT64,
-    MAX_KEY,
-    MIN_KEY,
-    NULL,
-    OBJECT_ID,
-    REGEX,
-    STRING,
-    SYMBOL,
-    TIMESTAMP,
-    UNDEFINED,
-)
+from shard_client.bson import values
+from shard_client.bson.values import DOCUMENT, INT32
+from spark_sink.events.slices import values_in
 from spark_sink.rows.layouts import Field, JoinedEvents
 from spark_sink.rows.text_columns import Pieces, TextColumns
 
@@ -83,110 +63,68 @@ class JavaJson:
         self.relaxed = relaxed
         self.separator = separator
         self._plus = plus
-        self._names: dict[bytes, str] = {}
-
-    def document(self, data: bytes) -> str:
-        """Return a document's text. Raises InvalidBSON."""
-        return self._checked(data, array=False)
-
-    def _checked(self, data: bytes, *, array: bool) -> str:
-        try:
-            return self._fields(data, 4, array=array)
-        except (IndexError, ValueError, struct.error) as error:
-            raise InvalidBSON(f"not a document: {error}") from error
-
-    def array(self, data: bytes) -> str:
-        """Return an array's text. Raises InvalidBSON."""
-        return self._checked(data, array=True)
+        self._writers: dict[int, Callable[[bytes], str]] = {
+            values.STRING: lambda data: _text(data[4:-1]),
+            INT32: lambda data: f"{_INT(data)[0]}",
+            values.DOUBLE: lambda data: self.double(_DOUBLE(data)[0]),
+            values.OBJECT_ID: lambda data: f'{{"$oid": "{data.hex()}"}}',
+            DOCUMENT: self._document,
+            values.ARRAY: self._array,
+            values.DATE: lambda data: self.date(_LONG(data)[0]),
+            values.INT64: lambda data: self.long(_LONG(data)[0]),
+            values.BOOLEAN: lambda data: "true" if data[0] else "false",
+            values.NULL: lambda _: "null",
+            values.CODE: lambda data: self._object("$code", _text(data[4:-1])),
+            values.SYMBOL: lambda data: self._object("$symbol", _text(data[4:-1])),
+            values.BINARY: lambda data: self._binary(data[4], data[5:]),
+            values.DECIMAL: lambda data: self._object(
+                "$numberDecimal", f'"{Decimal128.from_bid(data)}"'
+            ),
+            values.TIMESTAMP: self._timestamp,
+            values.REGEX: lambda data: self._pattern(*data.split(b"\0")[:2]),
+            values.CODE_WITH_SCOPE: self._code_with_scope,
+            values.DB_POINTER: self._pointer,
+            values.UNDEFINED: lambda _: '{"$undefined": true}',
+            values.MIN_KEY: lambda _: '{"$minKey": 1}',
+            values.MAX_KEY: lambda _: '{"$maxKey": 1}',
+        }
 
     def value(self, kind: int, data: bytes) -> str:
         """Return the text of a value of a BSON type. Raises InvalidBSON."""
-        return self.document(b"\0\0\0\0" + bytes((kind,)) + b"\0" + data + b"\0")[len('{"": ') : -1]
+        try:
+            return self._writers[kind](data)
+        except (LookupError, ValueError, struct.error) as error:
+            raise InvalidBSON(f"not a value: {error}") from error
 
-    def _fields(self, data: bytes, at: int, *, array: bool) -> str:
-        """Return the text of a document or of an array, whose first field begins at `at`."""
-        names, find = self._names, data.index
-        texts: list[str] = []
-        while kind := data[at]:
-            end = find(0, at + 1)
-            name = "" if array else names.get(data[at + 1 : end]) or self.name(data[at + 1 : end])
-            at = end + 1
-            if kind == STRING:
-                stop = at + 4 + _INT(data, at)[0]
-                texts.append(name + _text(data[at + 4 : stop - 1]))
-                at = stop
-            elif kind == INT32:
-                texts.append(f"{name}{_INT(data, at)[0]}")
-                at += 4
-            elif kind == DOUBLE:
-                texts.append(name + self.double(_DOUBLE(data, at)[0]))
-                at += 8
-            elif kind == OBJECT_ID:
-                texts.append(f'{name}{{"$oid": "{data[at : at + 12].hex()}"}}')
-                at += 12
-            elif kind in (DOCUMENT, ARRAY):
-                texts.append(name + self._fields(data, at + 4, array=kind == ARRAY))
-                at += _INT(data, at)[0]
-            elif kind == DATE:
-                texts.append(name + self.date(_LONG(data, at)[0]))
-                at += 8
-            elif kind == INT64:
-                texts.append(name + self.long(_LONG(data, at)[0]))
-                at += 8
-            elif kind == BOOLEAN:
-                texts.append(f"{name}true" if data[at] else f"{name}false")
-                at += 1
-            elif kind == NULL:
-                texts.append(f"{name}null")
-            else:
-                text, at = self._uncommon(kind, data, at)
-                texts.append(name + text)
-        inner = self.separator.join(texts)
-        return f"[{inner}]" if array else f"{{{inner}}}"
+    def _document(self, data: bytes) -> str:
+        write = self._writers
+        found = values_in(data, 0, len(data))
+        texts = [_name(name) + write[kind](data[at:end]) for kind, name, at, end in found]
+        return f"{{{self.separator.join(texts)}}}"
 
-    def _uncommon(self, kind: int, data: bytes, at: int) -> tuple[str, int]:
-        """Return the text of a value that is at `at`, and where it ends."""
-        if kind in (CODE, SYMBOL):
-            end = at + 4 + _INT(data, at)[0]
-            name = "$code" if kind == CODE else "$symbol"
-            return self._object(name, _text(data[at + 4 : end - 1])), end
-        if kind == BINARY:
-            end = at + 5 + _INT(data, at)[0]
-            return self._binary(data[at + 4], data[at + 5 : end]), end
-        if kind == DECIMAL:
-            number = Decimal128.from_bid(data[at : at + 16])
-            return self._object("$numberDecimal", f'"{number}"'), at + 16
-        if kind == TIMESTAMP:
-            increment, seconds = _TIMES(data, at)
-            time = f'{{"t": {seconds}{self.separator}"i": {increment}}}'
-            return self._object("$timestamp", time), at + 8
-        if kind == REGEX:
-            middle = data.index(0, at)
-            end = data.index(0, middle + 1)
-            return self._pattern(data[at:middle], data[middle + 1 : end]), end + 1
-        if kind == CODE_WITH_SCOPE:
-            scope = at + 8 + _INT(data, at + 4)[0]
-            texts = _text(data[at + 8 : scope - 1]), self._fields(data, scope + 4, array=False)
-            return self._object("$code", texts[0], "$scope", texts[1]), at + _INT(data, at)[0]
-        if kind == DB_POINTER:
-            end = at + 4 + _INT(data, at)[0]
-            identifier = self._object("$oid", f'"{data[end : end + 12].hex()}"')
-            return self._object("$ref", _text(data[at + 4 : end - 1]), "$id", identifier), end + 12
-        constant = _CONSTANTS.get(kind)
-        if constant is None:
-            raise ValueError(f"unknown type {kind:#x}")
-        return constant, at
+    def _array(self, data: bytes) -> str:
+        write = self._writers
+        texts = [write[kind](data[at:end]) for kind, _, at, end in values_in(data, 0, len(data))]
+        return f"[{self.separator.join(texts)}]"
+
+    def _timestamp(self, data: bytes) -> str:
+        increment, seconds = _TIMES(data)
+        time = f'{{"t": {seconds}{self.separator}"i": {increment}}}'
+        return self._object("$timestamp", time)
+
+    def _code_with_scope(self, data: bytes) -> str:
+        scope = 8 + _INT(data, 4)[0]
+        code = _text(data[8 : scope - 1])
+        return self._object("$code", code, "$scope", self._document(data[scope:]))
+
+    def _pointer(self, data: bytes) -> str:
+        identifier = self._object("$oid", f'"{data[-12:].hex()}"')
+        return self._object("$ref", _text(data[4:-13]), "$id", identifier)
 
     def _object(self, *parts: str) -> str:
         """Return an object of names and values in turn; the values are JSON."""
         pairs = zip(parts[::2], parts[1::2], strict=True)
         return "{" + self.separator.join(f'"{name}": {value}' for name, value in pairs) + "}"
-
-    def name(self, name: bytes) -> str:
-        """Return the text of a field's name, with what separates it from the value."""
-        if len(self._names) >= _CACHED_NAMES:
-            self._names.clear()
-        return self._names.setdefault(name, f"{_text(name)}: ")
 
     def double(self, value: float) -> str:
         """Return the text of a double."""
@@ -250,13 +188,11 @@ class JavaColumns(TextColumns):
 
     def name(self, name: bytes) -> str:
         """Return the text of a field's name, with what separates it from the value."""
-        return embedded(self._json.name(name))
+        return embedded(_name(name))
 
     def text(self, kind: int, value: bytes) -> str:
         """Return the text of one value. Raises InvalidBSON."""
-        if kind == DOCUMENT:
-            return self._json.document(value)
-        return self._json.array(value) if kind == ARRAY else self._json.value(kind, value)
+        return self._json.value(kind, value)
 
     def written(self, texts: Iterable[str]) -> pa.Array:
         """Return texts of single values as a column."""
@@ -291,11 +227,10 @@ class JavaColumns(TextColumns):
         return [texts]
 
 
-_CONSTANTS = {
-    UNDEFINED: '{"$undefined": true}',
-    MIN_KEY: '{"$minKey": 1}',
-    MAX_KEY: '{"$maxKey": 1}',
-}
+@lru_cache(_CACHED_NAMES)
+def _name(name: bytes) -> str:
+    """Return the text of a field's name, with what separates it from the value."""
+    return f"{_text(name)}: "
 
 
 def _text(data: bytes) -> str:

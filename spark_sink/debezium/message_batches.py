@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -42,32 +43,34 @@ class Messages:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the messages of each batch as batches."""
-        for part, made in self.of_parts(batches):
+        maker = Maker(self.options, self.clock)
+        for part, made in chain.from_iterable(made_of(maker, batch) for batch in batches):
             if self.ordered:
                 token = made.of_rows(part.column("token")).cast(pa.string())
                 arrays = [token, made.index, *made.columns]
                 yield pa.RecordBatch.from_arrays(arrays, schema=_ORDERED)
             else:
-                yield self.converted(made)
-
-    def of_parts(self, batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[pa.RecordBatch, Made]]:
-        """Return parts of batches, each with its messages. Raises InvalidBSON."""
-        maker = Maker(self.options, self.clock)
-        for batch in batches:
-            for part in _parts(batch):
-                events = part.column("event").cast(pa.binary())
-                with without_traceback():
-                    made = maker.of_events(JoinedEvents.of_column(events))
-                yield part, made
-
-    def converted(self, made: Made) -> pa.RecordBatch:
-        """Return topic, key and value of messages as a consumer gets them."""
-        messages = pa.RecordBatch.from_arrays(made.columns[:3], names=_MESSAGE)
-        return _converted(messages, self.options)
+                yield converted(made.columns, self.options)
 
 
-def _converted(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBatch:
-    """Return messages with the columns topic, key and value as Kafka Connect's converters do."""
+def made_of(maker: Maker, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Made]]:
+    """Return parts of a batch with the column `event`, each with its messages.
+
+    The parts have a bounded size. Raises InvalidBSON.
+    """
+    number = batch.column("event").nbytes // _MADE_TOGETHER + 1
+    rows = max(1, min(-(-batch.num_rows // number), _MOST_TOGETHER))
+    for start in range(0, batch.num_rows, rows):
+        part = batch.slice(start, rows)
+        events = part.column("event").cast(pa.binary())
+        with without_traceback():
+            made = maker.of_events(JoinedEvents.of_column(events))
+        yield part, made
+
+
+def converted(columns: Sequence[pa.Array], options: MessageOptions) -> pa.RecordBatch:
+    """Return topic, key and value, the first of the columns MESSAGE, as consumers get them."""
+    messages = pa.RecordBatch.from_arrays(columns[: len(_MESSAGE)], names=_MESSAGE)
     if options.schema_registry_url is not None:
         with without_traceback():
             made: pa.RecordBatch = _avro().with_avro(messages, options)
@@ -88,14 +91,6 @@ def _avro() -> ModuleType:
     return avro
 
 
-def _parts(batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    """Cut a batch into parts of a bounded size."""
-    number = batch.column("event").nbytes // _MADE_TOGETHER + 1
-    rows = max(1, min(-(-batch.num_rows // number), _MOST_TOGETHER))
-    for start in range(0, batch.num_rows, rows):
-        yield batch.slice(start, rows)
-
-
 _MESSAGE = list(MESSAGE.names[:3])
 _ORDERED = pa.schema([("token", pa.string()), ("index", pa.int32()), *MESSAGE])
 _SORTED = pa.schema(
@@ -107,11 +102,6 @@ ORDERED = (
     "namespace string, time long"
 )
 """The columns of messages that are put into order: by token, and by index for one event's."""
-
-
-def _batch_of(messages: Iterable[Message]) -> pa.RecordBatch:
-    """Return messages as a batch with the columns topic, key and value."""
-    return pa.RecordBatch.from_arrays(columns_of(messages)[:3], names=_MESSAGE)
 
 
 @dataclass(frozen=True)
@@ -141,9 +131,9 @@ class WithTransactions:
         for batch in table.to_batches(max_chunksize=max(1, rows)):
             columns = [column.to_pylist() for column in batch.columns]
             messages = (Message(*row) for row in zip(*columns, strict=True))
-            made = _batch_of(each for message in messages for each in monitor.after(message))
-            yield _converted(made, self.options)
-        yield _converted(_batch_of(monitor.end()), self.options)
+            made = (each for message in messages for each in monitor.after(message))
+            yield converted(columns_of(made), self.options)
+        yield converted(columns_of(monitor.end()), self.options)
 
 
 class _Monitor:

@@ -7,13 +7,15 @@ and writes them, so they do not pass through Spark.
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.errors import InvalidBSON
 
-from spark_sink.debezium.message_batches import Messages
+from spark_sink.debezium.message_batches import converted, made_of
+from spark_sink.debezium.messages import Maker
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import HEARTBEAT
@@ -77,7 +79,8 @@ class MessageTable:
     """Makes the rows of a table of messages."""
 
     def __init__(self, options: MessageOptions) -> None:
-        self._messages = Messages(options)
+        self._maker = Maker(options, time.time_ns)
+        self._options = options
 
     def of_rows(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
         """Return the messages of rows of the source, as the columns MESSAGE_ROWS.
@@ -89,8 +92,8 @@ class MessageTable:
             heartbeats = pc.equal(rows["operationType"], HEARTBEAT)
             chosen = chosen.filter(pc.or_(rows["op"].is_valid(), heartbeats))
         try:
-            for part, made in self._messages.of_parts([chosen]):
-                topic, key, value = self._messages.converted(made).columns
+            for part, made in made_of(self._maker, chosen):
+                topic, key, value = converted(made.columns, self._options).columns
                 token, time = (made.of_rows(part[name]) for name in ("token", "clusterTime"))
                 columns = [token, made.index, topic, key, value, time]
                 yield pa.Table.from_arrays(columns, MESSAGE_ROWS.names)

@@ -20,9 +20,8 @@ from shard_client.bson.values import (
     FIXED,
     INT32,
     INT64,
-    NESTED,
     STRING,
-    TEXTS,
+    UNCOUNTED,
     value_end,
 )
 
@@ -76,42 +75,11 @@ class Slice(NamedTuple):
         return bytes((self.kind,)) + name + b"\0" + self.value
 
 
-def fields_of(document: bytes, wanted: Iterable[bytes] = ()) -> dict[bytes, Slice]:
-    """Return the top-level fields of a BSON document by name. Raises InvalidBSON.
-
-    If names are `wanted`, the document is read only until all of them were found.
-    """
-    missing = set(wanted)
-    stops_early = bool(missing)
-    fields = {}
-    position, end = 4, len(document) - 1
-    fixed, index, new = FIXED.get, document.index, tuple.__new__
-    try:
-        while position < end:
-            kind = document[position]
-            name_end = index(0, position + 1)
-            start = name_end + 1
-            size = fixed(kind)
-            if size is not None:
-                stop = start + size
-            elif kind in NESTED:
-                stop = start + _SIZE(document, start)[0]
-            elif kind in TEXTS:
-                stop = start + 4 + _SIZE(document, start)[0]
-            else:
-                stop = value_end(document, kind, start)
-            if not start <= stop <= end:
-                raise InvalidBSON("a field exceeds its document")
-            name = document[position + 1 : name_end]
-            fields[name] = new(Slice, (kind, document[start:stop]))  # faster than Slice's own
-            position = stop
-            if stops_early:
-                missing.discard(name)
-                if not missing:
-                    break
-    except (IndexError, ValueError, struct.error) as error:
-        raise InvalidBSON(f"a document ends within a field: {error}") from error
-    return fields
+def fields_of(document: bytes) -> dict[bytes, Slice]:
+    """Return the top-level fields of a BSON document by name. Raises InvalidBSON."""
+    new, found = tuple.__new__, values_in(document, 0, len(document))
+    # which is faster than Slice's own
+    return {name: new(Slice, (kind, document[at:end])) for kind, name, at, end in found}
 
 
 def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
@@ -119,39 +87,40 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
 
     Raises InvalidBSON.
     """
-    found = fields_of(document)
-    size = sum([len(name) + len(each.value) for name, each in found.items()]) + 2 * len(found)
-    if size + _EMPTY_BYTES == len(document):  # no name occurs twice
-        return list(found.items())
-    spans = values_in(document, 0, len(document))
-    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in spans]
+    found = values_in(document, 0, len(document))
+    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in found]
 
 
-def span_of(document: bytes, name: bytes) -> tuple[int, int] | None:
-    """Return where the value of a top-level field begins and ends; None if there is none."""
-    position, end, field = 4, len(document) - 1, name + b"\0"
-    while position < end:
-        at = document.index(0, position + 1) + 1
-        stop = value_end(document, document[position], at)
-        if document.startswith(field, position + 1):
-            return at, stop
-        position = stop
+def field_of(document: bytes, name: bytes) -> Slice | None:
+    """Return the first top-level field of this name, None for none. Raises InvalidBSON."""
+    for kind, found, at, end in values_in(document, 0, len(document)):
+        if found == name:
+            return Slice(kind, document[at:end])
     return None
 
 
 def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, int, int]]:
     """Return type, name, begin and end of the values of a document, which lies there in data.
 
-    Raises InvalidBSON, or what indexing raises, if it is not whole.
+    Raises InvalidBSON.
     """
     position, end = start + 4, end - 1
-    while position < end:
-        kind, name_end = data[position], data.index(0, position + 1)
-        stop = value_end(data, kind, name_end + 1)
-        if not name_end < stop <= end:
-            raise InvalidBSON("a field exceeds its document")
-        yield kind, data[position + 1 : name_end], name_end + 1, stop
-        position = stop
+    fixed, uncounted, index = FIXED.get, UNCOUNTED.get, data.index
+    try:
+        while position < end:
+            kind = data[position]
+            at = index(0, position + 1) + 1
+            size = fixed(kind)
+            if size is None:
+                kept = uncounted(kind)
+                size = value_end(data, kind, at) - at if kept is None else kept + _SIZE(data, at)[0]
+            stop = at + size
+            if not at <= stop <= end:
+                raise InvalidBSON("a field exceeds its document")
+            yield kind, data[position + 1 : at - 1], at, stop
+            position = stop
+    except (IndexError, ValueError, struct.error) as error:
+        raise InvalidBSON(f"a document ends within a field: {error}") from error
 
 
 def documents_in(array: bytes) -> list[bytes]:

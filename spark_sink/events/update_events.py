@@ -28,7 +28,6 @@ from spark_sink.events.slices import (
     document_slice,
     elements_of,
     fields_of,
-    span_of,
     string_of,
     values_in,
 )
@@ -88,10 +87,10 @@ def _perhaps_updates(events: Sequence[bytes]) -> list[int]:
 def _described(event: bytes) -> bytes:
     if _MARK not in event:
         return event
-    span = span_of(event, _RAW)
-    if span is None:  # it is the name of a field of a document
+    found = values_in(event, 0, len(event))
+    start, end = next(((at, stop) for _, name, at, stop in found if name == _RAW), (0, 0))
+    if not end:  # it is the name of a field of a document
         return event
-    start, end = span
     made = _description(event[start:end])
     body = b"".join((event[4 : start - len(_MARK)], _NEW_MARK, made, event[end:]))
     return _INT.pack(len(body) + 4) + body

@@ -253,7 +253,7 @@ class Transactions:
 
 
 def _transaction_of(event: bytes) -> str:
-    fields = fields_of(event, (b"lsid", b"txnNumber"))
+    fields = fields_of(event)
     session = fields_of(fields[b"lsid"].value)[b"id"].value[_BINARY_HEAD:]
     return transaction_name(session, fields[b"txnNumber"].whole_number())
 

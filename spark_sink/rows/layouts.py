@@ -27,8 +27,6 @@ _MIN_EVENTS = 24
 _MIN_SHARE = 64
 # After this number of splits, the events without a layout are returned.
 _MAX_SPLITS = 128
-# The most distinct values of a field that numpy finds; with more, each value is read by itself.
-_MAX_VALUES = 32
 
 _HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
 
@@ -161,28 +159,9 @@ class Layout:
 
     def distinct(self, name: bytes) -> tuple[list[Slice], NDArray[np.int64]]:
         """Return the different values of a field, and for each event the index of its value."""
-        field = self.fields[name]
-        sizes = field.stops - field.starts
-        codes = np.zeros(len(sizes), np.int64)
-        left = np.arange(len(sizes))
-        found: list[Slice] = []
-        while len(left):
-            if len(found) == _MAX_VALUES:
-                return self._many_distinct(name)
-            start, size = int(field.starts[left[0]]), int(sizes[left[0]])
-            value = self.joined.data[start : start + size]
-            same = sizes[left] == size
-            if size:
-                same &= self.joined.begin_with(value, field.starts[left])
-            codes[left[same]] = len(found)
-            found.append(Slice(field.kind, value))
-            left = left[~same]
-        return found, codes
-
-    def _many_distinct(self, name: bytes) -> tuple[list[Slice], NDArray[np.int64]]:
-        indexes: dict[Slice, int] = {}
-        codes = [indexes.setdefault(each, len(indexes)) for each in self.slices(name)]
-        return list(indexes), np.array(codes, np.int64)
+        found, kind = self.column(name).dictionary_encode(), self.fields[name].kind
+        codes = found.indices.to_numpy().astype(np.int64)
+        return [Slice(kind, each) for each in found.dictionary.to_pylist()], codes
 
 
 def in_order(parts: Sequence[tuple[Places, Any]]) -> Any:

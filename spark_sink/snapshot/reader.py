@@ -32,7 +32,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.header import READ
 from spark_sink.events.positions import after
 from spark_sink.events.runs import Run
-from spark_sink.events.slices import Slice, document_of, fields_of, value_at
+from spark_sink.events.slices import Slice, document_of, value_at, values_in
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.planner import current_name
@@ -79,7 +79,13 @@ class KeyFinder:
         return [size + b"".join(values) + b"\0" for values in map(self._values_of, documents)]
 
     def _search(self, raw: bytes) -> bytes:
-        fields = fields_of(raw, self._wanted)
+        fields: dict[bytes, Slice] = {}
+        missing = set(self._wanted)
+        for kind, name, at, end in values_in(raw, 0, len(raw)):
+            fields[name] = Slice(kind, raw[at:end])
+            missing.discard(name)
+            if not missing:
+                break
         values = [(path, value_at(fields, path)) for path in self._paths]
         if self._has_places and self._wanted <= fields.keys():
             self._remember(raw, fields)

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from shard_client.bson.resume_token import high_water_mark, next_tick
 from shard_client.bson.values import DOCUMENT, STRING
 from spark_sink.errors import StreamError
-from spark_sink.events.slices import UNREADABLE, Slice, document_of, fields_of
+from spark_sink.events.slices import UNREADABLE, Slice, document_of, field_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import JsonColumns, canonical_json
 from spark_sink.rows.layouts import JoinedEvents, Layout, Places, all_layouts_of, in_order
@@ -250,7 +250,7 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
     for place, (key, document) in zip(replaces.tolist(), pairs, strict=True):
         if document.startswith(key[4:-1], 4):
             continue
-        before, identifier = fields_of(key), fields_of(document, (b"_id",)).get(b"_id")
+        before, identifier = fields_of(key), field_of(document, b"_id")
         if identifier is not None and before.get(b"_id") not in (None, identifier):
             found[place] = document_of({**before, b"_id": identifier}.items())
     return found

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
-from spark_sink.events.slices import fields_of
+from spark_sink.events.slices import field_of, fields_of
 from spark_sink.folders import Folder, open_folder, remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
@@ -116,7 +116,7 @@ class ChangeStage:
         if not rows.num_rows or rows["token"][0].as_py() >= self._first_read:
             return
         self._first_read = rows["token"][0].as_py()
-        found = fields_of(rows["event"][0].as_py(), (b"signal",)).get(b"signal")
+        found = field_of(rows["event"][0].as_py(), b"signal")
         signal = {} if found is None else fields_of(found.value)
         streamed = signal.get(b"streamed")
         self._report.streamed = (streamed and streamed.text()) or self._first_read

@@ -27,6 +27,7 @@ from bson.errors import InvalidBSON
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from shard_client.bson.values import DOCUMENT
 from spark_sink.debezium.java_json import JavaColumns, JavaJson, embedded
 from spark_sink.rows.layouts import JoinedEvents
 from spark_sink.rows.text_columns import joined_text
@@ -91,8 +92,8 @@ _LEGACY = json_util.JSONOptions(
 )
 def test_each_type_in_both_modes(value: Any, strict: str, relaxed: str) -> None:
     document = bson.encode({"v": value})
-    assert STRICT.document(document) == f'{{"v": {strict}}}'
-    assert KEY.document(document) == f'{{"v": {relaxed}}}'
+    assert STRICT.value(DOCUMENT, document) == f'{{"v": {strict}}}'
+    assert KEY.value(DOCUMENT, document) == f'{{"v": {relaxed}}}'
     kind, data = document[4], document[7:-1]
     assert KEY.value(kind, data) == relaxed
 
@@ -110,9 +111,9 @@ def test_each_type_in_both_modes(value: Any, strict: str, relaxed: str) -> None:
 )  # fmt: skip
 def test_doubles_are_java_s(number: float, text: str) -> None:
     document = bson.encode({"v": number})
-    assert STRICT.document(document) == f'{{"v": {text}}}'
+    assert STRICT.value(DOCUMENT, document) == f'{{"v": {text}}}'
     old = JavaJson(relaxed=False, separator=",", plus=False)
-    assert old.document(document) == f'{{"v": {text.replace("E+", "E")}}}'
+    assert old.value(DOCUMENT, document) == f'{{"v": {text.replace("E+", "E")}}}'
 
 
 def test_types_that_drivers_no_longer_write() -> None:
@@ -127,12 +128,12 @@ def test_types_that_drivers_no_longer_write() -> None:
     for kind, (data, text) in values.items():
         body = kind + b"v\0" + data
         document = struct.pack("<i", len(body) + 5) + body + b"\0"
-        assert STRICT.document(document) == f'{{"v": {text}}}'
+        assert STRICT.value(DOCUMENT, document) == f'{{"v": {text}}}'
 
 
 def test_the_fields_of_an_update_have_spaces_between_them() -> None:
     document = bson.encode({"a": 1, "b.c": [1, {"x": Timestamp(1, 2)}]})
-    assert UPDATED.document(document) == (
+    assert UPDATED.value(DOCUMENT, document) == (
         '{"a": 1, "b.c": [1, {"x": {"$timestamp": {"t": 1, "i": 2}}}]}'
     )
 
@@ -142,7 +143,7 @@ def test_documents_are_what_pymongo_writes_but_for_spaces_and_numbers(document: 
     data = bson.encode({**MONGO_VALUES, "more": document})
     codec = CodecOptions(datetime_conversion=DatetimeConversion.DATETIME_MS)
     text = json_util.dumps(bson.decode(data, codec), json_options=_LEGACY)
-    assert json.loads(STRICT.document(data), parse_constant=str) == json.loads(
+    assert json.loads(STRICT.value(DOCUMENT, data), parse_constant=str) == json.loads(
         text, parse_constant=str
     )
 
@@ -164,10 +165,10 @@ def test_many_documents_have_the_texts_of_each(different: list[Any], copies: int
     data += [bson.encode(each) for each in uniform]
     for json_of in (STRICT, KEY, UPDATED):
         texts = joined_text(JavaColumns(json_of).documents(JoinedEvents(data)), len(data))
-        assert texts.to_pylist() == [embedded(json_of.document(each)) for each in data]
+        assert texts.to_pylist() == [embedded(json_of.value(DOCUMENT, each)) for each in data]
 
 
 @pytest.mark.parametrize("cut", [1, 5, 9])
 def test_a_broken_document_is_told(cut: int) -> None:
     with pytest.raises(InvalidBSON):
-        STRICT.document(bson.encode({"a": "text", "b": [1, 2]})[:-cut])
+        STRICT.value(DOCUMENT, bson.encode({"a": "text", "b": [1, 2]})[:-cut])

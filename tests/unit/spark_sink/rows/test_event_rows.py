@@ -26,8 +26,8 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
-from spark_sink.events.runs import run_of, sort_key
-from spark_sink.events.slices import Slice, fields_of
+from spark_sink.events.runs import Run, run_of, sort_key
+from spark_sink.events.slices import Slice, documents_in, field_of, fields_of
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
 from spark_sink.rows.layouts import JoinedEvents, all_layouts_of
@@ -197,11 +197,13 @@ def test_batches_are_bounded_in_rows_and_bytes():
     assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]
 
 
-def test_reading_stops_once_the_wanted_fields_are_found():
+def test_reading_stops_once_the_wanted_field_is_found():
     document = bson.encode({"_id": 1, "s": 2, "n": 3})
     damaged = document[:-7] + b"\xee" + document[-6:]
-    assert list(fields_of(damaged, [b"s", b"_id"])) == [b"_id", b"s"]
-    assert list(fields_of(document, [b"absent"])) == [b"_id", b"s", b"n"]
+    assert field_of(damaged, b"s") == fields_of(document)[b"s"]
+    assert field_of(document, b"absent") is None
+    array = fields_of(bson.encode({"": [{"n": n} for n in range(1001)]}))[b""].value
+    assert documents_in(array) == [bson.encode({"n": n}) for n in range(1001)]
 
 
 SCHEMA = StructType().add("_id", StringType()).add("n", LongType())
@@ -233,9 +235,8 @@ layouts = st.fixed_dictionaries(
 
 def both_ways(rows: EventRows, events: list[bytes]) -> tuple[list[Any], list[Any]]:
     """Return the rows of the events as one batch, and those of batches of a single event."""
-    documents = list(map(RawBSONDocument, events))
-    [together] = rows.arrow_batches(documents, "s0")
-    singly = [batch for each in documents for batch in rows.arrow_batches([each], "s0")]
+    [together] = rows.batches_of_runs([run_of(events)], "s0")
+    singly = [batch for e in events for batch in rows.batches_of_runs([run_of([e])], "s0")]
     return together.to_pylist(), [row for batch in singly for row in batch.to_pylist()]
 
 
@@ -284,8 +285,7 @@ def test_damaged_events_are_refused_together_as_alone(data):
         return
     for layout in all_layouts_of(JoinedEvents(events)):
         for name in layout.fields:
-            slices = [expected[row][name] for row in layout.rows]
-            assert layout.slices(name) == slices
+            assert layout.slices(name) == [expected[row][name] for row in layout.rows]
 
 
 def test_keys_of_a_run_are_those_of_its_events():
@@ -294,6 +294,4 @@ def test_keys_of_a_run_are_those_of_its_events():
     with_bits = {"_id": {"_data": event_token(2, 2), "_typeBits": b"\x01"}}
     for found in (plain, [*plain, longer], [*plain, with_bits], [longer, *plain], []):
         events = [bson.encode(each) for each in found]
-        run = run_of(events)
-        assert run.keys == [sort_key(each) for each in events]
-        assert run.events == events
+        assert run_of(events) == Run([sort_key(each) for each in events], events)

@@ -95,10 +95,11 @@ def test_updates_as_the_oplog_has_them_are_applied_exactly_whatever_the_names():
         diff = compute_diff(before, after)
         if diff is None or before == after:
             continue
-        event = bson.encode(
-            {"operationType": "update", "rawUpdateDescription": {"$v": 2, "diff": diff}}
-        )
-        [made] = described(Run(["1"], [event])).events
+        raw = {"operationType": "update", "rawUpdateDescription": {"$v": 2, "diff": diff}}
+        event = bson.encode({"_id": {"_data": "8" * chance.randint(2, 4)}, **raw})
+        insert = bson.encode({"_id": {"_data": "888"}, "operationType": "insert", "to": raw})
+        [same, made] = described(Run(["1", "2"], [insert, event])).events
+        assert same is insert
         description = bson.decode(made)["updateDescription"]
         expected = describe_update(diff, disambiguate=True)
         paths = expected.pop("disambiguatedPaths")
