@@ -388,7 +388,7 @@ def rebuild(
     """
     from spark_sink.jobs.point_in_time import UNREAD_THEN
     from spark_sink.jobs.progress import work_told
-    from spark_sink.jobs.rebuilding import lacks_current, rebuild_current, restore_checkpoint
+    from spark_sink.jobs.rebuilding import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.session.spark_session import job_session
     from spark_sink.tables.table_state import unread_names
 
@@ -399,7 +399,7 @@ def rebuild(
         if to is not None and into is not None:
             time = argument(cluster_time, to, "--to")
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_current(spark, folder, time, into)
+            table = rebuild_table(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
             if names := unread_names(table.state.lacking):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
@@ -408,7 +408,7 @@ def rebuild(
         lost = lacks_current(folder)
         if lost:
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_current(spark, folder)
+            table = rebuild_table(spark, folder)
             typer.echo(f"{table.address} has {table.count()} documents")
         if restore_checkpoint(folder) is None and not lost:
             raise OptionError(f"the job in {folder.address} has lost nothing: start the job")

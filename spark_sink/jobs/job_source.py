@@ -160,7 +160,8 @@ class TaskWriter:
         """Write rows of the source. Raises OSError."""
         self._events += rows.num_rows
         kinds = pa.Table.from_batches([rows.select(("namespace", "op"))]).drop_null()
-        counted = kinds.group_by(["namespace", "op"]).aggregate([([], "count_all")])
+        grouped = kinds.group_by(["namespace", "op"], use_threads=False)
+        counted = grouped.aggregate([([], "count_all")])
         for name, op, number in zip(*counted.to_pydict().values(), strict=True):
             self._by_kind[name, op] += number
         if self._changes is not None:
@@ -173,7 +174,7 @@ class TaskWriter:
             elif name == MESSAGES:
                 for messages in self._message_table.of_rows(rows):
                     parts.add(self._dated(messages))
-            else:
+            elif rows["op"].null_count:
                 parts.add(self._quarantined(rows))
 
     def _dated(self, table: pa.Table) -> pa.Table:

@@ -158,7 +158,7 @@ def lacks_current(folder: JobFolder) -> bool:
     return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
 
 
-def rebuild_current(
+def rebuild_table(
     spark: SparkSession | None, folder: JobFolder, time: Timestamp | None = None, into: str = ""
 ) -> CurrentTable:
     """Make a current table of the rows of bronze alone, and commit it as their batch.

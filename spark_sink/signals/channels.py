@@ -20,7 +20,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.events.slices import CODEC
 from spark_sink.folders import Folder, is_local
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.signals.signal import digest
 from spark_sink.stream.event_stream import EventStream, StreamCursor
 

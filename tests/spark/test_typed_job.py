@@ -169,12 +169,12 @@ def test_any_name_of_a_field_may_be_in_a_typed_table(
     assert read.columns == before.columns
     assert {row._id for row in read.where("_deleted").collect()} == {3}
     assert read.count() == 4
-    made = rebuilding.rebuild_current(spark, where, time, str(tmp_path / "restored"))
+    made = rebuilding.rebuild_table(spark, where, time, str(tmp_path / "restored"))
     assert made.count() == 4
 
     settings = DeltaTable(folder / "current").metadata().configuration
     shutil.rmtree(folder / "current")
-    rebuilding.rebuild_current(spark, where)
+    rebuilding.rebuild_table(spark, where)
     assert CurrentTable.existing(str(folder / "current")).read(spark).schema == before.schema
     assert DeltaTable(folder / "current").metadata().configuration == settings
     again = rows_of(folder)
