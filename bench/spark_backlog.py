@@ -19,7 +19,7 @@ from bench.processes import children, cpu_seconds, own_cpu_seconds
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import MESSAGES, JobFolder, JobRecord
-from spark_sink.jobs.progress import Written, batch_progress
+from spark_sink.jobs.progress import WrittenBatch, batch_progress
 from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.tables.delta_log import DeltaLog
 
@@ -140,7 +140,7 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def full(query: Any, written: Mapping[int, Written] | None) -> list[tuple[Any, int]]:
+def full(query: Any, written: Mapping[int, WrittenBatch] | None) -> list[tuple[Any, int]]:
     """Return the progress of the query's batches that had events, and their number.
 
     Spark counts them, except those that a job has `written`.

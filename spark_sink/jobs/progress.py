@@ -31,7 +31,7 @@ _WORK_SECONDS = 10
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenBatch:
     """What a job has written of a batch.
 
     Args:
@@ -64,7 +64,7 @@ class BatchProgress:
     lag: float | None
     snapshot: str = ""
     share: float = 1.0
-    written: Written = Written()
+    written: WrittenBatch = WrittenBatch()
 
     def __str__(self) -> str:
         rate = self.events / self.seconds if self.seconds else 0.0
@@ -79,7 +79,7 @@ class BatchProgress:
 
 
 def batch_progress(
-    progress: Mapping[str, Any], now: float, written: Mapping[int, Written] | None = None
+    progress: Mapping[str, Any], now: float, written: Mapping[int, WrittenBatch] | None = None
 ) -> BatchProgress | None:
     """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
 
@@ -101,9 +101,9 @@ def batch_progress(
             f"{found.chunks_planned} chunks"
         )
     number = int(progress["batchId"])
-    done = Written(progress.get("numInputRows", 0))
+    done = WrittenBatch(progress.get("numInputRows", 0))
     if written is not None:
-        done = written.get(number, Written())
+        done = written.get(number, WrittenBatch())
     return BatchProgress(
         number,
         done.events,
@@ -183,7 +183,7 @@ class ProgressReport:
         self,
         listeners: Sequence[ProgressReader] = (),
         clock: Callable[[], float] = time.time,
-        written: Mapping[int, Written] | None = None,
+        written: Mapping[int, WrittenBatch] | None = None,
     ) -> None:
         self._written = written
         self._listeners = listeners

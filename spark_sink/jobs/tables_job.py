@@ -49,7 +49,7 @@ from spark_sink.jobs.job_source import (
     bronze_schema,
     message_schema,
 )
-from spark_sink.jobs.progress import Written
+from spark_sink.jobs.progress import WrittenBatch
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
@@ -158,7 +158,7 @@ class TablesJob:
         self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
-        self.written: dict[int, Written] = {}
+        self.written: dict[int, WrittenBatch] = {}
         """What the latest batches have written, by their numbers."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
@@ -240,7 +240,7 @@ class TablesJob:
             for log in (*self._opened.values(), *current):
                 log.keep_files(self.keep_files)
         files = sum(len(written.parts.get(name, ())) for name in (BRONZE, MESSAGES))
-        self.written[number] = Written(written.events, files, written.counts, seconds)
+        self.written[number] = WrittenBatch(written.events, files, written.counts, seconds)
         self.written.pop(number - _KEPT, None)
 
     def _after(self, batch: Batch, filled: Collection[str]) -> Batch:

@@ -105,9 +105,7 @@ LONG: dict[str, tuple[Callable[[JobFolder, Script], Any], set[str]]] = {
         {"replaced files of bronze looked up"},
     ),
     "rebuild": (
-        lambda folder, script: rebuild_table(
-            None, folder, script.time(30), f"{folder.address}/then"
-        ),
+        lambda folder, script: rebuild_table(None, folder, script.time(30), folder.table("then")),
         {"parts of bronze read", "files merged"},
     ),
 }

@@ -17,7 +17,7 @@ import spark_sink.cli as command
 import spark_sink.job as running
 from spark_sink.errors import SourceError
 from spark_sink.jobs import query_run, router_beside
-from spark_sink.jobs.progress import Written
+from spark_sink.jobs.progress import WrittenBatch
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.tables_job import TablesJob
 from tests.doubles.query_progress import progress
@@ -82,7 +82,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(job: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
-        job.written[0] = Written(7, 1)
+        job.written[0] = WrittenBatch(7, 1)
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:
