@@ -21,16 +21,14 @@ class Tls(Section):
     mode: Mode = "disabled"
     """Which connections use TLS: none; those of clients that wish it (allowTLS); these and the
     router's own to the cluster (preferTLS); all, others are refused (requireTLS)."""
-    certificate_key_file: Path | None = Field(default=None, alias="certificateKeyFile")
+    certificate_key_file: Path | None = None
     """A PEM file with the router's certificate, those of authorities between it and the root, and
     its key. Required with TLS."""
-    certificate_key_file_password: SecretStr | None = Field(
-        default=None, alias="certificateKeyFilePassword"
-    )
+    certificate_key_file_password: SecretStr | None = None
     """The password of that key, if it is encrypted."""
-    cluster_file: Path | None = Field(default=None, alias="clusterFile")
+    cluster_file: Path | None = None
     """Another such file, whose certificate the router shows to servers."""
-    cluster_password: SecretStr | None = Field(default=None, alias="clusterPassword")
+    cluster_password: SecretStr | None = None
     """The password of the key in clusterFile, if it is encrypted."""
     ca_file: Path | None = Field(default=None, alias="CAFile")
     """A PEM file with the authorities that issue the certificates of servers and, without
@@ -39,15 +37,13 @@ class Tls(Section):
     """A PEM file with the authorities that issue the certificates of clients."""
     crl_file: Path | None = Field(default=None, alias="CRLFile")
     """A PEM file with the certificates that have been revoked."""
-    allow_connections_without_certificates: bool = Field(
-        default=False, alias="allowConnectionsWithoutCertificates"
-    )
+    allow_connections_without_certificates: bool = False
     """Whether clients may do without a certificate; one that they present is checked."""
-    allow_invalid_certificates: bool = Field(default=False, alias="allowInvalidCertificates")
+    allow_invalid_certificates: bool = False
     """Whether to check no certificates at all, for tests."""
-    allow_invalid_hostnames: bool = Field(default=False, alias="allowInvalidHostnames")
+    allow_invalid_hostnames: bool = False
     """Whether a server's certificate may be for another host."""
-    disabled_protocols: str = Field(default="none", alias="disabledProtocols")
+    disabled_protocols: str = "none"
     """TLS1_2 or TLS1_3, which are then not used; TLS 1.0 and 1.1 never are."""
 
     @field_validator("disabled_protocols")
