@@ -119,6 +119,11 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+def listed(text: str) -> list[str]:
+    """Return the values of a setting that has several, separated by commas."""
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
 class Section(BaseModel):
     """A section of the settings: immutable, without unknown names, described by its docstrings.
 
