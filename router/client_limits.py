@@ -17,7 +17,7 @@ FOR_FEEDS: Final = 0.05
 """Parts of the process's descriptors; the rest is for servers, the admin port and files."""
 
 _SHARE_OF_ONE: Final = 0.8
-_BITS_OF_A_HOST: Final = 64
+_PREFIX: Final = 64
 _LOG_INTERVAL: Final = 1.0
 
 
@@ -188,5 +188,4 @@ def client_of(address: str) -> str:
         return address
     if parsed.ipv4_mapped is not None:
         return str(parsed.ipv4_mapped)
-    network = int(parsed) >> _BITS_OF_A_HOST << _BITS_OF_A_HOST
-    return f"{IPv6Address(network)}/{_BITS_OF_A_HOST}"
+    return str(IPv6Network((int(parsed), _PREFIX), strict=False))

@@ -6,6 +6,7 @@ from types import UnionType
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
 _VALUE_ERROR = "Value error, "
@@ -118,10 +119,19 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
+def listed(text: str) -> list[str]:
+    """Return the values of a setting that has several, separated by commas."""
+    return [each.strip() for each in text.split(",") if each.strip()]
+
+
 class Section(BaseModel):
-    """A section of the settings: immutable, without unknown names, described by its docstrings."""
+    """A section of the settings: immutable, without unknown names, described by its docstrings.
+
+    A field's name in the file is its own in mixed case, unless the field has an alias.
+    """
 
     model_config = ConfigDict(
+        alias_generator=lambda name: to_camel(name) if "_" in name else name,
         extra="forbid",
         populate_by_name=True,
         frozen=True,

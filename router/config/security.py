@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Literal, NamedTuple, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import SecretStr, model_validator
 
 from router.config.problems import Section
 from shard_client.wire.authentication import (
@@ -38,16 +38,16 @@ class Security(Section):
     ``user`` is its login on the upstream and, without ``keyFile``, on shards and config server.
     """
 
-    cluster_auth_mode: ClusterAuthMode = Field(default="keyFile", alias="clusterAuthMode")
+    cluster_auth_mode: ClusterAuthMode = "keyFile"
     """How the router logs in to shards and config server as a member: with keyFile (keyFile,
     sendKeyFile), or with its certificate (sendX509, x509); clients then have to log in, too."""
-    key_file: str | None = Field(default=None, alias="keyFile")
+    key_file: str | None = None
     """The cluster's key file, with which the router logs in; clients then have to log in, too."""
     user: str | None = None
     """The router's login on the upstream and, without keyFile, on shards and config server."""
-    auth_source: str = Field(default="admin", alias="authSource")
+    auth_source: str = "admin"
     """The database that holds this user."""
-    password_file: str | None = Field(default=None, alias="passwordFile")
+    password_file: str | None = None
     """A file with this user's password, readable by its owner only."""
     password: SecretStr | None = None
     """This user's password, if no file holds it."""

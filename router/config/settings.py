@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.parameters import PARAMETERS, client_limits, parse_parameters
-from router.config.problems import Section, fields, nearest
+from router.config.problems import Section, fields, listed, nearest
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
@@ -52,12 +52,12 @@ class Admin(Section):
 
     port: int | None = Field(default=None, ge=0, le=65535)
     """The HTTP port for metrics, health and status; 0 picks a free one."""
-    bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    bind_ip: str = "127.0.0.1"
     """The addresses of the admin port, separated by commas."""
-    token_file: Path | None = Field(default=None, alias="tokenFile")
+    token_file: Path | None = None
     """A file with one line: the token that clients of the admin port must send. Required where
     other machines reach the port."""
-    tls_mode: Mode | None = Field(default=None, alias="tlsMode")
+    tls_mode: Mode | None = None
     """Which connections to this port use TLS, if not those of net.tls.mode: none (disabled), those
     of clients that wish it (allowTLS, preferTLS), all (requireTLS). No client is asked for a
     certificate."""
@@ -65,7 +65,7 @@ class Admin(Section):
     @property
     def hosts(self) -> list[str]:
         """The addresses to listen on."""
-        return [host.strip() for host in self.bind_ip.split(",") if host.strip()]
+        return listed(self.bind_ip)
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:
@@ -104,15 +104,13 @@ class Net(Section):
 
     port: int = Field(default=DEFAULT_PORT, ge=0, le=65535)
     """The port for drivers; 0 picks a free one."""
-    bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    bind_ip: str = "127.0.0.1"
     """The addresses to listen on, separated by commas."""
-    bind_ip_all: bool = Field(default=False, alias="bindIpAll")
+    bind_ip_all: bool = False
     """Whether to listen on all addresses; then bindIp does not count."""
-    max_incoming_connections: int = Field(default=65536, alias="maxIncomingConnections", ge=1)
+    max_incoming_connections: int = Field(default=65536, ge=1)
     """Client connections at a time; further ones are closed."""
-    max_incoming_connections_override: list[str] = Field(
-        default_factory=list, alias="maxIncomingConnectionsOverride"
-    )
+    max_incoming_connections_override: list[str] = Field(default_factory=list)
     """Addresses and networks from which connections are not limited."""
     compression: Compression = Compression()
     admin: Admin = Admin()
@@ -137,7 +135,7 @@ class Net(Section):
         """The addresses to listen on."""
         if self.bind_ip_all:
             return ["0.0.0.0"]  # noqa: S104
-        return [host.strip() for host in self.bind_ip.split(",") if host.strip()]
+        return listed(self.bind_ip)
 
     @field_validator("max_incoming_connections_override")
     @classmethod
@@ -160,16 +158,15 @@ class Net(Section):
     @property
     def compressors(self) -> tuple[str, ...]:
         """The compressors that clients may use, best first."""
-        names = [name.strip() for name in self.compression.compressors.split(",")]
-        return tuple(name for name in names if name in AVAILABLE)
+        return tuple(name for name in listed(self.compression.compressors) if name in AVAILABLE)
 
 
 class Replication(Section):
     """``replication``: the replica set behind the router, and the members that are read from."""
 
-    replica_set: str | None = Field(default=None, alias="replicaSet")
+    replica_set: str | None = None
     """A replica set instead of a sharded cluster: rsName/host:port[,host:port]."""
-    local_ping_threshold_ms: int = Field(default=15, alias="localPingThresholdMs", ge=0)
+    local_ping_threshold_ms: int = Field(default=15, ge=0)
     """Milliseconds by which a member's round trip may exceed the nearest member's."""
 
     @field_validator("replica_set")
@@ -199,9 +196,9 @@ class Feed(Section):
 
     port: int | None = Field(default=None, ge=0, le=65535)
     """The port of the feed, which sends events as JSON lines; 0 picks a free one."""
-    bind_ip: str = Field(default="127.0.0.1", alias="bindIp")
+    bind_ip: str = "127.0.0.1"
     """The address of the feed's port."""
-    request_wait_ms: float = Field(default=200.0, alias="requestWaitMs", ge=0, le=60_000)
+    request_wait_ms: float = Field(default=200.0, ge=0, le=60_000)
     """How long the feed waits for a client's request before it sends the default stream."""
     watch: dict[str, Any] = Field(default_factory=dict)
     """The default stream: what clients receive that send no request."""
@@ -216,8 +213,8 @@ class Settings(Section):
     sharding: Sharding = Sharding()
     net: Net = Net()
     replication: Replication = Replication()
-    system_log: SystemLog = Field(default=SystemLog(), alias="systemLog")
-    set_parameter: dict[str, Any] = Field(default_factory=dict, alias="setParameter")
+    system_log: SystemLog = SystemLog()
+    set_parameter: dict[str, Any] = Field(default_factory=dict)
     """Start parameters by name."""
     upstream: str | None = None
     """The mongos for everything but change streams: mongodb://host:port[,host:port]. A replica set

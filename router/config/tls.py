@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from router.config.problems import Section
+from router.config.problems import Section, listed
 from shard_client.wire.tls import PROTOCOLS, TlsFiles
 
 Mode = Literal["disabled", "allowTLS", "preferTLS", "requireTLS"]
@@ -21,16 +21,14 @@ class Tls(Section):
     mode: Mode = "disabled"
     """Which connections use TLS: none; those of clients that wish it (allowTLS); these and the
     router's own to the cluster (preferTLS); all, others are refused (requireTLS)."""
-    certificate_key_file: Path | None = Field(default=None, alias="certificateKeyFile")
+    certificate_key_file: Path | None = None
     """A PEM file with the router's certificate, those of authorities between it and the root, and
     its key. Required with TLS."""
-    certificate_key_file_password: SecretStr | None = Field(
-        default=None, alias="certificateKeyFilePassword"
-    )
+    certificate_key_file_password: SecretStr | None = None
     """The password of that key, if it is encrypted."""
-    cluster_file: Path | None = Field(default=None, alias="clusterFile")
+    cluster_file: Path | None = None
     """Another such file, whose certificate the router shows to servers."""
-    cluster_password: SecretStr | None = Field(default=None, alias="clusterPassword")
+    cluster_password: SecretStr | None = None
     """The password of the key in clusterFile, if it is encrypted."""
     ca_file: Path | None = Field(default=None, alias="CAFile")
     """A PEM file with the authorities that issue the certificates of servers and, without
@@ -39,21 +37,19 @@ class Tls(Section):
     """A PEM file with the authorities that issue the certificates of clients."""
     crl_file: Path | None = Field(default=None, alias="CRLFile")
     """A PEM file with the certificates that have been revoked."""
-    allow_connections_without_certificates: bool = Field(
-        default=False, alias="allowConnectionsWithoutCertificates"
-    )
+    allow_connections_without_certificates: bool = False
     """Whether clients may do without a certificate; one that they present is checked."""
-    allow_invalid_certificates: bool = Field(default=False, alias="allowInvalidCertificates")
+    allow_invalid_certificates: bool = False
     """Whether to check no certificates at all, for tests."""
-    allow_invalid_hostnames: bool = Field(default=False, alias="allowInvalidHostnames")
+    allow_invalid_hostnames: bool = False
     """Whether a server's certificate may be for another host."""
-    disabled_protocols: str = Field(default="none", alias="disabledProtocols")
+    disabled_protocols: str = "none"
     """TLS1_2 or TLS1_3, which are then not used; TLS 1.0 and 1.1 never are."""
 
     @field_validator("disabled_protocols")
     @classmethod
     def _are_protocols(cls, value: str) -> str:
-        names = _listed(value)
+        names = {*listed(value)} - {"none"}
         for name in names:
             if name not in PROTOCOLS:
                 raise ValueError(f"{name} is not a protocol: name some of {', '.join(PROTOCOLS)}")
@@ -128,7 +124,7 @@ class Tls(Section):
             connections_without_certificates=self.allow_connections_without_certificates,
             invalid_certificates=self.allow_invalid_certificates,
             invalid_hostnames=self.allow_invalid_hostnames,
-            disabled=_listed(self.disabled_protocols),
+            disabled=frozenset(listed(self.disabled_protocols)) - {"none"},
         )
 
     def warnings(self) -> list[str]:
@@ -152,10 +148,6 @@ class Tls(Section):
                 "are checked with the system's authorities"
             )
         return problems
-
-
-def _listed(names: str) -> frozenset[str]:
-    return frozenset(name.strip() for name in names.split(",")) - {"", "none"}
 
 
 def _secret(given: SecretStr | None) -> str | None:

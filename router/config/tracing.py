@@ -27,9 +27,9 @@ class Tracing(Section):
     endpoint: str | None = None
     """The URL to which spans are sent, by OTLP over HTTP: http://collector:4318/v1/traces. Needs
     the extra otel; without it there are no traces."""
-    sample_ratio: float = Field(default=1.0, alias="sampleRatio", ge=0, le=1)
+    sample_ratio: float = Field(default=1.0, ge=0, le=1)
     """The share of traces that are recorded."""
-    headers_file: Path | None = Field(default=None, alias="headersFile")
+    headers_file: Path | None = None
     """A file with headers for the collector, such as a token: lines of name: value, readable by its
     owner only."""
 

@@ -23,18 +23,16 @@ class _Wanted(Section):
     collection: str | None = None
     pipeline: list[Any] = Field(default_factory=list)
     form: Literal["relaxed", "canonical"] = Field(default="relaxed", alias="json")
-    heartbeat: int | None = Field(
-        default=None, alias="heartbeatMs", strict=True, ge=10, le=3_600_000
-    )
-    resume_after: Any = Field(default=None, alias="resumeAfter")
-    start_after: Any = Field(default=None, alias="startAfter")
-    start_time: Any = Field(default=None, alias="startAtOperationTime")
-    full_document: Any = Field(default=None, alias="fullDocument")
-    before_change: Any = Field(default=None, alias="fullDocumentBeforeChange")
-    expanded: Any = Field(default=None, alias="showExpandedEvents")
+    heartbeat_ms: int | None = Field(default=None, strict=True, ge=10, le=3_600_000)
+    resume_after: Any = None
+    start_after: Any = None
+    start_at_operation_time: Any = None
+    full_document: Any = None
+    full_document_before_change: Any = None
+    show_expanded_events: Any = None
 
 
-_OWN = {"database", "collection", "pipeline", "form", "heartbeat"}
+_OWN = {"database", "collection", "pipeline", "form", "heartbeat_ms"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +74,7 @@ def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
         "cursor": {},
         "$db": database,
     }
-    heartbeat = None if wanted.heartbeat is None else wanted.heartbeat / 1000
+    heartbeat = None if wanted.heartbeat_ms is None else wanted.heartbeat_ms / 1000
     return Watch(parse_request(database, command), _FORMS[wanted.form], heartbeat)
 
 
