@@ -17,6 +17,7 @@ from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import BRONZE
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.table_rows import scan
 
 ROUNDS = 3
 """How often a snapshot is read: the figures are of the last time."""
@@ -93,10 +94,9 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     while args.until not in arrivals and query.isActive:
         if table is not None and table.reload() and table.count() > count:
             now, count = time.perf_counter(), table.count()
-            for columns in table.scan(["documentKey"]):
-                for (key,) in zip(*columns.to_pydict().values(), strict=True):
-                    if key is not None:
-                        arrivals.setdefault(json.loads(key)["_id"], now)
+            for columns in scan(table, ["documentKey"]):
+                for key in filter(None, columns["documentKey"].to_pylist()):
+                    arrivals.setdefault(json.loads(key)["_id"], now)
         time.sleep(0.005)
     if (failure := query.exception()) is not None:
         raise failure

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 import typer
 
 from router.config.command_line import (
+    FLAGS,
     Refusal,
     SubCommand,
     parse_assignments,
@@ -151,7 +152,7 @@ def _options(
     """Merge the change streams of a sharded MongoDB cluster; speak mongos's protocol."""
 
 
-@with_flags
+@with_flags(*FLAGS)
 def serve(
     *,
     flags: dict[str, Any],

@@ -7,12 +7,12 @@ from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 
 from router.access.login import AccessControl
-from router.admin.server import AdminServer, admin_handshakes
+from router.admin.server import admin_port
 from router.admin.sources import collect_own
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
@@ -22,22 +22,24 @@ from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.call import Node
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import settings_of_streams
-from router.config.security import Logins
 from router.config.settings import Settings
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
-from router.lookup.upstream_reads import Lend
-from router.loop_lag import LoopLag
+from router.loop_lag import BOUNDS, measure_lag
 from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener
+from router.status_sums import Histogram
 from router.stream_settings import StreamSettings, settings_of_process
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
+
+if TYPE_CHECKING:
+    from router.commands.fail_points import FailPoints
 
 log = structlog.get_logger()
 
@@ -75,29 +77,22 @@ async def serve_process(
             certificate is invalid.
         OSError: if a port cannot be opened, or such a file not be read.
     """
-    admin = settings.net.admin
-    token = admin.read_token()
     async with AsyncExitStack() as owned:
         parts = assemble(
             settings, arguments, replica_set=replica_set, now=now, settings_of=settings_of
         )
         node, listener, feed = await owned.enter_async_context(parts)
-        attributes: dict[str, object] = {
-            "port": await listener.listen(settings.net.hosts, settings.net.port)
-        }
-        if admin.port is not None:
-            handshakes = admin_handshakes(settings.net, node.certificates)
-            server = await owned.enter_async_context(
-                AdminServer(partial(collect_own, node), token, handshakes=handshakes)
-            )
-            attributes["adminPort"] = await server.listen(admin.hosts, admin.port)
+        ports = {"port": await listener.listen(settings.net.hosts, settings.net.port)}
+        collect = partial(collect_own, node)
+        ports |= await owned.enter_async_context(
+            admin_port(settings.net, node.certificates, collect)
+        )
         if feed is not None and settings.feed.port is not None:
-            hosts = [settings.feed.bind_ip]
-            attributes["feedPort"] = await feed.listen(hosts, settings.feed.port)
-        log.info("Waiting for connections", component="NETWORK", **attributes)
+            ports["feedPort"] = await feed.listen([settings.feed.bind_ip], settings.feed.port)
+        log.info("Waiting for connections", component="NETWORK", **ports)
         if rotate is not None and node.certificates is not None:
             tasks = await owned.enter_async_context(OwnedTasks())
-            tasks.run(_rotate, node.certificates, rotate)
+            tasks.run(node.certificates.rotate_when, rotate)
         await stop.wait()
         drain_time = node.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
         log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
@@ -159,100 +154,176 @@ async def assemble(
     Raises:
         ValueError: if neither a config server nor a replica set is set.
     """
-    parameters = settings.parameters
-    threshold = settings.replication.local_threshold
     share = share or Share()
-    of_streams = replace(settings_of(parameters), local_threshold=threshold)
-    of_streams = settings_of_process(of_streams, share.count)
-    limits_of_clients = settings.client_limits
-    logins = settings.security.logins()
+    of_streams = settings_of_process(settings_of(settings.parameters), share.count)
     certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
     tls = None if certificates is None else certificates.towards_cluster
     async with AsyncExitStack() as owned:
         if settings.tracing.endpoint is not None:
             exported = SpanExport(settings.tracing, share.number)
             owned.push_async_callback(exported.close)
-        cluster = _cluster(settings, of_streams, tls=tls, replica_set=replica_set, now=now)
-        owned.push_async_callback(cluster.close)
+        servers = await owned.enter_async_context(
+            _reached(settings, of_streams, share, tls=tls, replica_set=replica_set, now=now)
+        )
         if certificates is not None and tls is not None:
-            certificates.when_rotated(cluster.renew_monitors)
-        mongos = _mongos(settings, share, Access(logins.upstream, tls))
-        if mongos is not None:
-            owned.callback(mongos.close)
-        upstream = mongos if cluster.sharded else CatalogPrimary(cluster)
+            certificates.when_rotated(servers.cluster.renew_monitors)
+        tasks = await owned.enter_async_context(OwnedTasks())
         access = None
         if settings.security.authorization:
-            refresh = parameters["userCacheInvalidationIntervalSecs"]
-            access = AccessControl(cluster, limits_of_clients, certificates, refresh=refresh)
-            owned.push_async_callback(access.close)
-        cursors = CursorRegistry(
-            cluster,
-            of_streams,
-            new_id=None if share.peers is None else share.peers.new_cursor_id,
-            mongos=_lookups(upstream, logins, access),
-            sent_time=None if access is None else access.times.newest_raw,
-        )
+            refresh = settings.parameters["userCacheInvalidationIntervalSecs"]
+            limits = settings.client_limits
+            access = AccessControl(tasks, servers.cluster, limits, certificates, refresh=refresh)
+        cursors = _cursors(settings, of_streams, share, servers, access)
         owned.push_async_callback(cursors.close)
-        tasks = await owned.enter_async_context(OwnedTasks())
         tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
-        fail_points = None
-        if parameters["enableTestCommands"]:
-            from router.commands.fail_points import FailPoints  # no other router loads them
-
-            fail_points = FailPoints()
         checks = lag = None
         if settings.net.admin.port is not None:
-            checks, lag = ServerChecks(cluster, mongos), LoopLag()
+            checks, lag = ServerChecks(*servers), Histogram(BOUNDS)
             owned.push_async_callback(checks.close)
-            owned.callback(lag.stop)
-            lag.start()
+            tasks.run(measure_lag, lag)
         node = Node(
-            clock=cluster.clock,
+            clock=servers.cluster.clock,
             cursors=cursors,
-            cluster=cluster,
-            upstream=upstream,
+            cluster=servers.cluster,
+            upstream=servers.upstream,
             arguments=list(arguments),
             options=settings.given(),
-            parameters=parameters,
+            parameters=settings.parameters,
             host=socket.gethostname(),
             now=now,
             started=share.started or now(),
             topology=share.topology,
             peers=share.peers,
-            fail_points=fail_points,
-            client_limits=limits_of_clients,
+            fail_points=_fail_points(settings),
+            client_limits=settings.client_limits,
             compressors=settings.net.compressors,
             checks=checks,
             lag=lag,
             access=access,
             certificates=certificates,
         )
-        if access is not None:
-            access.users.when_changed(cursors.revoke)
-        known = asyncio.Event()
-        version = ClusterVersion(cluster, mongos, share.announce or node.become)
+        version, known = ClusterVersion(*servers, share.announce or node.become), asyncio.Event()
         # The first process keeps the version current for all.
         tasks.run(_read_version, version, known, share.number <= 1)
-        handshakes = None
-        if certificates is not None:
-            contexts = certificates.contexts
-            handshakes = Handshakes(
-                lambda: contexts.incoming,
-                required=settings.net.tls.required,
-                timeout=node.client_limits.login_time,
+        yield await owned.enter_async_context(_ports(settings, node, known))
+
+
+class _Servers(NamedTuple):
+    """The servers that the settings name: the cluster, and the mongoses for other commands."""
+
+    cluster: Cluster
+    mongos: UpstreamMongos | None
+
+    @property
+    def upstream(self) -> UpstreamMongos | CatalogPrimary | None:
+        """What all other commands are passed to: a replica set is its own upstream."""
+        return self.mongos if self.cluster.sharded else CatalogPrimary(self.cluster)
+
+
+@asynccontextmanager
+async def _reached(
+    settings: Settings,
+    of_streams: StreamSettings,
+    share: Share,
+    *,
+    tls: TlsContexts | None,
+    replica_set: ReplicaSetFactory | None = None,
+    now: Callable[[], datetime] = _now,
+) -> AsyncIterator[_Servers]:
+    """Provide the servers for a block, and close the connections to them after it.
+
+    Raises:
+        ValueError: if neither a config server nor a replica set is set, or a file with a secret is
+            invalid.
+        OSError: if a file with a secret cannot be read.
+    """
+    if settings.seeds is None:
+        raise ValueError(
+            "sharding.configDB is not set: name the config server there, or a replica set in "
+            "replication.replicaSet"
+        )
+    logins = settings.security.logins()
+    cluster = Cluster(
+        settings.seeds,
+        replace(of_streams, local_threshold=settings.replication.local_threshold),
+        sharded=settings.sharded,
+        replica_set=replica_set,
+        wall=lambda: now().timestamp(),
+        access=Access(logins.members, tls),
+    )
+    mongos = None
+    try:
+        if settings.upstream is not None:
+            mongos = UpstreamMongos(
+                parse_upstream(settings.upstream),
+                moved=share.announce_upstream,
+                access=Access(logins.upstream, tls),
+                own_id=share.topology.process_id,
             )
+        yield _Servers(cluster, mongos)
+    finally:
+        if mongos is not None:
+            mongos.close()
+        await cluster.close()
+
+
+def _cursors(
+    settings: Settings,
+    of_streams: StreamSettings,
+    share: Share,
+    servers: _Servers,
+    access: AccessControl | None,
+) -> CursorRegistry:
+    """Return the registry of cursors, which revokes those of users that lose their rights."""
+    upstream = servers.upstream
+    lend = None if upstream is None else upstream.lend
+    if isinstance(upstream, UpstreamMongos) and access is not None and upstream.user is None:
+        lend = None  # the mongos would refuse the router's lookups
+    cursors = CursorRegistry(
+        servers.cluster,
+        of_streams,
+        new_id=None if share.peers is None else share.peers.new_cursor_id,
+        mongos=lend,
+        sent_time=None if access is None else access.times.newest_raw,
+    )
+    if access is not None:
+        access.users.when_changed(cursors.revoke)
+    return cursors
+
+
+def _fail_points(settings: Settings) -> "FailPoints | None":
+    if not settings.parameters["enableTestCommands"]:
+        return None
+    from router.commands.fail_points import FailPoints  # no other router loads them
+
+    return FailPoints()
+
+
+@asynccontextmanager
+async def _ports(
+    settings: Settings, node: Node, known: asyncio.Event
+) -> AsyncIterator[ServiceParts]:
+    """Provide the ports of a process for a block, none listening yet, once its version is known.
+
+    They wait some seconds for ``known``.
+    """
+    handshakes = None
+    if node.certificates is not None:
+        contexts, required = node.certificates.contexts, settings.net.tls.required
+        timeout = node.client_limits.login_time
+        handshakes = Handshakes(lambda: contexts.incoming, required=required, timeout=timeout)
+    async with AsyncExitStack() as owned:
         listener = await owned.enter_async_context(Listener(node, handshakes=handshakes))
         feed = None
         if settings.feed.port is not None:
-            request_wait = settings.feed.request_wait_ms * _MS
             feed = await owned.enter_async_context(
                 FeedPort(
-                    cursors,
-                    request_wait=request_wait,
+                    node.cursors,
+                    request_wait=settings.feed.request_wait_ms * _MS,
                     default=settings.feed.watch,
                     most=supported_connections(MOST_CLIENTS, part=FOR_FEEDS),
-                    access=access,
-                    limits=limits_of_clients,
+                    access=node.access,
+                    limits=node.client_limits,
                     handshakes=handshakes,
                 )
             )
@@ -274,72 +345,13 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     of_streams = replace(of_streams, open_timeout=of_streams.connect_timeout)
     net = settings.net.tls
     tls = TlsContexts(net.files()) if net.enabled and net.towards_cluster else None
-    cluster = _cluster(settings, of_streams, tls=tls)
-    mongos = _mongos(settings, Share(), Access(settings.security.logins().upstream, tls))
-    checks = ServerChecks(cluster, mongos)
-    try:
+    async with (
+        _reached(settings, of_streams, Share(), tls=tls) as servers,
+        AsyncExitStack() as owned,
+    ):
+        checks = ServerChecks(*servers)
+        owned.push_async_callback(checks.close)
         return await checks.results(whole=True)
-    finally:
-        await checks.close()
-        await cluster.close()
-
-
-def _cluster(
-    settings: Settings,
-    of_streams: StreamSettings,
-    *,
-    tls: TlsContexts | None = None,
-    replica_set: ReplicaSetFactory | None = None,
-    now: Callable[[], datetime] = _now,
-) -> Cluster:
-    """Return the cluster that the settings name; ``await close()`` it.
-
-    Raises:
-        ValueError: if neither a config server nor a replica set is set, or a file with a secret is
-            invalid.
-        OSError: if a file with a secret cannot be read.
-    """
-    if settings.seeds is None:
-        raise ValueError(
-            "sharding.configDB is not set: name the config server there, or a replica set in "
-            "replication.replicaSet"
-        )
-    return Cluster(
-        settings.seeds,
-        of_streams,
-        sharded=settings.sharded,
-        replica_set=replica_set,
-        wall=lambda: now().timestamp(),
-        access=Access(settings.security.logins().members, tls),
-    )
-
-
-async def _rotate(certificates: Certificates, asked: asyncio.Event) -> None:
-    """Exchange the certificates each time ``asked`` is set."""
-    while True:
-        await asked.wait()
-        asked.clear()
-        with suppress(ValueError, OSError):  # it has been logged
-            certificates.rotate()
-
-
-def _lookups(
-    upstream: UpstreamMongos | CatalogPrimary | None, logins: Logins, access: AccessControl | None
-) -> Lend | None:
-    """Return what lends connections for lookups; None if the mongos would refuse the router."""
-    if upstream is None:
-        return None
-    if isinstance(upstream, UpstreamMongos) and access is not None and logins.upstream is None:
-        return None
-    return upstream.lend
-
-
-def _mongos(settings: Settings, share: Share, access: Access) -> UpstreamMongos | None:
-    if settings.upstream is None:
-        return None
-    addresses = parse_upstream(settings.upstream)
-    own_id = share.topology.process_id
-    return UpstreamMongos(addresses, moved=share.announce_upstream, access=access, own_id=own_id)
 
 
 async def _read_version(version: ClusterVersion, first: asyncio.Event, keep: bool) -> None:

@@ -144,7 +144,7 @@ class StreamSettings(RemoteSettings):
     writes per second are allowed, one round for each (docs/design.md#dense-streams)."""
     round_burst: float = 20.0
     """Small batches that a stream may receive in a burst before it is read in rounds."""
-    noop: bool = parameter(
+    noop_writes: bool = parameter(
         "noopWrites",
         True,
         "Whether members without writes get no-op writes, so that streams need not wait for them.",
@@ -177,9 +177,9 @@ class StreamSettings(RemoteSettings):
     )
 
     @property
-    def noops(self) -> bool:
+    def writes_noops(self) -> bool:
         """Whether idle members get no-op writes."""
-        return self.noop and self.noops_per_second > 0
+        return self.noop_writes and self.noops_per_second > 0
 
     # Which clients share streams, and what is kept for them (docs/sharing.md).
 

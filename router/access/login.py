@@ -19,6 +19,7 @@ from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.client_limits import ClientLimits
 from router.fair_limit import FairLimit
+from router.owned_tasks import OwnedTasks
 from router.privileges import CLUSTER
 from router.request.fields import missing_field
 from router.tls.certificates import Certificates
@@ -240,7 +241,7 @@ class Login:
         Args:
             link: the client's connection to the upstream; None without an upstream.
             database: the command's database.
-            command: saslStart or saslContinue, with its own fields alone.
+            command: saslStart or saslContinue, without the fields of any command.
 
         Raises:
             CommandError: the server refuses the step.
@@ -382,9 +383,8 @@ _ADVANCE = "advanceClusterTime"
 class AccessControl:
     """The users, signed times and logins of a router whose clients have to log in.
 
-    ``await close()`` ends its tasks. Create it in a running loop.
-
     Args:
+        tasks: keep users and keys current.
         cluster: the cluster, which holds the users and the keys of cluster times.
         limits: the limits of clients.
         certificates: the router's own; None without TLS.
@@ -393,6 +393,7 @@ class AccessControl:
 
     def __init__(
         self,
+        tasks: OwnedTasks,
         cluster: Cluster,
         limits: ClientLimits | None = None,
         certificates: Certificates | None = None,
@@ -407,6 +408,8 @@ class AccessControl:
         """Seconds before a refused login is answered."""
         self.users = Users(cluster, refresh=refresh)
         self.times = SignedTimes(cluster)
+        tasks.run(self.users.keep_fresh, name="users")
+        tasks.run(self.times.keep_reading, name="keys")
 
     def login(self, peer: str, certificate: Certificate | None = None) -> Login:
         """Return the state of a new client's login; arguments as for ``Login``."""
@@ -425,8 +428,3 @@ class AccessControl:
         """
         if not user.privileges.allow(CLUSTER, _ADVANCE):
             await self.times.check(time)
-
-    async def close(self) -> None:
-        """End the refresh of users and keys."""
-        await self.users.close()
-        await self.times.close()

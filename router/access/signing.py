@@ -91,7 +91,7 @@ class SignedTimes:
     """The cluster times that may be given to clients.
 
     With the cluster's keys, every time of the clock is signed here. Without them, the newest time
-    that a server has signed is given. Create it in a running loop; ``await close()`` ends it.
+    that a server has signed is given. ``keep_reading`` reads the keys.
 
     Args:
         cluster: the cluster, whose clock is signed and whose config server holds the keys.
@@ -106,12 +106,6 @@ class SignedTimes:
         self._proof: tuple[int, int, bytes] = (-1, 0, b"")
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
-        self._task = asyncio.get_running_loop().create_task(self._keep_reading(), name="keys")
-
-    async def close(self) -> None:
-        """End the reading of keys."""
-        self._task.cancel()
-        await asyncio.wait((self._task,))
 
     @property
     def newest(self) -> tuple[bytes, Timestamp] | None:
@@ -175,7 +169,8 @@ class SignedTimes:
                 return key
         return None
 
-    async def _keep_reading(self) -> None:
+    async def keep_reading(self) -> None:
+        """Read the keys now and again, until cancelled, or until the router may not read them."""
         while True:
             pause = _READ_SECONDS
             try:

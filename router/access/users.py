@@ -69,9 +69,7 @@ class User:
 
 
 class Users:
-    """The users with at least one connection. ``await close()`` ends the refresh.
-
-    Create it in a running loop.
+    """The users with at least one connection. ``keep_fresh`` reads them again and again.
 
     Args:
         cluster: the cluster whose config server holds the users.
@@ -89,7 +87,6 @@ class Users:
         self._read_version: tuple[Any, int] = (None, 0)
         self._may_read_generation = cluster.sharded  # only config servers answer that
         self._reading = SharedAnswer(self._read_changes, "read the users")
-        self._task = asyncio.get_running_loop().create_task(self._keep_fresh(), name="users")
 
     def when_changed(self, changed: Callable[[User], None]) -> None:
         """Call ``changed`` with each user whose privileges have changed or that was dropped."""
@@ -124,12 +121,6 @@ class Users:
     def _known(self, name: UserName) -> User | None:
         user = self._users.get(name)
         return user if user is not None and user.exists else None
-
-    async def close(self) -> None:
-        """End the refresh."""
-        self._task.cancel()
-        await asyncio.wait((self._task,))
-        await self._reading.close()
 
     async def refresh(self) -> None:
         """Read the privileges of all users now if a user or role may have changed.
@@ -191,7 +182,8 @@ class Users:
         # Later versions return a time instead of an id.
         return reply.get("cacheGeneration", reply.get("authInfoOpTime"))
 
-    async def _keep_fresh(self) -> None:
+    async def keep_fresh(self) -> None:
+        """Read the privileges of all users again when they may have changed, until cancelled."""
         while True:
             watched = self._may_read_generation
             await asyncio.sleep(min(self._refresh, _WATCH) if watched else self._refresh)

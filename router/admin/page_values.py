@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from importlib.metadata import version
+from itertools import pairwise
 from math import isinf
 from typing import Any, Final
 
@@ -48,14 +49,6 @@ class History:
         """Return a target's lag in each sample; None where nothing read it."""
         return tuple(each.lags.get(target) for each in self._samples)
 
-    def received(self) -> tuple[float, ...]:
-        """Return the events received a second, between each two samples."""
-        return tuple(self._rates("received"))
-
-    def delivered(self) -> tuple[float, ...]:
-        """Return the events delivered a second, between each two samples."""
-        return tuple(self._rates("delivered"))
-
     def holds_since(self, target: str, now: datetime) -> float:
         """Return for how many seconds the target has been the one farthest behind."""
         since = now
@@ -65,14 +58,14 @@ class History:
             since = each.at
         return (now - since).total_seconds()
 
-    def _rates(self, name: str) -> Iterator[float]:
-        before: Sample | None = None
-        for each in self._samples:
-            if before is not None:
-                seconds = max(0.001, (each.at - before.at).total_seconds())
-                # A worker that restarts begins at 0.
-                yield max(0.0, (getattr(each, name) - getattr(before, name)) / seconds)
-            before = each
+    def rates(self, name: str) -> list[float]:
+        """Return the growth of the count ``name`` a second, between each two samples."""
+        return [
+            # A worker that restarts begins at 0.
+            max(0.0, getattr(after, name) - getattr(before, name))
+            / max(0.001, (after.at - before.at).total_seconds())
+            for before, after in pairwise(self._samples)
+        ]
 
 
 def sample_of(status: RouterStatus) -> Sample | None:
@@ -142,8 +135,8 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
         "waiting": total["waitingStreams"],
         "received_events": sample.received,
         "delivered_events": sample.delivered,
-        "received_rates": past.received(),
-        "delivered_rates": past.delivered(),
+        "received_rates": past.rates("received"),
+        "delivered_rates": past.rates("delivered"),
         "buffered_bytes": held,
         "other_bytes": max(0, held - sum(row["heldBytes"] for row in streams)),
         "buffer_limit_bytes": total["bufferLimitBytes"],

@@ -3,7 +3,8 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Final, Self
 
@@ -88,19 +89,6 @@ _HEADERS: Final = {
 }
 
 _Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-
-
-def admin_handshakes(net: Net, certificates: Certificates | None) -> Handshakes | None:
-    """Return the TLS handshakes of the admin port; None if the port does not use TLS.
-
-    Args:
-        net: the settings of the network.
-        certificates: the router's certificates; None without TLS.
-    """
-    mode = net.admin_tls_mode
-    if certificates is None or mode == "disabled":
-        return None
-    return Handshakes(lambda: certificates.contexts.unasked, required=mode == "requireTLS")
 
 
 class AdminServer(AcceptingPort):
@@ -243,6 +231,35 @@ class AdminServer(AcceptingPort):
         ready = not problems and (not shards or request.query.get("shards") == "optional")
         lines = [*problems, *shards, *status.warnings()] or ["ready"]
         return web.Response(status=200 if ready else 503, text="\n".join(lines) + "\n")
+
+
+@asynccontextmanager
+async def admin_port(
+    net: Net, certificates: Certificates | None, collect: Collect
+) -> AsyncIterator[dict[str, int]]:
+    """Serve the admin port during a block, if the settings name one.
+
+    Args:
+        net: the settings of the network.
+        certificates: the router's certificates; None without TLS.
+        collect: collects the router's status.
+
+    Yields:
+        The port by its name in the log; nothing without one.
+
+    Raises:
+        ValueError: the file with the token is invalid.
+        OSError: that file cannot be read, or the port not be opened.
+    """
+    admin, mode, handshakes = net.admin, net.admin_tls_mode, None
+    if admin.port is None:
+        yield {}
+        return
+    if certificates is not None and mode != "disabled":
+        contexts = certificates.contexts
+        handshakes = Handshakes(lambda: contexts.unasked, required=mode == "requireTLS")
+    async with AdminServer(collect, admin.read_token(), handshakes=handshakes) as server:
+        yield {"adminPort": await server.listen(admin.hosts, admin.port)}
 
 
 class _HttpLog:

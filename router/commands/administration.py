@@ -74,10 +74,9 @@ async def rotate_certificates(call: Call) -> AnyAnswer:
     """
     if call.node.certificates is None:
         return PASS_THROUGH
-    try:
-        call.node.certificates.rotate()
-    except (ValueError, OSError) as error:
-        raise CommandError(ErrorCode.InvalidSSLConfiguration, str(error)) from error
+    problem = call.node.certificates.rotate()
+    if problem is not None:
+        raise CommandError(ErrorCode.InvalidSSLConfiguration, problem)
     await change_everywhere_else(call)
     return Answer({})
 

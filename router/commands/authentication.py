@@ -10,13 +10,9 @@ from typing import Any
 from router.access.login import is_certificate_login
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
-from router.request.fields import check_known
+from router.request.fields import GENERIC_FIELDS
 from shard_client.errors import CommandError
 
-_FIELDS = {
-    "saslStart": frozenset({"mechanism", "payload", "options", "autoAuthorize"}),
-    "saslContinue": frozenset({"conversationId", "payload"}),
-}
 _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
 
 
@@ -33,16 +29,14 @@ _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
     api_versions=("1",),
 )
 async def sasl_step(call: Call) -> AnyAnswer:
-    """Relay saslStart or saslContinue (docs/security.md).
+    """Relay saslStart or saslContinue with all its own fields, which the server checks in order.
 
     Raises:
         CommandError: the server's error; a refused login is answered late (authFailedDelayMs).
     """
     if call.client.login is None:
         return PASS_THROUGH
-    known = _FIELDS[call.name]
-    check_known(call.command, call.name, known)
-    command = {name: call.command[name] for name in call.command if name in known | {call.name}}
+    command = {name: each for name, each in call.command.items() if name not in GENERIC_FIELDS}
     return Answer(await call.client.login.converse(call.upstream_link, call.database, command))
 
 

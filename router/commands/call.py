@@ -28,11 +28,11 @@ from router.commands.answer import (
 from router.commands.job_reports import JobReports
 from router.commands.topology_version import TopologyVersion
 from router.cursors.registry import CursorRegistry
-from router.loop_lag import LoopLag
 from router.peers.peers import Peers
 from router.privileges import CLUSTER
 from router.request.accepted import OF_ANY_COMMAND, brief, is_cluster_time
 from router.request.fields import check_api
+from router.status_sums import Histogram
 from router.stream.log_reader import Batch
 from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed
@@ -134,7 +134,7 @@ class Node:
     compressors: tuple[str, ...] = AVAILABLE
     peers: Peers | None = None
     checks: ServerChecks | None = None
-    lag: LoopLag | None = None
+    lag: Histogram | None = None
     access: AccessControl | None = None
     certificates: Certificates | None = None
 
@@ -205,6 +205,11 @@ class Client:
         return self.peer.rpartition(":")[0] or self.peer
 
     @property
+    def user(self) -> User | None:
+        """The user that is logged in; None without authorization, and for workers."""
+        return None if self.login is None else self.login.user
+
+    @property
     def label(self) -> str:
         """The client's address with its port, and its application's name if it has sent one."""
         application = (self.metadata or {}).get("application")
@@ -263,8 +268,7 @@ class Call:
     @property
     def user(self) -> User | None:
         """The user that is logged in; None without authorization, and for workers."""
-        login = self.client.login
-        return None if login is None else login.user
+        return self.client.user
 
     @property
     def user_name(self) -> str | None:

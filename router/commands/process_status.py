@@ -80,7 +80,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "cpuTime": usage.ru_utime + usage.ru_stime,
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
-        "loopLag": None if node.lag is None else node.lag.histogram.to_document(),
+        "loopLag": None if node.lag is None else node.lag.to_document(),
     }
     if checks and node.checks is not None:
         status["checks"] = [check.to_document() for check in await node.checks.results()]

@@ -117,28 +117,33 @@ def _explained(error: typer.BadParameter) -> typer.BadParameter:
     return Refusal(message, ctx=error.ctx, param=error.param, param_hint=error.param_hint)
 
 
-def with_flags(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a sub-command the option of each setting in FLAGS.
+def with_flags(*settings: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Give the sub-command below the flags of these settings, by their dotted names.
 
-    Their help is the setting's description and default. ``command`` is called with its own options
-    and with ``flags``, the values by the settings' dotted names; None counts as not given.
+    Their help is the setting's description and default. The command is called with its own options
+    and with ``flags``, the values by the settings' names; None counts as not given.
     """
-    own = [
-        each for each in signature(command, eval_str=True).parameters.values()
-        if each.name != "flags"
-    ]  # fmt: skip
-    named = {setting.replace(".", "_"): setting for setting in FLAGS}
+    named = {setting.replace(".", "_"): setting for setting in settings}
 
-    @wraps(command)
-    def run(**values: Any) -> None:
-        flags = {setting: values.pop(name) for name, setting in named.items()}
-        flags[_COUNTED] = flags[_COUNTED] or None
-        command(flags=flags, **values)
+    def decorated(command: Callable[..., None]) -> Callable[..., None]:
+        own = [
+            each for each in signature(command, eval_str=True).parameters.values()
+            if each.name != "flags"
+        ]  # fmt: skip
 
-    options = [_option(name, setting) for name, setting in named.items()]
-    run.__signature__ = Signature([*options, *own])  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in (*options, *own)}
-    return run
+        @wraps(command)
+        def run(**values: Any) -> None:
+            flags = {setting: values.pop(name) for name, setting in named.items()}
+            if _COUNTED in flags:
+                flags[_COUNTED] = flags[_COUNTED] or None
+            command(flags=flags, **values)
+
+        options = [_option(name, setting) for name, setting in named.items()]
+        run.__signature__ = Signature([*options, *own])  # type: ignore[attr-defined]
+        run.__annotations__ = {each.name: each.annotation for each in (*options, *own)}
+        return run
+
+    return decorated
 
 
 def _option(name: str, setting: str) -> Parameter:

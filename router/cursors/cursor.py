@@ -113,7 +113,7 @@ class MergedCursor:
         return self._client_reader.stream
 
     @property
-    def place(self) -> bytes:
+    def needs(self) -> bytes:
         """The sort key beyond which the client needs all events."""
         return self._client_reader.log_reader.needs
 

@@ -2,12 +2,11 @@
 
 import asyncio
 import secrets
-from collections import OrderedDict
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any, Final
+from typing import Any
 
 import structlog
 from bson.timestamp import Timestamp
@@ -15,6 +14,7 @@ from bson.timestamp import Timestamp
 from router.bson_text import plain
 from router.catalog.cluster import Cluster
 from router.cursors.cursor import CursorUser, MergedCursor, Owner, check_user
+from router.cursors.departed_clients import DepartedClients
 from router.cursors.explanation import explain_stream
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
@@ -36,44 +36,6 @@ from shard_client.wire.connection import Address
 from shard_client.wire.connection_pool import PoolCounts
 
 log = structlog.get_logger()
-
-
-_MOST_DEPARTED: Final = 1000
-_REMEMBERED_FOR: Final = 24 * 60 * 60.0
-
-
-class DepartedClients:
-    """The last places of clients that have left and may come back with a resume token.
-
-    A client is known by its address and the namespace it watched; its entry goes when it opens a
-    cursor again, after a day, or when more than a thousand others have left since.
-    """
-
-    def __init__(self) -> None:
-        self._places: OrderedDict[tuple[str | None, str], tuple[float, Timestamp]] = OrderedDict()
-
-    def left(self, client: str | None, namespace: str, place: Timestamp, now: float) -> None:
-        """Record that a cursor has been closed; ``now`` is the loop's time in seconds."""
-        key = (client, namespace)
-        earlier = self._places.pop(key, None)
-        if earlier is not None and now - earlier[0] < _REMEMBERED_FOR:
-            place = min(place, earlier[1])
-        self._places[key] = (now, place)
-        if len(self._places) > _MOST_DEPARTED:
-            self._places.popitem(last=False)
-
-    def returned(self, client: str | None, namespace: str) -> None:
-        """Record that a client has opened a cursor."""
-        self._places.pop((client, namespace), None)
-
-    def earliest(self, now: float) -> Timestamp | None:
-        """Return the earliest place at the loop's time ``now``; None if there is none."""
-        while self._places:
-            left, _place = next(iter(self._places.values()))
-            if now - left < _REMEMBERED_FOR:
-                break
-            self._places.popitem(last=False)
-        return min((place for _left, place in self._places.values()), default=None)
 
 
 class CursorRegistry:
@@ -286,13 +248,12 @@ class CursorRegistry:
             end = ends.get(stream)
             if end is None:
                 end = ends[stream] = stream.readable_until(wall)
-            yield max(0.0, end - cluster_seconds_of(cursor.place)), cursor
+            yield max(0.0, end - cluster_seconds_of(cursor.needs)), cursor
 
     @property
     def earliest_place(self) -> Timestamp | None:
         """The earliest cluster time from which an open cursor may resume; None without cursors."""
-        places = (cursor.place for cursor in self._cursors.values())
-        earliest = min(places, default=None)
+        earliest = min((cursor.needs for cursor in self._cursors.values()), default=None)
         return None if earliest is None else cluster_time_of(earliest)
 
     @property
@@ -406,17 +367,10 @@ class CursorRegistry:
             try:
                 cursor.kill(reason)
                 cursor.close()
-                self._remember_place(cursor)
+                client, needs = cursor.owner.client, cursor.needs
+                self._departed.left(client, cursor.namespace, needs, self._loop.time())
             except Exception:  # the other cursors are closed all the same
                 log.exception("closing a cursor failed", cursor=cursor_id)
-
-    def _remember_place(self, cursor: MergedCursor) -> None:
-        try:
-            place = cluster_time_of(cursor.place)
-        except ValueError:
-            return  # a damaged token has no place in the oplog
-        client, namespace = cursor.owner.client, cursor.namespace
-        self._departed.left(client, namespace, place, self._loop.time())
 
     def _schedule_reaping(self) -> None:
         if self._reaper is None and self._cursors and not self._closed:

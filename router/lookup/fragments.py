@@ -47,12 +47,12 @@ def whole_events(events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
     counts: list[int] = []
     position = 0
     while position < len(events):
-        number, of = fragment_numbers(events[position])
-        if number == 1 < of and _is_update(events[position : position + of]):
-            if position + of > len(events):
+        number, total = fragment_numbers(events[position])
+        if number == 1 < total and _is_update(events[position : position + total]):
+            if position + total > len(events):
                 break
-            whole.append(_joined(events[position : position + of]))
-            counts.append(of)
+            whole.append(_joined(events[position : position + total]))
+            counts.append(total)
         else:
             whole.append(events[position])
             counts.append(1)
@@ -107,9 +107,9 @@ def _fragments(event: bytes) -> list[bytes]:
     ]
 
 
-def _head(token: ResumeToken, number: int, of: int) -> list[bytes]:
-    """Return the first fields of fragment ``number``, counted from 0."""
+def _head(token: ResumeToken, number: int, total: int) -> list[bytes]:
+    """Return the first fields of fragment ``number``, counted from 0, of ``total``."""
     return [
         b"\x03_id\0" + token.of_fragment(number).raw,
-        b"\x03splitEvent\0" + bson.encode({"fragment": number + 1, "of": of}),
+        b"\x03splitEvent\0" + bson.encode({"fragment": number + 1, "of": total}),
     ]

@@ -35,6 +35,7 @@ from shard_client.bson.values import INT64
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import find
+from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
 
 log = structlog.get_logger()
@@ -176,10 +177,9 @@ class ClientConnection:
         if element is None or element.type != INT64:
             return
         cursor_id = int.from_bytes(request.body()[element.start : element.end], "little")
-        login = self.client.login
-        user = None if login is None or login.user is None else str(login.user)
+        user = self.client.user
         with suppress(CommandError):  # another user's
-            self._node.cursors.kill((cursor_id,), Owner(user=user))
+            self._node.cursors.kill((cursor_id,), Owner(user=None if user is None else str(user)))
 
     async def _answer(self, request: Request) -> None:
         """Run the command and send its answer or its error."""
@@ -223,8 +223,7 @@ class ClientConnection:
             return PASS_THROUGH
         own = command is not None
         if command is not None and command.refuse_early is not None and again is None:
-            login = self.client.login
-            command.refuse_early(request.body(), None if login is None else login.user)
+            command.refuse_early(request.body(), self.client.user)
         long_turn = self._incoming.long_turn
         document = again if again is not None else await request.command(long_turn, own=own)
         call = Call(
@@ -285,23 +284,20 @@ class ClientConnection:
                 await self._stream.drain()
 
     async def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
-        if isinstance(answer, list):
-            return await self._replies.send(request, answer, response_to=response_to)
-        assert isinstance(answer, Answer)
-        return await self._replies.send_document(
-            request,
-            reply_document(answer.fields, self._node.times()),
-            response_to=response_to,
-            more_to_come=answer.next_command is not None,
-        )
+        more = False
+        if isinstance(answer, Answer):
+            more = answer.next_command is not None
+            answer = [encode(reply_document(answer.fields, self._node.times()))]
+        assert isinstance(answer, list)
+        return await self._replies.send(request, answer, response_to=response_to, more_to_come=more)
 
     async def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
         counters = self._counters
         counters.user_asserts += 1
         counters.failures[counted_name(request.name)] += 1
         counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
-        document = error_document(error, self._node.times())
-        await self._replies.send_document(request, document, response_to=response_to)
+        document = encode(error_document(error, self._node.times()))
+        await self._replies.send(request, [document], response_to=response_to)
 
     async def _legacy_allowed(self, request: Request) -> bool:
         """Return whether servers still accept this OP_QUERY; if not, send the refusal."""

@@ -164,7 +164,7 @@ class Incoming:
         if size <= LARGE:
             return
         self._give_back()
-        user = None if self._client.login is None else self._client.login.user
+        user = self._client.user
         name = self._client.host if user is None else str(user)
         receives, self._receives = self._receives, False
         await self._shared.intake.admit(name, size)

@@ -1,8 +1,6 @@
 """Write replies to a client: framed, compressed as the request was, in a single write."""
 
-from collections.abc import Mapping
 from itertools import count
-from typing import Any
 
 from router.commands.call import Counters
 from router.server.request import Request, off_loop
@@ -65,19 +63,6 @@ class ReplyWriter:
             header = msg_header(size, reply_id, response_to, flags)
             await self._write(request, b"".join((header, *parts)))
         return reply_id
-
-    async def send_document(
-        self,
-        request: Request,
-        document: Mapping[str, Any],
-        *,
-        response_to: int,
-        more_to_come: bool = False,
-    ) -> int:
-        """Encode a reply and send it as ``send`` does."""
-        return await self.send(
-            request, [encode(document)], response_to=response_to, more_to_come=more_to_come
-        )
 
     async def relay(self, request: Request, reply: bytes, *, first: bool) -> None:
         """Relay another server's reply frame, changing only the id that it responds to.

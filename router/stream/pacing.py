@@ -88,7 +88,7 @@ class Rounds(TokenBucket):
     __slots__ = ()
 
     def __init__(self, settings: StreamSettings) -> None:
-        most = settings.noops_per_second if settings.noops else 0.0
+        most = settings.noops_per_second if settings.writes_noops else 0.0
         super().__init__(max(most, 1 / settings.round_interval), settings.round_burst, debt=_DEBT)
 
     def charge(self, events: int, now: float) -> None:
@@ -380,7 +380,7 @@ class FlowControl:
         quiet = settings.await_quiet
         # Whether the member's oplog is already past the watermark, or gets a no-op write.
         due = needed and (remote.noop.begun or watermark is None or remote.reached > watermark)
-        if needed and not settings.noops:
+        if needed and not settings.writes_noops:
             return Wait(min(quiet, remote.next_wait()))
         if remote.topology and remote.idle:
             # It has no events that could end a wait, so it need not wait on the config server.

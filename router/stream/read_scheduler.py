@@ -46,7 +46,7 @@ class ScheduledRemote(ReadState):
         self.number = action.remote
         self.target = action.target
         self.host = action.host
-        self.noops = 0
+        self.noops_asked = 0
         """Number of no-op writes that the stream has requested from its member."""
         self.delay: asyncio.TimerHandle | None = None
         """Timer until which no getMore is sent although the budgets allow it."""
@@ -99,7 +99,7 @@ class ScheduledRemote(ReadState):
             "events": Int64(self.events),
             "bufferedBytes": Int64(buffered),
             "reopened": cursor.reopened,
-            "noopCommands": Int64(self.noops),
+            "noopCommands": Int64(self.noops_asked),
         }
         if self.topology:
             document["topology"] = True
@@ -329,7 +329,7 @@ class ReadScheduler:
         if not remote.idle or remote.topology or not self.flow.pace.lively(now):
             return None
         target = self._noop_writer.target(remote.target, remote.host)
-        waits = self._settings.noops and target.budget.ready_at(now) > now
+        waits = self._settings.writes_noops and target.budget.ready_at(now) > now
         if not waits and remote.may_probe(now):
             return None
         return target.next_done(now) - now
@@ -410,11 +410,11 @@ class ReadScheduler:
             if now >= remote.noop.again:
                 remote.noop.done(now)
             self._ask(remote)
-        elif not self._settings.noops:
+        elif not self._settings.writes_noops:
             self._ask(remote)
         elif waiting.latest > remote.noop.past or now >= remote.noop.again:
             remote.noop.ask(waiting.latest)
-            remote.noops += 1
+            remote.noops_asked += 1
             target = self._noop_writer.target(remote.target, remote.host)
             target.write(self, waiting.remote)
 

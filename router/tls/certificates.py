@@ -1,5 +1,6 @@
 """The router's certificates: their warnings at start, and their exchange while it runs."""
 
+import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -44,12 +45,11 @@ class Certificates:
         """Call ``rotated`` after each exchange."""
         self._rotated.append(rotated)
 
-    def rotate(self) -> None:
+    def rotate(self) -> str | None:
         """Read all files again; new connections use them, existing ones stay open.
 
-        Raises:
-            ValueError: a file is unusable; the former certificates stay in use, which is logged.
-            OSError: likewise.
+        If a file is unusable, the former certificates stay in use: this is logged, and the reason
+        returned.
         """
         try:
             self.contexts.reload(self._settings.files())
@@ -59,7 +59,7 @@ class Certificates:
                 component="NETWORK",
                 error=str(error),
             )
-            raise
+            return str(error)
         log.info(
             "Successfully rotated X.509 certificates",
             component="NETWORK",
@@ -69,6 +69,14 @@ class Certificates:
         self._log_expiry()
         for rotated in self._rotated:
             rotated()
+        return None
+
+    async def rotate_when(self, asked: asyncio.Event) -> None:
+        """Exchange them each time ``asked`` is set, which is cleared then; until cancelled."""
+        while True:
+            await asked.wait()
+            asked.clear()
+            self.rotate()
 
     def describe(self) -> dict[str, object]:
         """Return the fields of serverStatus's section ``security``, named as in mongos."""

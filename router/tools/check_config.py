@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from router.config.command_line import read_settings
+from router.config.command_line import read_settings, with_flags
 from router.config.settings import Settings
 from router.config.tracing import Tracing
 
@@ -18,20 +18,12 @@ if TYPE_CHECKING:
 _COLLECTOR_TIMEOUT = 5.0
 
 
+@with_flags("sharding.configDB", "replication.replicaSet", "upstream")
 def check_config(
+    *,
+    flags: dict[str, Any],
     config: Annotated[
         Path | None, typer.Option("--config", "-f", help="A YAML file; names are mongos's.")
-    ] = None,
-    configdb: Annotated[
-        str | None,
-        typer.Option("--configdb", help="The config server: rsName/host:port[,host:port]."),
-    ] = None,
-    replica_set: Annotated[
-        str | None,
-        typer.Option("--replicaSet", help="Instead, a replica set: rsName/host:port[,host:port]."),
-    ] = None,
-    upstream: Annotated[
-        str | None, typer.Option("--upstream", help="The mongos: mongodb://host:port.")
     ] = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Read the settings only; connect to nothing.")
@@ -42,11 +34,6 @@ def check_config(
     Tries the files, the ports, the cluster and the upstream, and the rights of the router's user
     there, and prints a line for each. The exit status is 0 if all work, else 1.
     """
-    flags = {
-        "sharding.configDB": configdb,
-        "replication.replicaSet": replica_set,
-        "upstream": upstream,
-    }
     settings = read_settings(flags, config)
     import structlog
 

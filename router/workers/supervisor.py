@@ -3,8 +3,8 @@
 import asyncio
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from contextlib import closing, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import anyio
 import structlog
 from bson.objectid import ObjectId
 
-from router.admin.server import AdminServer, admin_handshakes
+from router.admin.server import admin_port
 from router.admin.sources import RouterStatus
 from router.client_limits import ConnectionCounts
 from router.commands.process_status import COMMAND
@@ -133,7 +133,6 @@ class Supervisor:
             WorkerFailedError: a worker ended before all workers were ready.
         """
         net, feed = self._settings.net, self._settings.feed
-        token = net.admin.read_token()
         if net.admin.port is not None and net.admin_tls_mode != "disabled":
             self._certificates = Certificates(net.tls)
         self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-"))
@@ -143,35 +142,22 @@ class Supervisor:
                 self._ports["feedPort"] = await self._dispatcher.open(
                     FEED, [feed.bind_ip], feed.port
                 )
-            async with self._admin(token):
-                await self._keep_workers(stop, rotate or asyncio.Event())
+            status = WorkersStatus(self._folder, self._settings.workers, self._ready.keys)
+            with closing(status):
+                async with admin_port(net, self._certificates, status.collect) as port:
+                    self._ports |= port
+                    await self._keep_workers(stop, rotate or asyncio.Event())
         finally:
             self._dispatcher.close()
             shutil.rmtree(self._folder, ignore_errors=True)
         log.info("Shut down", component="CONTROL")
-
-    @asynccontextmanager
-    async def _admin(self, token: str | None) -> AsyncIterator[None]:
-        """Serve the admin port, if there is one; the workers' statuses are asked for."""
-        admin = self._settings.net.admin
-        if admin.port is None:
-            yield
-            return
-        source = WorkersStatus(self._folder, self._settings.workers, self._ready.keys)
-        try:
-            handshakes = admin_handshakes(self._settings.net, self._certificates)
-            async with AdminServer(source.collect, token, handshakes=handshakes) as server:
-                self._ports["adminPort"] = await server.listen(admin.hosts, admin.port)
-                yield
-        finally:
-            source.close()
 
     async def _rotate(self, asked: asyncio.Event) -> None:
         """Make all processes exchange their certificates each time ``asked`` is set."""
         while True:
             await asked.wait()
             asked.clear()
-            self._exchange()
+            self._rotate_own()
             for child in self._alive:
                 child.send(rotate=True)
 
@@ -285,7 +271,7 @@ class Supervisor:
             case {"changed": command, "verbosity": verbosity}:
                 LEVEL.verbosity = verbosity
                 if command == "rotateCertificates":
-                    self._exchange()
+                    self._rotate_own()
 
     def _add(self, child: Child) -> None:
         """Give connections to a worker that is ready."""
@@ -302,10 +288,9 @@ class Supervisor:
         self._ready.pop(number, None)
         self._dispatcher.remove(number)
 
-    def _exchange(self) -> None:
+    def _rotate_own(self) -> None:
         if self._certificates is not None:
-            with suppress(ValueError, OSError):  # it has been logged
-                self._certificates.rotate()
+            self._certificates.rotate()
 
     async def _drain(self) -> None:
         self._stopping = True

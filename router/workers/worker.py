@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections import deque
-from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -128,8 +127,7 @@ class WorkerRuntime:
                         node.upstream.follow(**choice)
                 case {"rotate": _}:
                     if node.certificates is not None:
-                        with suppress(ValueError, OSError):  # it has been logged
-                            node.certificates.rotate()
+                        node.certificates.rotate()
                 case {"drain": seconds}:
                     arrivals.close()
                     await listener.drain(seconds)

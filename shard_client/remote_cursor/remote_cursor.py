@@ -6,6 +6,7 @@ from math import ceil
 from typing import Any, NamedTuple, TypeVar
 
 from shard_client.backoff import Backoff
+from shard_client.bson.resume_token import is_invalidate
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import (
@@ -35,9 +36,10 @@ from shard_client.remote_cursor.outages import Outages
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
 
-_FIRST = 101
-_MOST = 100_000
-_MEMORY = 4
+_FIRST_BATCH = 101
+"""Events of the first batch: as many as servers put into one without a batchSize."""
+_LARGEST_BATCH = 100_000
+_AVERAGED_BATCHES = 4
 
 
 class BatchSize:
@@ -54,18 +56,18 @@ class BatchSize:
     def __init__(self, target_bytes: int) -> None:
         self.target = target_bytes
         self._average = 0.0
-        self.current = _FIRST
+        self.current = _FIRST_BATCH
 
     def arrived(self, events: int, size: int) -> None:
         """Record a batch of ``events`` events with a total of ``size`` bytes."""
         average = size / events
         if self._average:
-            weight = min(1.0, events / self.current) / _MEMORY
+            weight = min(1.0, events / self.current) / _AVERAGED_BATCHES
             # Events larger than the average count at once, since they make batches too large.
             self._average = max(average, self._average + (average - self._average) * weight)
         else:
             self._average = average
-        most = min(_MOST, 2 * self.current) if events >= self.current else self.current
+        most = min(_LARGEST_BATCH, 2 * self.current) if events >= self.current else self.current
         self.current = _rounded(min(most, max(1, int(self.target / max(1.0, self._average)))))
 
 
@@ -385,6 +387,8 @@ class RemoteCursor:
         self._clock.advance(batch.cluster_time)
         if batch.events:
             self._batch_size.arrived(len(batch.events), batch.size)
+            if batch.cursor_id and is_invalidate(batch.events[-1][0].decode(errors="replace")):
+                self._end_full(batch)
         if self._progress is not None:
             if batch.watermark is not None:
                 batch.watermark = self._progress.join(
@@ -397,6 +401,15 @@ class RemoteCursor:
         if not batch.cursor_id:
             self._become(Ended())
         return batch
+
+    def _end_full(self, batch: CursorBatch) -> None:
+        """End with a batch that the invalidate fills: only the next reply would have cursor id 0.
+
+        If that reply were lost, a cursor opened after the invalidate would continue the stream.
+        """
+        if self._state.cursor is not None:
+            self._dialer.kill_later(self._state.cursor)
+        batch.cursor_id, batch.invalidated = 0, True
 
     def _failed(self, error: CommandError) -> None:
         """Go on to the state after a failure.

@@ -47,8 +47,10 @@ from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
+from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
+from spark_sink.tables.table_scan import Chosen, TableScan
 from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
-from spark_sink.tables.tasks import TOLD, Chosen, TableScan, read_rows, scans_of
+from spark_sink.tables.tasks import TOLD
 
 _Versions = Mapping[str, tuple[int, dict[str, Any]]]
 """The numbers of versions and their states, by table."""
@@ -170,7 +172,7 @@ def bronze_at(
     """
     log, cut = DeltaLog(folder.table(BRONZE)), None
     chosen: Chosen = ()
-    log.require_whole(BRONZE)
+    require_whole(log, BRONZE)
     batch = log.batch()
     if time is None:
         scope = _scope_at(folder.record(), Offset.read(batch.offset))
@@ -185,7 +187,7 @@ def bronze_at(
 
 def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
     """Return the events of the ends of snapshots in a table of all rows."""
-    found = log.scan(["event"], [("operationType", "==", SNAPSHOT_END)])
+    found = scan(log, ["event"], [("operationType", "==", SNAPSHOT_END)])
     return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
 
 
@@ -215,7 +217,7 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
         )
     if cut is None:
         return
-    reads = log.scan(["token"], [("operationType", "==", "read")])
+    reads = scan(log, ["token"], [("operationType", "==", "read")])
     if min(ends, default=cut) >= cut and any(rows.num_rows for rows in reads):
         until = f"until {min(ends).as_datetime().isoformat()}" if ends else "later"
         raise StreamError(
@@ -240,7 +242,7 @@ class _History:
         self._whole = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
         self._folder, self._time = folder, time
         for log in self.logs.values():
-            log.require_whole()
+            require_whole(log)
         self._require_reached()
 
     def _states(
@@ -337,7 +339,7 @@ class _History:
         if BRONZE not in self.logs:
             return False
         chosen = [("token", ">", key), ("token", "<", key_of(AtTime(cut)))]
-        return any(rows.num_rows for rows in self.logs[BRONZE].scan(["token"], chosen))
+        return any(rows.num_rows for rows in scan(self.logs[BRONZE], ["token"], chosen))
 
     def whole_cut(self, cut: Timestamp) -> Timestamp:
         """Return the latest cut, at or before a given one, that divides no transaction."""
@@ -354,7 +356,7 @@ class _History:
         high = key_of(AtTime(Timestamp(time.time + COMMIT_SECONDS, 0)))
         chosen = [("token", ">", low), ("token", "<", high), pc.field("txnNumber").is_valid()]
         counted = Transactions()
-        for rows in self.logs[BRONZE].scan(COUNT_COLUMNS, chosen):
+        for rows in scan(self.logs[BRONZE], COUNT_COLUMNS, chosen):
             counted.count(rows)
         found = [each for each in counted.by_id.values() if each["first"] <= key < each["last"]]
         return min((each["first"] for each in found), default=None)

@@ -48,6 +48,7 @@ from spark_sink.tables.staged_changes import (
     remove_interrupted,
     stage_rows,
 )
+from spark_sink.tables.table_rows import require_whole
 from spark_sink.tables.tasks import run_tasks
 
 # How far the clock of this machine may be behind that of the cluster.
@@ -135,7 +136,7 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
     found: dict[str, Batch | None] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFIED: None}:
         log = DeltaLog(folder.table(name))
-        log.require_whole(name if name in (BRONZE, MESSAGES) else "")
+        require_whole(log, name if name in (BRONZE, MESSAGES) else "")
         found[name] = Batch.of(log.position())
     return found
 

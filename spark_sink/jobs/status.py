@@ -31,6 +31,7 @@ from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import newest_state
+from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import TableState
 
 # Seconds between two looks at the tables, and that a stream is waited for.
@@ -110,7 +111,7 @@ def _rescued(folder: JobFolder) -> int | None:
     log = DeltaLog(folder.table("current"))
     if not log.exists or RESCUED not in [each["name"] for each in log.schema["fields"]]:
         return None
-    found = log.scan([RESCUED], [pc.field(RESCUED).is_valid()])
+    found = scan(log, [RESCUED], [pc.field(RESCUED).is_valid()])
     return sum(int(rows.num_rows) for rows in found)
 
 

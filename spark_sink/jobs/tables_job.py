@@ -63,7 +63,8 @@ from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_state import TableScope, namespaces_in
+from spark_sink.tables.table_rows import namespaces_in
+from spark_sink.tables.table_state import TableScope
 
 if TYPE_CHECKING:
     from spark_sink.jobs.metrics import JobMetrics

@@ -28,13 +28,9 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_rows import read_rows
 from spark_sink.tables.table_state import TableScope, TableState
-from spark_sink.tables.tasks import (
-    REPORT,
-    read_rows,
-    reported,
-    reports_in,
-)
+from spark_sink.tables.tasks import REPORT, reported, reports_in
 from spark_sink.tables.upsert import TableVersion, Upsert, commit, merge, plan
 
 

@@ -19,7 +19,6 @@ import time
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from typing import Any
 from urllib.parse import unquote
 
@@ -40,21 +39,19 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import Folder, absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
 from spark_sink.tables.log_state import (
     APPLICATION,
-    PARTITIONS,
     RESTORE,
     STATE,
     Batch,
     TableStates,
     commit_path,
-    newest_in,
     restored_error,
     states_in,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
-from spark_sink.tables.tasks import TOLD, Chosen, scans_of
+from spark_sink.tables.table_scan import Chosen
+from spark_sink.tables.tasks import TOLD
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""
@@ -241,31 +238,6 @@ class DeltaLog:
                 "stop the other one first"
             )
 
-    def require_whole(self, rows_of: str = "") -> None:
-        """Raise StreamError if an older version was restored beneath the state of a later one.
-
-        Once the commits of both have expired, the files tell it: a current table has other
-        partitions than its state. Others lack rows of the newest batch that has some, which the
-        state knows by the name `rows_of`; it is empty for a table from which others may remove
-        them.
-        """
-        state, newest = self.position(), None
-        if state and self.version is not None:
-            with self.failures():
-                newest = newest_in(Folder(self.address), self.version)
-        is_whole = self._has_rows_of(state, rows_of) if newest is None else newest == state
-        if not is_whole:
-            raise restored_error(self.address)
-
-    def _has_rows_of(self, state: Mapping[str, Any], name: str) -> bool:
-        """Return whether the files are those of a state, however others have compacted them."""
-        if KEY_RANGE in self.partitions:
-            return bool(partition_digest(partitions_of(self.files())) == state.get(PARTITIONS, 0))
-        newest = state.get("written", {}).get(name)
-        return newest is None or any(
-            rows.num_rows for rows in self.scan([BATCH], [(BATCH, "==", newest)])
-        )
-
     def has(self, batch: Batch) -> bool:
         """Return whether the table has the batch.
 
@@ -394,14 +366,6 @@ class DeltaLog:
     def paths(self) -> set[str]:
         """Return the relative paths of the files."""
         return {*map(unquote, self.files()["path"].to_pylist())}
-
-    def scan(self, columns: Sequence[str], chosen: Chosen = ()) -> Iterator[pa.RecordBatch]:
-        """Return columns of the rows that are chosen."""
-        with self.failures():
-            scans = scans_of(self, columns, chosen)
-            files = [file for each in scans for file in each.files]
-            for each in scans[:1]:
-                yield from replace(each, files=files).together()
 
     def count(self) -> int:
         """Return the number of rows, by the statistics of files."""

@@ -13,10 +13,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import bson
-import pyarrow as pa
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
 from spark_sink.events.documents import stored, to_document
@@ -24,10 +23,6 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.prepare import SNAPSHOT_END, DdlEvent, collections_of
 from spark_sink.tables.staged_changes import ChangeReport
-from spark_sink.tables.table_form import TableForm
-
-if TYPE_CHECKING:
-    from spark_sink.tables.delta_log import DeltaLog
 
 # The most bytes of keys of lost documents that are read one by one: about a thousand documents.
 _LOST_BYTES = 50_000
@@ -86,17 +81,6 @@ def unread_document(unread: Unread) -> list[list[str]]:
 def unread_from(document: Sequence[Sequence[str]]) -> Unread:
     """Return what `unread_document` wrote."""
     return {(database, name): token for database, name, token in document}
-
-
-def namespaces_in(log: DeltaLog) -> set[Namespace]:
-    """Return the collections of which a table has documents, by database and name."""
-    form = TableForm.of(log.schema) if log.exists else TableForm()
-    names = [form.column(name) for name in ("database", "collection")]
-    found: set[Namespace] = set()
-    for batch in log.scan(names) if log.exists else ():
-        rows = pa.Table.from_batches([batch]).group_by(names).aggregate([])
-        found |= set(zip(*rows.to_pydict().values(), strict=True))
-    return found
 
 
 @dataclass(frozen=True)

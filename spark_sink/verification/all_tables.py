@@ -42,7 +42,8 @@ from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.tasks import read_rows, run_tasks, scans_of
+from spark_sink.tables.table_rows import read_rows, scans_of
+from spark_sink.tables.tasks import run_tasks
 from spark_sink.verification.comparison import Comparison, document_options
 from spark_sink.verification.ranges import DIFFERENCES, rows_checksum, unlike_columns
 from spark_sink.verification.stream import (

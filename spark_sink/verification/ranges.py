@@ -37,7 +37,8 @@ from spark_sink.tables.fold import DELETED, TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
 from spark_sink.tables.prepare import Prepare, batch_of
 from spark_sink.tables.table_form import FormedRows, TableForm
-from spark_sink.tables.tasks import MadeRows, TableScan
+from spark_sink.tables.table_scan import TableScan
+from spark_sink.tables.tasks import MadeRows
 
 DOUBLED = "doubled"
 """The difference of a document, or an event, that has several rows."""

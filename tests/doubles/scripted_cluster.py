@@ -31,7 +31,7 @@ LIMITS = StreamSettings(
     connect_timeout=PATIENCE,
     close_timeout=PATIENCE,
     backoff_first=0.005,
-    noop=False,
+    noop_writes=False,
 )
 """Nothing times out on a busy machine; tests of a time limit set it."""
 

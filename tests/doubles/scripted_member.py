@@ -340,7 +340,8 @@ class ScriptedMember:
                 return {"ok": 0.0, "errmsg": "killed", "code": 237}
         batch = found[: command["batchSize"]]
         last = batch[-1]["_id"]["_data"] if batch else cursor.after
-        closed = bool(batch) and batch[-1]["operationType"] == "invalidate"
+        full = len(batch) == command["batchSize"]
+        closed = bool(batch) and batch[-1]["operationType"] == "invalidate" and not full
         if len(batch) == len(found) and self._shown and not closed:
             last = max(last, mark_token(self._shown[-1][0]))
         cursor.after = max(cursor.after, last)

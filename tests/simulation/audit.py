@@ -4,7 +4,7 @@ import asyncio
 from random import Random
 from typing import Any
 
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
 from shard_client.remote_cursor.open_cursor import KILL_TASK
 from shard_client.wire.connection_pool import PoolLimits
 from tests.simulation.checks import end_problems, problems_of, segment_problems, start_problems
@@ -112,9 +112,18 @@ class Audit:
                 self._trace.problem(f"feed ({client.watch}), connection {number}: {problem}")
 
     async def _resume(
-        self, watcher: Watcher, token: dict[str, Any], history: list[Event], present: list[Event]
+        self,
+        watcher: Watcher,
+        token: dict[str, Any],
+        history: list[Event],
+        present: list[Event],
+        *,
+        again: bool = False,
     ) -> None:
-        """Resume from a token and compare the events with the rest of the history."""
+        """Resume from a token and compare the events with the rest of the history.
+
+        As drivers do, resume ``again`` after a resumable error: a removed shard may be down.
+        """
         watch = watcher.watch
         segment = Segment(token["_data"])
         stage = {**watch.stage, "startAfter": token}
@@ -130,7 +139,10 @@ class Audit:
                     batch = await cursor.more(None, 300)
                 await cursor.close()
         except (CommandError, NetworkError, TimeoutError) as error:
-            self._trace.problem(f"{watcher.name}: resuming from {token} failed: {error!r}")
+            if RESUMABLE_LABEL in getattr(error, "labels", ()) and not again:
+                await self._resume(watcher, token, history, present, again=True)
+            else:
+                self._trace.problem(f"{watcher.name}: resuming from {token} failed: {error!r}")
             return
         finally:
             cursor.vanish()

@@ -41,7 +41,7 @@ Line = tuple[str, int]
 
 _NOT_BETWEEN = frozenset(
     {
-        "__init__", "_begin", "_end", "_gone", "_join", "_keep", "_leave", "_moved",
+        "__init__", "_begin", "_close", "_end", "_gone", "_join", "_keep", "_leave", "_moved",
         "_new", "_stop_if_broken", "close", "compile_filter", "compile_project", "compile_unset",
         "describe", "enter", "fail", "find_or_open", "interrupt", "kill", "leave", "open",
         "remote_failed", "remove", "retire_remote", "spawn", "starting_point", "stop_reading",

@@ -20,7 +20,7 @@ from spark_sink.debezium.message_table import MessageTable, table_options
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, JobFolder, JobRecord
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.tasks import read_rows
+from spark_sink.tables.table_rows import read_rows
 from tests.spark.conftest import Shop
 from tests.spark.jobs import change_everything, run_job
 

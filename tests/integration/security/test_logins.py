@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from bson import Int64
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pymongo.errors import OperationFailure
 
@@ -139,6 +139,8 @@ def test_any_sequence_of_steps_is_answered_as_by_mongos(servers: Servers, kind: 
         suppress_health_check=list(HealthCheck),
     )
     @given(st.lists(steps, min_size=1, max_size=5))
+    @example([("admin", {"saslStart": 1, "mechanism": 5, "unknown": 1, "payload": b""})])
+    @example([("admin", {"saslStart": 1, "unknown": 1, "mechanism": 5, "payload": b""})])
     def compare(sequence: list[tuple[str, dict[str, Any]]]) -> None:
         async def both() -> list[list[Any]]:
             return [await answers(port, sequence) for port in ports]

@@ -238,8 +238,8 @@ def test_rates_are_of_the_time_between_samples() -> None:
     history = History()
     for seconds, events in ((0, 0), (5, 50), (15, 250), (20, 0)):  # a worker was restarted
         history.add(sample(seconds, {"s0": 1.0}, events))
-    assert history.received() == (10.0, 20.0, 0.0)
-    assert history.delivered() == (20.0, 40.0, 0.0)
+    assert history.rates("received") == [10.0, 20.0, 0.0]
+    assert history.rates("delivered") == [20.0, 40.0, 0.0]
 
 
 def test_it_is_known_since_when_a_shard_is_the_slowest() -> None:

@@ -61,7 +61,7 @@ def test_parameters_set_limits_in_their_own_units() -> None:
     assert limits.cursor_timeout == 1.5
     assert limits.session_timeout == 120
     assert limits.noop_delay == 0.0075
-    assert limits.noop is False
+    assert limits.noop_writes is False
     assert limits.stream_buffer_bytes == 1000
 
 

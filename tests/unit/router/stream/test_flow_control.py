@@ -150,7 +150,7 @@ def test_the_wait_of_a_get_more_depends_on_the_remote_s_state(remote, state, wai
 
 
 def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
-    limits = StreamSettings(noop=False)
+    limits = StreamSettings(noop_writes=False)
     flow, remote = FlowControl(limits, Memory(MIB)), remote_of(limits)
     waits = [wait_of(flow, remote, needed=True).seconds for _ in range(12)]
     assert waits[:3] == [GATE, 2 * GATE, 4 * GATE]

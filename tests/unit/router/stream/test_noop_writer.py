@@ -14,7 +14,7 @@ from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
 from tests.harness.until import until
 
-NOOPS = replace(LIMITS, noop=True, noop_delay=0.001)
+NOOPS = replace(LIMITS, noop_writes=True, noop_delay=0.001)
 
 
 class Requests:

@@ -80,7 +80,7 @@ async def test_a_stream_of_one_shard_reads_little_ahead(cluster: ScriptedCluster
 
 async def test_a_member_that_is_still_scanning_is_not_probed(cluster: ScriptedCluster):
     """Before its first reply the member may be scanning, and a second scan would slow it down."""
-    registry = cluster.registry(noop=True, await_quiet=20.0, probe_worth=0.0)
+    registry = cluster.registry(noop_writes=True, await_quiet=20.0, probe_worth=0.0)
     slow = cluster.shards["s1"]
     slow.slow["getMore"] = 0.15
     cursor, _ = await registry.open(stream(), OWNER)
@@ -109,7 +109,7 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
 async def test_events_that_the_low_watermark_holds_back_are_measured(
     cluster: ScriptedCluster,
 ) -> None:
-    registry = cluster.registry(noop=False)
+    registry = cluster.registry(noop_writes=False)
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.noop(100)
     waits = registry.loads.low_watermark_waits

@@ -15,7 +15,7 @@ from shard_client.remote_cursor import remote_cursor
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.cursor_state import CursorState, follow
 from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
-from tests.doubles.scripted_member import ScriptedMember
+from tests.doubles.scripted_member import ScriptedMember, invalidate
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
 
@@ -80,6 +80,20 @@ async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     await reader.close()
     reader.pool.close()
     await until(lambda: not member.writers)
+
+
+async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(member: ScriptedMember):
+    """mongod says so only in the next reply, which may be lost."""
+    reader = Reader(member, replace(SETTINGS, batch_target_bytes=1))
+    reader.start()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    key = invalidate(member, 102)
+    await until(lambda: reader.batches[-1].invalidated)
+    assert (reader.batches[-1].cursor_id, reader.keys[-1]) == (0, key.encode())
+    assert reader.cursor.state == "ended"
+    await until(lambda: not member.cursors)
+    await reader.close()
 
 
 async def test_each_step_of_a_cursor_is_one_of_its_transitions(

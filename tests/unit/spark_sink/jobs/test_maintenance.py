@@ -17,7 +17,7 @@ from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.progress import work_told
 from spark_sink.jobs.rebuilding import rebuild_at
 from spark_sink.jobs.tables_job import NOTIFICATIONS
-from spark_sink.tables import delta_log, tasks
+from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.tasks import TOLD
@@ -120,7 +120,7 @@ def test_how_far_long_work_is_is_told_from_within(
     for module, limit in (
         (delta_log, "_PATHS_LOOKED_UP"),
         (maintenance, "_PORTION_FILES"),
-        (tasks, "_TASK_BYTES"),
+        (table_rows, "_TASK_BYTES"),
     ):
         monkeypatch.setattr(module, limit, 2)
     if name in ("compact", "vacuum"):

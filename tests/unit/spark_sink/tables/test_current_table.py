@@ -35,6 +35,7 @@ from spark_sink.tables.key_ranges import (
 from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.table_rows import require_whole
 from spark_sink.tables.table_state import TableScope
 from tests.doubles.table_changes import (
     DATABASE,
@@ -424,14 +425,14 @@ def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(tmp_path: Pa
     stream = RandomChanges(1)
     apply(tmp_path, [stream.change(number, n=1) for number in range(5)], 0)
     apply(tmp_path, [stream.drop("a")], 1)
-    DeltaLog(str(tmp_path)).require_whole()
+    require_whole(DeltaLog(str(tmp_path)))
     table = DeltaTable(tmp_path)
     table.restore(0)
     table.create_checkpoint()
     for each in (tmp_path / "_delta_log").glob("*.json"):
         each.unlink()
     with pytest.raises(StreamError, match="was restored"):
-        DeltaLog(str(tmp_path)).require_whole()
+        require_whole(DeltaLog(str(tmp_path)))
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:

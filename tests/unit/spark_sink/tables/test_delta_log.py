@@ -22,6 +22,7 @@ from spark_sink.tables import delta_log
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch, TableStates, newest_state
 from spark_sink.tables.parquet_parts import Parts
+from spark_sink.tables.table_rows import scan
 
 SCHEMA = pa.schema(
     [
@@ -89,7 +90,7 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
         ("==", 7, 1), ("<", 4, 4), ("<=", 4, 5), (">", 35, 4), (">=", 35, 5), ("==", 99, 0)
     ):  # fmt: skip
         chosen = [("token", operator, f"82{number:06}"), pa.compute.field("bucket").is_valid()]
-        found = [token for rows in log.scan(["token"], chosen) for token in rows["token"]]
+        found = [token for rows in scan(log, ["token"], chosen) for token in rows["token"]]
         assert len(found) == count
     assert log.actions([("token", ">", "82000040")]) == []
     assert len(log.actions([("fullDocument", "==", "none")])) == 4  # it has no statistics
@@ -413,7 +414,7 @@ def test_files_that_delta_rs_has_rewritten_are_searched(
         ),
     ]
     for chosen, holds in conditions:
-        batches = DeltaLog(str(tmp_path)).scan(["event", "token"], [chosen])
+        batches = scan(DeltaLog(str(tmp_path)), ["event", "token"], [chosen])
         found = [row for batch in batches for row in batch.to_pylist()]
         expected = [{name: row[name] for name in ("event", "token")} for row in left if holds(row)]
         assert sorted(found, key=lambda row: row["token"]) == expected
