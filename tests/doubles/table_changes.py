@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import bson
 import pyarrow as pa
 import pytest
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
@@ -224,3 +226,9 @@ def killed(monkeypatch: pytest.MonkeyPatch, step: str, after: bool, attempt: Any
         except KilledError:
             return True
     return False
+
+
+def with_field(document: dict[str, Any], field: bytes) -> RawBSONDocument:
+    """Return a document with one more field, given as its bytes."""
+    body = bson.encode(document)[4:-1] + field
+    return RawBSONDocument(struct.pack("<i", len(body) + 5) + body + b"\0")

@@ -68,14 +68,13 @@ class Failure:
     """An error that the driver raised."""
 
     at: float
-    during: str
     error: str
 
     @classmethod
     def of(cls, error: Exception, begun: float) -> Self:
         """Return the failure, seen now, of what was ``begun`` then (monotonic clock)."""
         now = time.monotonic()
-        return cls(now, "", f"{error!r} after {now - begun:.1f} s")
+        return cls(now, f"{error!r} after {now - begun:.1f} s")
 
 
 @dataclass(slots=True)

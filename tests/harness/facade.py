@@ -10,6 +10,7 @@ from router.commands.call import Node
 from router.server.listener import Listener
 from router.tls.handshake import Handshakes
 from tests.doubles.fake_cursors import FakeCursors
+from tests.doubles.scripted_server import Script, ScriptedServer, scripted_server
 from tests.harness.raw_client import RawClient
 
 
@@ -37,3 +38,14 @@ async def facade(
     async with Listener(node, handshakes=handshakes) as listener:
         port = await listener.listen(["127.0.0.1"], 0)
         yield Facade(node, listener, cursors, port)
+
+
+@asynccontextmanager
+async def facade_before(
+    script: Script, **fields: Any
+) -> AsyncIterator[tuple[ScriptedServer, Facade, RawClient]]:
+    """Put a facade before an upstream that answers by a script; yield both, and a client."""
+    async with scripted_server(script) as mongos:
+        upstream = UpstreamMongos([("127.0.0.1", mongos.port)])
+        async with facade(upstream, **fields) as router, await router.client() as client:
+            yield mongos, router, client

@@ -1,4 +1,4 @@
-"""The router's lifecycle: unreachable clusters, restarts, shutdown, clients that disconnect."""
+"""Starts and ends of a router, also of one that runs for a block of Python."""
 
 import subprocess
 import sys
@@ -6,7 +6,11 @@ import sys
 import pytest
 from pymongo.errors import OperationFailure
 
+from spark_sink.errors import OptionError, SourceError
+from spark_sink.jobs.job_settings import JobSettings
+from spark_sink.jobs.router_beside import require_cluster, router_beside
 from tests.harness.clusters import Client, TestCluster
+from tests.harness.ports import free_port
 from tests.harness.routers import start_router
 from tests.harness.switched_port import SwitchedPort
 from tests.harness.until import PATIENCE, wait_for
@@ -64,3 +68,35 @@ def test_an_unreachable_cluster_is_a_retriable_error_until_it_starts(
             lambda: any(line["msg"] == "Speaking for a cluster" for line in router.logs()),
             "the version",
         )
+
+
+def settings_of(uri: str, **more: str) -> JobSettings:
+    return JobSettings.model_validate({"out": "x", "uri": uri, **more})
+
+
+def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
+    uri = f"mongodb://127.0.0.1:{free_port()}/"
+    upstream = cluster.mongos_uri.rstrip("/")
+    with router_beside(settings_of(uri, configdb=cluster.configdb, upstream=upstream)):
+        require_cluster({"uri": uri})
+        with router_beside(settings_of(uri, configdb="cfg/127.0.0.1:1")):
+            require_cluster({"uri": uri})
+        require_cluster({"uri": uri})
+    with pytest.raises(SourceError, match="cannot be reached"):
+        require_cluster({"uri": uri})
+
+
+def test_the_cause_is_told_where_it_does_not_start() -> None:
+    with (
+        pytest.raises(SourceError, match=r"does not start: sharding\.configDB: must be setName"),
+        router_beside(settings_of("mongodb://127.0.0.1:27999", configdb="localhost:1")),
+    ):
+        pass
+
+
+def test_it_is_for_this_machine() -> None:
+    with (
+        pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"),
+        router_beside(settings_of("mongodb://127.0.0.1:1,127.0.0.1:2", configdb="cfg/h:1")),
+    ):
+        pass

@@ -203,21 +203,12 @@ class SimulatedServer(asyncio.AbstractServer):
         self._listening = listening
         self.sockets: tuple[_Socket, ...] = (_Socket(listening.port),)
 
-    def get_loop(self) -> asyncio.AbstractEventLoop:
-        return self._loop
-
-    def is_serving(self) -> bool:
-        return bool(self.sockets)
-
     def close(self) -> None:
         self.sockets = ()
         self._network.close(self._listening)
 
     async def wait_closed(self) -> None:
         """Return at once, since ``close`` closes at once."""
-
-    async def start_serving(self) -> None:
-        """Do nothing, since the server serves from the start."""
 
     async def serve_forever(self) -> NoReturn:
         await self._loop.create_future()
@@ -413,9 +404,6 @@ class End(asyncio.Transport):
 
     # asyncio.Transport
 
-    def is_reading(self) -> bool:
-        return not self.paused
-
     def pause_reading(self) -> None:
         self.paused = True
 
@@ -427,9 +415,6 @@ class End(asyncio.Transport):
             rest, self._rest = self._rest, b""
             self._link.loop.call_soon(self.feed, rest, context=self.context)
         self._link.loop.call_soon(self._incoming.go_on)
-
-    def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
-        self._window = self._window if high is None else high
 
     def get_write_buffer_size(self) -> int:
         return self.out.size
@@ -445,9 +430,6 @@ class End(asyncio.Transport):
 
     def write_eof(self) -> None:
         self.out.send(None)
-
-    def can_write_eof(self) -> bool:
-        return True
 
     def check_window(self) -> None:
         """Call ``pause_writing`` or ``resume_writing`` when the window fills or empties."""
@@ -467,12 +449,6 @@ class End(asyncio.Transport):
 
     def is_closing(self) -> bool:
         return self._closing or self.gone
-
-    def get_protocol(self) -> asyncio.BaseProtocol:
-        return self.protocol  # type: ignore[no-any-return]
-
-    def set_protocol(self, protocol: asyncio.BaseProtocol) -> None:
-        self.protocol = protocol
 
     def close(self) -> None:
         """Send the queued bytes, then end."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import bson
 import pandas
 import pyarrow as pa
+import pymongo
 from bson import json_util
 from deltalake import DeltaTable, write_deltalake
 from pymongo.errors import WriteError
@@ -18,6 +19,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from spark_sink import apply_changes
 from spark_sink.tables.current_table import CurrentTable
+from tests.harness.real_cluster import RealCluster
 from tests.spark.conftest import Shop
 
 
@@ -107,3 +109,11 @@ def copy_orders(spark: SparkSession, shop: Shop, checkpoint: Path, **options: st
     writer = writer.options(uri=shop.uri, collection="copy", **sink)
     writer = writer.option("checkpointLocation", str(checkpoint))
     writer.trigger(availableNow=True).start().awaitTermination()
+
+
+def reshard(cluster: RealCluster, shop: Shop, key: Mapping[str, int]) -> None:
+    """Reshard the orders, without the five minutes that this takes at least by default."""
+    with pymongo.MongoClient(cluster.configdb.partition("/")[2]) as config:
+        config.admin.command("setParameter", 1, reshardingMinimumOperationDurationMillis=0)
+    namespace = f"{shop.database}.orders"
+    shop.client.admin.command("reshardCollection", namespace, key=key, numInitialChunks=1)

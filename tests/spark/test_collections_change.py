@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pymongo
 import pytest
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
@@ -16,6 +15,7 @@ from spark_sink.events.positions import AtTime, from_offset, key_of, to_offset
 from tests.harness.clusters import RealCluster, TestCluster
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
+from tests.spark.tables import reshard
 
 pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 
@@ -50,7 +50,7 @@ def test_a_moved_database_and_other_shard_keys_leave_the_tables_right(
     if isinstance(cluster, RealCluster):  # the embedded cluster changes no shard keys
         admin.command("refineCollectionShardKey", orders, key={"customer": 1, "n": 1})
         shop.orders.update_many({}, {"$set": {"text": "refined"}})
-        _reshard(cluster, shop, orders)
+        reshard(cluster, shop, {"n": 1})
         shop.orders.update_many({}, {"$set": {"text": "resharded"}})
     _swap_sharded(shop, orders)
     if isinstance(cluster, RealCluster):  # the embedded cluster lacks both
@@ -72,13 +72,6 @@ def _swap_sharded(shop: Shop, namespace: str) -> None:
     fill(shop, "built", 0, 30)
     admin.command("renameCollection", built, to=namespace, dropTarget=True)
     shop.orders.update_many({}, {"$set": {"n": 1}})
-
-
-def _reshard(cluster: RealCluster, shop: Shop, namespace: str) -> None:
-    """Without the five minutes that resharding takes at least by default."""
-    with pymongo.MongoClient(cluster.configdb.partition("/")[2]) as config:
-        config.admin.command("setParameter", 1, reshardingMinimumOperationDurationMillis=0)
-    shop.client.admin.command("reshardCollection", namespace, key={"n": 1}, numInitialChunks=1)
 
 
 def test_a_job_is_set_to_a_later_position(tmp_path: Path, shop: Shop, spark: SparkSession) -> None:

@@ -336,7 +336,7 @@ def test_what_matches_nothing_is_told(
 def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
     shop: Shop, cluster: TestCluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each once, and nothing else; names of patterns match without regard to case."""
+    """Each is told once, and nothing else is; patterns match names without regard to case."""
     shop.insert(1)
     base = shop.client[shop.database]
     base.create_collection("open", viewOn="orders", pipeline=[])

@@ -8,7 +8,6 @@ from dataclasses import replace
 from typing import Any
 
 import bson
-import pymongo
 import pytest
 from bson import SON, Int64, ObjectId
 from bson.binary import Binary
@@ -32,6 +31,7 @@ from spark_sink.stream.router_client import RouterClient
 from tests.doubles.server_replies import ServerReplies
 from tests.harness.clusters import RealCluster, TestCluster, on_real_servers
 from tests.spark.conftest import DEPLOYMENTS, Shop
+from tests.spark.tables import reshard
 
 pytestmark = pytest.mark.xdist_group("spark_cluster")
 
@@ -72,15 +72,6 @@ def read(
     return [bson.decode(event) for run in reader.runs() for event in run.events]
 
 
-def reshard(cluster: TestCluster, shop: Shop) -> None:
-    """Without the five minutes that resharding takes at least by default."""
-    assert isinstance(cluster, RealCluster)
-    with pymongo.MongoClient(cluster.configdb.partition("/")[2]) as config:
-        config.admin.command("setParameter", 1, reshardingMinimumOperationDurationMillis=0)
-    name, key = f"{shop.database}.orders", {"text": 1, "_id": 1}
-    shop.client.admin.command("reshardCollection", name, key=key, numInitialChunks=1)
-
-
 @pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
 def test_chunks_contain_every_document_once_for_all_types_of_ids(shop: Shop) -> None:
     shop.client[shop.database].things.insert_many([{"_id": each} for each in IDENTIFIERS])
@@ -99,7 +90,7 @@ def test_chunks_contain_every_document_once_for_all_types_of_ids(shop: Shop) -> 
 def test_a_read_goes_on_in_the_order_of_all_types_where_one_has_failed(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where a chunk of a sharded collection has more keys than are kept."""
+    """A chunk of a sharded collection may have more keys than the reader keeps."""
     # The embedded cluster orders these types among each other, and no more.
     things = [each for each in IDENTIFIERS if isinstance(each, int | str | float | ObjectId)]
     shop.client[shop.database].things.insert_many([{"_id": each} for each in things])
@@ -196,7 +187,7 @@ def test_a_renamed_collection_is_read_under_its_new_name_and_a_dropped_one_is_no
 def test_a_collection_that_gets_another_uuid_is_read_to_its_end(
     shop: Shop, cluster: TestCluster, restarts: bool
 ) -> None:
-    """Each gets it after the first batch; the new UUID may sort before the place reached."""
+    """It gets the UUID after the first batch, and the UUID may sort before what was read."""
     shop.insert(100)
     database = shop.client[shop.database]
     database.plain.insert_many([{"_id": number} for number in range(100)])
@@ -210,7 +201,8 @@ def test_a_collection_that_gets_another_uuid_is_read_to_its_end(
                 rows = read(router, chunk, plan.snapshot_time)
                 found |= {row["documentKey"]["_id"] for row in rows}
             if not number and name == "orders":
-                reshard(cluster, shop)
+                assert isinstance(cluster, RealCluster)
+                reshard(cluster, shop, {"text": 1, "_id": 1})
             elif not number:
                 other = sorted(cluster.shards)[1]
                 shop.client.admin.command("movePrimary", shop.database, to=other)

@@ -8,7 +8,6 @@ import struct
 from pathlib import Path
 from typing import Any
 
-import bson
 import pymongo
 import pytest
 from bson.raw_bson import RawBSONDocument
@@ -24,6 +23,7 @@ from spark_sink.jobs.tables_job import TablesJob, namespace_options, take_over
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
+from tests.doubles.table_changes import with_field
 from tests.harness.clusters import on_real_servers, start_real_cluster
 from tests.harness.routers import start_router
 from tests.harness.server_settings import ServerSettings
@@ -40,10 +40,8 @@ pytestmark = [
 TOLERANT = {"errors.tolerance": "all"}
 
 
-def with_field(number: int, field: bytes) -> RawBSONDocument:
-    """A document of the shop with a field more, which is its type, its name and its value."""
-    body = bson.encode({"_id": number, "customer": number % 10})[4:-1] + field
-    return RawBSONDocument(struct.pack("<i", len(body) + 5) + body + b"\0")
+def order_with(number: int, field: bytes) -> RawBSONDocument:
+    return with_field({"_id": number, "customer": number % 10}, field)
 
 
 def nested(depth: int) -> bytes:
@@ -74,12 +72,12 @@ def current(spark: SparkSession, folder: Path) -> set[int]:
 
 def insert_odd(shop: Shop) -> None:
     for field in ODD:
-        shop.orders.insert_one(with_field(shop.written, field))  # type: ignore[arg-type]
+        shop.orders.insert_one(order_with(shop.written, field))  # type: ignore[arg-type]
         shop.written += 1
 
 
 def insert_unreadable(shop: Shop) -> int:
-    shop.orders.insert_one(with_field(shop.written, UNREADABLE))  # type: ignore[arg-type]
+    shop.orders.insert_one(order_with(shop.written, UNREADABLE))  # type: ignore[arg-type]
     shop.written += 1
     return shop.written - 1
 

@@ -1,9 +1,22 @@
-"""References to documents: files and headings that exist."""
+"""References to documents exist; generated references are up to date."""
 
+import asyncio
 import re
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.harness.admin import admin_port, get, watched_facade
+from tests.reference import (
+    COMMANDS_PAGE,
+    METRICS,
+    SETTINGS_PAGE,
+    commands_reference,
+    metrics_reference,
+    settings_reference,
+)
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("bench", "deploy", "docs", "embedded", "examples", "router", "shard_client",
@@ -75,3 +88,25 @@ def test_pages_that_name_versions_of_mongodb_lead_to_those_that_were_run() -> No
     assert len(naming) > 8
     assert [page.name for page in naming if link not in page.read_text()] == []
     assert "**Run**: 6.0.15" in (ROOT / "docs" / "limitations.md").read_text()
+
+
+def test_the_reference_of_metrics_is_up_to_date() -> None:
+    assert METRICS.read_text() == metrics_reference(), "run python -m tests.reference"
+
+
+async def test_each_metric_has_figures() -> None:
+    async with watched_facade() as made, admin_port(made) as port:
+        text = (await asyncio.to_thread(get, port, "/metrics")).text
+    empty = {each.name for each in text_string_to_metric_families(text) if not each.samples}
+    assert empty == {
+        "mergerouter_client_lag_seconds",
+        "mergerouter_history_left_seconds",
+    }  # no client
+
+
+def test_the_reference_of_settings_is_up_to_date() -> None:
+    assert SETTINGS_PAGE.read_text() == settings_reference(), "run python -m tests.reference"
+
+
+def test_the_reference_of_commands_is_up_to_date() -> None:
+    assert COMMANDS_PAGE.read_text() == commands_reference(), "run python -m tests.reference"

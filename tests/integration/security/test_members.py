@@ -222,7 +222,7 @@ def granting(secured: TestCluster, target: str, privileges: list[dict[str, Any]]
             client_there.admin.command({**role, "privileges": before["privileges"]})
 
 
-def test_it_takes_key_file_and_user_from_a_configuration_file(
+def test_a_router_takes_key_file_and_user_from_a_configuration_file(
     secured: TestCluster, key_file: Path, tmp_path: Path
 ) -> None:
     address = f"127.0.0.1:{free_port()}"

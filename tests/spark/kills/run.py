@@ -331,7 +331,7 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
 
 
 def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) -> list[str]:
-    """What the tables have too much, lack, or have otherwise than the collections.
+    """Return how the tables differ from the collections: rows too many, missing or different.
 
     truth: the connection string of a server whose change stream has all events.
     """

@@ -7,12 +7,11 @@ from typing import Any
 
 import pytest
 
-from router.catalog.upstream import UpstreamMongos
 from router.commands.fail_points import FailPoints
 from router.config.log_lines import RECENT
 from tests.doubles.fake_clusters import OneShard
 from tests.doubles.scripted_server import Asked, scripted_server
-from tests.harness.facade import facade
+from tests.harness.facade import facade, facade_before
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
@@ -89,11 +88,7 @@ async def test_passed_through_commands_fail_before_they_are_sent() -> None:
     async def answer(asked: Asked) -> None:
         asked.reply({"n": 1, "ok": 1.0})
 
-    async with (
-        scripted_server(answer) as mongos,
-        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), fail_points=FailPoints()) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(answer, fail_points=FailPoints()) as (mongos, _, client):
         await client.command("admin", fail({"times": 1}, failCommands=["insert"], errorCode=10107))
         assert (await client.command("db", {"insert": "c"}))["code"] == 10107
         assert mongos.names() == []
@@ -168,11 +163,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 async def test_parameters_of_the_router_and_the_upstream_are_returned(
     command: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    async with (
-        scripted_server(answer) as mongos,
-        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), parameters=OWN) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(answer, parameters=OWN) as (_, _, client):
         reply = await client.command("admin", command)
         assert reply.pop("ok") == 1
         assert {k: v for k, v in reply.items() if k not in ("$clusterTime", "operationTime")} == (

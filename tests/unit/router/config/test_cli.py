@@ -37,6 +37,14 @@ def invoke(*arguments: str) -> Any:
     return CliRunner(env={"COLUMNS": "200"}).invoke(app, arguments)
 
 
+def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
+    """Run ``mergerouter`` with these arguments; return its exit status."""
+    monkeypatch.setattr("sys.argv", ["mergerouter", *arguments])
+    with pytest.raises(SystemExit) as caught:
+        cli.main()
+    return caught.value.code
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -131,10 +139,7 @@ def test_a_command_without_its_packages_tells_how_to_install_them(
     point = EntryPoint("job", "no_such_package:run [spark]", "mergerouter.commands")
     monkeypatch.setattr(cli, "entry_points", lambda group: [point])
     monkeypatch.setattr(cli, "requires", lambda _: ["absent-one>=4.2; extra == 'spark'", "typer"])
-    monkeypatch.setattr("sys.argv", ["mergerouter", "job", "run", "shop", "--out", "x"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 1
+    assert ended(monkeypatch, "job", "run", "shop", "--out", "x") == 1
     assert f"{sys.executable} -m pip install 'absent-one>=4.2'\n" in capsys.readouterr().err
 
 
@@ -143,28 +148,20 @@ def test_a_group_of_commands_is_one_entry_point(
 ) -> None:
     point = EntryPoint("job", "spark_sink.cli:job [spark]", "mergerouter.commands")
     monkeypatch.setattr(cli, "entry_points", lambda group: [point])
-    monkeypatch.setattr("sys.argv", ["mergerouter", "job", "run", "--help"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 0
+    assert ended(monkeypatch, "job", "run", "--help") == 0
     assert "--trigger" in capsys.readouterr().out
 
 
 def test_an_unknown_command_is_answered_with_the_nearest(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("sys.argv", ["mergerouter", "srve"])
-    with pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 2
+    assert ended(monkeypatch, "srve") == 2
     assert "srve is not a command. Did you mean serve?" in capsys.readouterr().err
 
 
 def test_the_version_is_the_installed_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.argv", ["mergerouter", "--version"])
-    with redirect_stdout(io.StringIO()) as output, pytest.raises(SystemExit) as ended:
-        cli.main()
-    assert ended.value.code == 0
+    with redirect_stdout(io.StringIO()) as output:
+        assert ended(monkeypatch, "--version") == 0
     assert output.getvalue() == f"mergerouter {version('mergerouter')}\n"
 
 

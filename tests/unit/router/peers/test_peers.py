@@ -8,12 +8,11 @@ from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.catalog.upstream import UpstreamMongos
 from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import MOST_WORKERS, CursorIds
 from router.peers.peers import Peers
-from tests.doubles.scripted_server import Asked, scripted_server
-from tests.harness.facade import facade
+from tests.doubles.scripted_server import Asked
+from tests.harness.facade import facade, facade_before
 from tests.harness.until import until
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
@@ -37,11 +36,7 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Pa
 
     ids = CursorIds(2, MARK)
     peers = Peers(ids, 2, tmp_path, lambda **message: None)
-    async with (
-        scripted_server(script) as mongos,
-        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), peers=peers) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(script, peers=peers) as (mongos, router, client):
         router.cursors.new_id = ids.new_id
         assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
         ours = (await client.command("db", WATCH))["cursor"]["id"]

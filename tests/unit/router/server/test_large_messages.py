@@ -11,11 +11,10 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.access.users import User, UserName
-from router.catalog.upstream import UpstreamMongos
 from router.server import replies, request
 from tests.doubles.fake_cursors import event
-from tests.doubles.scripted_server import answer_ok, scripted_server
-from tests.harness.facade import facade
+from tests.doubles.scripted_server import answer_ok
+from tests.harness.facade import facade, facade_before
 
 LIMIT = 16 * 1024 * 1024 + 16 * 1024
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
@@ -139,11 +138,7 @@ async def test_passed_through_messages_are_not_decoded(monkeypatch: pytest.Monke
         ({"explain": {"aggregate": "c", "pipeline": [{"$match": {}}], "cursor": {}}}, {}),
         ({"explain": {"find": "c"}}, {}),
     ]
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(UpstreamMongos([("127.0.0.1", mongos.port)])) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(answer_ok) as (_, _, client):
         for command, how in commands:
             assert (await client.command("db", command, **how))["n"] == next(iter(command))
 

@@ -12,23 +12,15 @@ from router.catalog.upstream import UpstreamMongos
 from router.server import listener
 from shard_client.wire.connection import is_loopback
 from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
-from tests.harness.facade import facade
+from tests.harness.facade import facade, facade_before
 from tests.harness.raw_client import MORE_TO_COME
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 STRICT = {"apiVersion": "1", "apiStrict": True}
 
 
-def upstream(port: int) -> UpstreamMongos:
-    return UpstreamMongos([("127.0.0.1", port)])
-
-
 async def test_messages_pass_unchanged_except_their_ids() -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(answer_ok) as (mongos, _, client):
         documents = [{"_id": number, "pad": "x" * 1000} for number in range(2000)]
         sent = {"insert": "c", "ordered": False, "lsid": {"id": b"1" * 16}, "txnNumber": Int64(3)}
         reply = await client.command("db", sent, sequences={"documents": documents})
@@ -43,11 +35,7 @@ async def test_messages_pass_unchanged_except_their_ids() -> None:
 
 
 async def test_unacknowledged_writes_reach_the_upstream_in_order() -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(answer_ok) as (mongos, _, client):
         for number in range(3):
             client.send("db", {"insert": "c", "n": number}, flags=MORE_TO_COME)
         last = client.send("db", {"count": "c"})
@@ -59,11 +47,7 @@ async def test_the_router_refuses_streams_if_the_upstream_has_none() -> None:
     async def unknown(asked: Asked) -> None:
         asked.reply({"ok": 0.0, "errmsg": "none here", "code": 59, "codeName": "CommandNotFound"})
 
-    async with (
-        scripted_server(unknown) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(unknown) as (mongos, _, client):
         for _ in range(2):
             reply = await client.command("db", {**WATCH, "maxTimeMS": "x"})
             assert (reply["code"], reply["codeName"]) == (2, "BadValue")
@@ -90,11 +74,7 @@ async def test_cluster_times_of_replies_advance_the_clock() -> None:
         time = {"clusterTime": later, "signature": {"hash": b"\1" * 20, "keyId": Int64(9)}}
         asked.reply({"ok": 1.0, "$clusterTime": time, "operationTime": later})
 
-    async with (
-        scripted_server(script) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(script) as (_, _, client):
         await client.command("db", {"insert": "c"})
         reply = await client.command("admin", {"ping": 1})
         assert reply["operationTime"] == later
@@ -128,13 +108,12 @@ async def test_a_reply_cut_off_upstream_closes_the_client_s_connection() -> None
     async def script(asked: Asked) -> None:
         asked.writer.transport.abort()
 
-    async with scripted_server(script) as mongos, facade(upstream(mongos.port)) as router:
-        async with await router.client() as client:
-            client.send("db", {"insert": "c"})
-            with pytest.raises(EOFError):
-                await client.receive()
-        async with await router.client() as client:
-            assert (await client.command("admin", {"ping": 1}))["ok"] == 1
+    async with facade_before(script) as (_, router, client):
+        client.send("db", {"insert": "c"})
+        with pytest.raises(EOFError):
+            await client.receive()
+        async with await router.client() as other:
+            assert (await other.command("admin", {"ping": 1}))["ok"] == 1
 
 
 @pytest.mark.parametrize(
@@ -151,11 +130,7 @@ async def test_a_reply_cut_off_upstream_closes_the_client_s_connection() -> None
     ],
 )
 async def test_refused_change_streams_are_answered_by_the_upstream(change: dict[str, Any]) -> None:
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(answer_ok) as (_, router, client):
         command = {**WATCH, **change}
         assert (await client.command("db", command))["you"] == "asked"
         explained = {"explain": {key: command[key] for key in command if key != "cursor"}}
@@ -175,11 +150,7 @@ async def test_no_client_can_shut_down_the_upstream(
 ) -> None:
     if remote:
         from_elsewhere(monkeypatch)
-    async with (
-        scripted_server(answer_ok) as mongos,
-        facade(upstream(mongos.port)) as router,
-        await router.client() as client,
-    ):
+    async with facade_before(answer_ok) as (mongos, _, client):
         for command in ({"shutdown": 1}, {"shutdown": 1, "force": True}):
             reply = await client.command("admin", command)
             if remote:

@@ -189,7 +189,7 @@ def test_the_end_of_a_backlog_is_planned_without_reading_it(available_now):
 
 
 def test_the_last_batch_up_to_the_present_ends_at_it():
-    """`job at` for a time before the run finds a table that has reached it."""
+    """So `job at` finds a table that has reached any time before the run."""
     history = History()
     start: Position = AtTime(history.now)
     history.insert(1)
@@ -401,7 +401,7 @@ def test_a_range_of_unknown_size_is_divided_by_its_events(per_task: int, sharded
 
 
 def test_a_lost_history_is_noticed_with_the_first_reply() -> None:
-    """Servers open a cursor at any time; they tell that the oplog has rolled over on reading."""
+    """Servers open a cursor at any time; its first getMore fails if the oplog has rolled over."""
     history = History()
     start = AtTime(history.now)
     history.insert(1)
@@ -420,7 +420,7 @@ def test_a_lost_history_is_noticed_with_the_first_reply() -> None:
 
 
 class BreakingHistory(History):
-    """A history whose stream number `breaks` raises what no server sends."""
+    """A history whose stream number `breaks` raises an error that no server sends."""
 
     def __init__(self, breaks: int) -> None:
         super().__init__()

@@ -62,7 +62,7 @@ def test_a_lost_checkpoint_is_made_again_where_it_was(tmp_path: Path) -> None:
 
 
 def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
-    """With it, the job would leave out the batches whose numbers the tables have already."""
+    """A job that goes on from the copy leaves out batches whose numbers the tables have already."""
     folder = JobFolder(str(tmp_path / "job"))
     folder.begin(JobRecord(tables=("bronze",)))
     for number in range(3):
@@ -96,7 +96,7 @@ def job_with_batches(where: Path, count: int = 3) -> JobFolder:
 def test_a_table_that_was_restored_is_not_continued(
     tmp_path: Path, table: str, has_checkpoint: bool, by_time: bool
 ) -> None:
-    """It knows the numbers of the batches that its rows lack, and would never take them again."""
+    """The table has the numbers of batches without their rows, and would never take them again."""
     folder = job_with_batches(tmp_path / "job")
     restored = DeltaTable(folder.table(table))
     of_first = datetime.fromtimestamp(restored.history()[-1]["timestamp"] / 1000, UTC)
@@ -233,7 +233,7 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
 
 
 def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:
-    """The times of a checkpoint are in the oplogs of any cluster."""
+    """The oplogs of any cluster reach back to a checkpoint's times, so times alone tell nothing."""
     folder, record = JobFolder(str(tmp_path)), JobRecord(tables=("bronze",))
     folder.begin(record)
     folder.write_checkpoint("q", {0: end_at(100)}, 0)
@@ -285,7 +285,7 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
 def test_a_seek_moves_the_position_in_the_collection_of_signals(
     tmp_path: Path, seconds: int, told: str
 ) -> None:
-    """Otherwise each later start ends with a lost history, also after another seek."""
+    """A former position ends each later start with a lost history, also after another seek."""
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",)))
     signals = SignalState(("a",), position=AtTime(Timestamp(200, 1)))
@@ -297,7 +297,7 @@ def test_a_seek_moves_the_position_in_the_collection_of_signals(
 
 
 def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path) -> None:
-    """Otherwise the notifications of a batch that does not exist would stay."""
+    """A seek from the batch before it keeps notifications of a batch that does not exist."""
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",)))
     rows = pa.table({"token": ["a"]})
@@ -420,7 +420,7 @@ def test_a_job_whose_logs_have_expired_goes_on(
 def test_a_table_that_was_restored_is_not_continued_once_its_log_has_expired(
     tmp_path: Path, name: str, has_checkpoint: bool
 ) -> None:
-    """No commit tells it any more, only the files."""
+    """Only the files still tell that the table was restored, no commit does."""
     out, script = str(tmp_path / "job"), Script(5)
     follow(out, tmp_path / "first", script, batches=3)
     table = DeltaTable(tmp_path / "job" / name)

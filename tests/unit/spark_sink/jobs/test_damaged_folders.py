@@ -140,7 +140,7 @@ def test_a_start_goes_on_with_all_events_or_names_what_is_lost(
 
 @pytest.mark.parametrize("name", sorted({*SIX} - {"current"}))
 def test_a_reader_of_a_table_without_some_file_fails(name: str, job: Path, tmp_path: Path) -> None:
-    """The job only appends to it, and need not read it."""
+    """The job only appends to such a table, so that a lost file does not stop the job."""
     shutil.copytree(job, tmp_path, dirs_exist_ok=True)
     out = str(tmp_path / "job")
     files(tmp_path / "job" / name, tmp_path)

@@ -51,7 +51,7 @@ def test_a_batch_without_events_has_its_other_rows() -> None:
     ids=["many events", "of an unknown size", "a part of a snapshot"],
 )
 def test_other_batches_are_read_in_tasks(at: Offset) -> None:
-    """That is known without servers: planning asks them once for the parts of collections."""
+    """The reader decides without a server, which planning asks once for parts of collections."""
     assert reader().small_batch(BEFORE, at) is None
 
 

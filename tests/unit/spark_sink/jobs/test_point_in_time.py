@@ -125,7 +125,7 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
 
 
 def test_no_table_is_made_of_a_bronze_that_has_lost_its_beginning(tmp_path: Path) -> None:
-    """Others may delete its old rows, and a table of the later ones would lack documents."""
+    """Other programs may delete old rows of bronze; a table of the later rows lacks documents."""
     folder = JobFolder(str(tmp_path / "job"))
     rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1})]
     end = Offset(AtTime(time(9)), Scope("shop"))

@@ -151,7 +151,7 @@ def test_a_signal_while_spark_starts_ends_the_job_at_once(
 
 
 def test_a_signal_before_the_packages_are_imported_is_an_orderly_end(tmp_path: Path) -> None:
-    """They take seconds. Without a handler, the process would end with -15, without a word."""
+    """The imports take seconds. Without a handler, the signal ends the process in silence."""
     signals_itself = f"""
 import signal, sys
 from importlib.abc import MetaPathFinder
@@ -192,7 +192,7 @@ def test_a_failure_ends_all_jobs_and_is_printed_and_reported_once(
 def test_a_clock_that_is_set_back_ends_the_job(
     events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Spark starts batches by the clock: it would wait until that shows the same time again."""
+    """Spark starts batches by the clock, so it waits until the clock shows the same time again."""
 
     def tick() -> bool:
         monkeypatch.setattr(query_run.time, "time", lambda: before() - 3600)

@@ -43,7 +43,7 @@ def rows() -> pa.Table:
 
 
 def test_the_checksum_is_that_of_all_versions(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tables keep it, and pyarrow and numpy are updated."""
+    """Tables keep checksums, which new versions of pyarrow and numpy must not change."""
     table, expected = rows(), Checksum(3, "e6a4e8305b341ac")
     assert Checksum.of(table) == expected
     for name in ("_BLOCK", "_SLICE_BYTES"):
@@ -108,7 +108,7 @@ def test_bytes_belong_to_their_columns() -> None:
 
 @pytest.mark.parametrize("size", [2**12, 2**18, 2**20, 2**22])
 def test_long_runs_of_a_pattern_do_not_change_places_unseen(size: int) -> None:
-    """Powers of the base are nearly equal from one such run to the next."""
+    """The powers of the base at the beginnings of two such runs are nearly equal."""
     runs = [pattern * (size // len(pattern)) for pattern in (b"abcd", b"wxyz", b"\0\0\0\1")]
     orders = [(0, 1, 2), (1, 0, 2), (0, 2, 1), (2, 1, 0)]
     values = [b"".join(runs[each] for each in order) for order in orders]

@@ -237,7 +237,7 @@ _VALUES = st.recursive(
 def test_a_masked_update_of_a_masked_document_is_the_masked_document_after_it(
     document: dict[str, Any], path: list[str | int], value: Any, mask: str, rule: str
 ) -> None:
-    """So that the current table is the same whether it has seen the update or read the document."""
+    """The current table is the same from the update as from a snapshot of the document."""
     holder: Any = document
     for part in path[:-1]:  # parts that the document has, as the oplog names them
         known = range(len(holder)) if isinstance(holder, list) else holder

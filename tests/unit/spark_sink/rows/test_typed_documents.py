@@ -63,7 +63,6 @@ from spark_sink.tables.log_state import Batch
 from tests.doubles.event_history import event_token
 from tests.unit.spark_sink.documents import documents
 
-ID = ObjectId("0123456789abcdef01234567")
 NOON = datetime(2024, 2, 29, 12, 0, 0, 5000, tzinfo=UTC)
 POINT = StructType([StructField("x", LongType()), StructField("y", LongType())])
 UUID_7 = Binary.from_uuid(UUID(int=7), UuidRepresentation.STANDARD)

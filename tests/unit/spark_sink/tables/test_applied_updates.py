@@ -1,4 +1,4 @@
-"""Updates from their descriptions, and what ddl_events do to rows."""
+"""Updates applied from their descriptions, and DDL events applied to rows."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_fields_beside_those_that_occur_twice_change():
 
 
 def test_updates_as_the_oplog_has_them_are_applied_exactly_whatever_the_names():
-    """The servers' form is the embedded cluster's; tests/spark/test_field_names.py asks servers."""
+    """The embedded cluster makes the oplog here; test_field_names.py has that of real servers."""
     chance = random.Random(11)
     compared = doubles = 0
     for _ in range(3000):
@@ -128,7 +128,7 @@ def test_only_the_events_own_field_becomes_its_description(others: dict[str, Any
 
 @pytest.mark.parametrize("length", [4, 40, -4])
 def test_an_update_that_is_not_whole_is_refused(length: int):
-    """The size of a nested section is wrong, as after a damage of the reply."""
+    """The size of a nested section is wrong, as in a damaged reply."""
     diff = {"u": {"n": 1}, "sa": {"u": {"text": "x"}}}
     event = bson.encode({"rawUpdateDescription": {"$v": 2, "diff": diff}})
     at = event.index(b"\x03sa\0") + 4

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,6 @@ import pytest
 from bson import json_util
 from bson.datetime_ms import DatetimeMS
 from bson.int64 import Int64
-from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import StructType
@@ -45,6 +43,7 @@ from tests.doubles.table_changes import (
     change_rows,
     documents_in,
     killed,
+    with_field,
 )
 
 END = "\U0010ffff" * 2  # behind the names of all other collections
@@ -393,12 +392,6 @@ def test_an_event_that_cannot_be_applied_fails_without_a_quarantine(tmp_path: Pa
     assert set(documents_in(folder)) == {("a", 1)}
 
 
-def with_field(number: int, field: bytes) -> RawBSONDocument:
-    """Return a document with a field more, which is its type, its name and its value."""
-    body = bson.encode({"_id": number})[4:-1] + field
-    return RawBSONDocument(struct.pack("<i", len(body) + 5) + body + b"\0")
-
-
 @pytest.mark.parametrize(
     "form", [TableForm(), TableForm(StructType([]), True)], ids=["json", "typed"]
 )
@@ -408,7 +401,7 @@ def test_a_document_that_cannot_be_read_leaves_the_table(tmp_path: Path, form: T
     first = [stream.change(number, n=1) for number in range(5)]
     first.append(stream.change(5, raw=1) | {"documentKey": {"_id": 5}})
     apply(folder, first, 0, table=table)
-    unreadable = with_field(3, b"\x05b\0\x02\0\0\0\x02ab")  # subtype 2 without its size
+    unreadable = with_field({"_id": 3}, b"\x05b\0\x02\0\0\0\x02ab")  # subtype 2 without its size
     bad = stream.change(3) | {"fullDocument": unreadable}
     apply(folder, [bad, stream.change(4, n=2)], 1, table=table)
     del stream.collections["a", 3]

@@ -399,7 +399,7 @@ def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> N
 def test_files_that_delta_rs_has_rewritten_are_searched(
     tmp_path: Path, partitions: list[str]
 ) -> None:
-    """It writes texts with a type that pyarrow does not compare."""
+    """delta-rs writes texts with a type that pyarrow does not compare."""
     rows = pa.Table.from_pylist(rows_of(range(20)), SCHEMA)
     write_deltalake(tmp_path, rows, partition_by=partitions)
     DeltaTable(tmp_path).delete("token = '82000003'")

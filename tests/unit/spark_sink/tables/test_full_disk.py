@@ -34,7 +34,7 @@ _ROWS = pa.table({"token": [os.urandom(100).hex() for _ in range(1000)]})
 
 @contextmanager
 def full_disk(size: int = _SPACE) -> Iterator[None]:
-    """Let no file become larger, which fails as a full disk does."""
+    """Let writes beyond this size of a file fail, as they do on a full disk."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     try:

@@ -1,4 +1,4 @@
-"""Cursors that look up their events' documents when the client reads them."""
+"""Cursors of clients: their lookups, the places of those that have left, least parameters."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -8,10 +8,14 @@ import bson
 import pytest
 from bson import Timestamp
 
+from router.config import parameters
+from router.config.parameters import PARAMETERS, parse_parameters, settings_of_streams
+from router.cursors.departed_clients import DepartedClients
 from router.cursors.registry import CursorRegistry
 from router.stream.log_reader import Batch
+from shard_client.bson.resume_token import first_key
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
+from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
 from tests.doubles.scripted_member import event_token, mark_token
 from tests.doubles.scripted_mongos import ScriptedMongos, scripted_mongos
 from tests.harness.until import PATIENCE, until
@@ -149,3 +153,67 @@ async def test_the_error_without_an_upstream_names_the_remedy(cluster: ScriptedC
         await cluster.registry().open(lookup(), OWNER)
     assert error.value.code == 72
     assert "--upstream" in error.value.message
+
+
+DAY = 24 * 60 * 60.0
+
+
+def test_the_earliest_place_not_returned_counts() -> None:
+    places = DepartedClients()
+    assert places.earliest(0.0) is None
+    places.left("a", "db.c", first_key(Timestamp(10, 1)), now=0.0)
+    places.left("b", "db.c", first_key(Timestamp(20, 1)), now=0.0)
+    places.left("a", "db.c", first_key(Timestamp(30, 1)), now=1.0)  # its other cursor
+    assert places.earliest(1.0) == Timestamp(10, 1)
+    places.returned("a", "db.c")
+    assert places.earliest(1.0) == Timestamp(20, 1)
+
+
+def test_a_location_is_forgotten_after_a_day() -> None:
+    places = DepartedClients()
+    places.left("a", "db.c", first_key(Timestamp(10, 1)), now=0.0)
+    places.left("b", "db.c", first_key(Timestamp(20, 1)), now=DAY / 2)
+    assert places.earliest(DAY) == Timestamp(20, 1)
+    places.left("b", "db.c", first_key(Timestamp(50, 1)), now=2 * DAY)
+    assert places.earliest(2 * DAY) == Timestamp(50, 1)
+
+
+def test_a_thousand_locations_are_remembered() -> None:
+    places = DepartedClients()
+    for number in range(1001):
+        places.left(f"10.0.0.{number}", "db.c", first_key(Timestamp(number + 1, 1)), now=0.0)
+    assert places.earliest(0.0) == Timestamp(2, 1)
+
+
+OF_STREAMS = [
+    each.name for each in parameters.OF_STREAMS.values() if not isinstance(each.default, str)
+]
+
+
+# Time limits so short may pass on a busy machine.
+@pytest.mark.parametrize("name", [each for each in OF_STREAMS if not each.endswith("TimeoutMs")])
+async def test_a_stream_works_with_each_parameter_at_its_minimum(
+    cluster: ScriptedCluster, name: str
+):
+    least = PARAMETERS[name].least
+    limits = settings_of_streams(parse_parameters({name: least}))
+    registry = cluster.registry(limits)
+    cursor, _ = await registry.open(stream(), OWNER)
+    cluster.shards["s0"].insert(105, 1)
+    cluster.noop(106)
+    with registry.checkout(cursor.cursor_id, OWNER):
+        assert await read_until(cursor, 1) == [1]
+    for member in cluster.members:
+        member.commands.clear()
+    if cursor.cursor_id in registry:
+        with registry.checkout(cursor.cursor_id, OWNER):
+            assert (await cursor.next_batch(None, 0.3)).events == []
+    asked = sum(member.commands.total() for member in cluster.members)
+    assert asked < 4 * (0.3 / 0.05 + 10), "a quiet stream does not spin"
+
+
+@pytest.mark.parametrize("name", OF_STREAMS)
+@pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300"])
+def test_a_parameter_out_of_bounds_is_refused(name: str, value: str):
+    with pytest.raises(ValueError, match=name):
+        parse_parameters({name: value})
