@@ -99,20 +99,6 @@ def field_of(document: bytes, name: bytes) -> Slice | None:
     return None
 
 
-def documents_in(array: bytes) -> list[bytes]:
-    """Return the elements of a BSON array of documents. Raises InvalidBSON or struct.error."""
-    found: list[bytes] = []
-    at, end, size = 4, len(array) - 1, _SIZE
-    for digits in range(1, 9):  # of the elements' numbers, which are their names
-        for _ in range(10**digits - 10 ** (digits - 1) + (digits == 1)):
-            if at >= end:
-                return found
-            start = at + 2 + digits
-            at = start + size(array, start)[0]
-            found.append(array[start:at])
-    raise InvalidBSON("an array has too many elements")
-
-
 def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, int, int]]:
     """Return type, name, begin and end of the values of a document, which lies there in data.
 
@@ -135,6 +121,17 @@ def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, i
             position = stop
     except (IndexError, ValueError, struct.error) as error:
         raise InvalidBSON(f"a document ends within a field: {error}") from error
+
+
+def documents_in(array: bytes) -> list[bytes]:
+    """Return the elements of an array of documents."""
+    found: list[bytes] = []
+    position, end, index, size = 4, len(array) - 1, array.index, _SIZE
+    while position < end:
+        start = index(0, position + 1) + 1
+        position = start + size(array, start)[0]
+        found.append(array[start:position])
+    return found
 
 
 def value_at(fields: Mapping[bytes, Slice], path: bytes) -> Slice | None:

@@ -15,31 +15,27 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import bson
-from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import Position, Token, key_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
-from spark_sink.events.slices import document_of, document_slice, documents_in, fields_of
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy, is_transient
-
-_CODEC: CodecOptions[dict[str, Any]] = CodecOptions(unicode_decode_error_handler="replace")
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.stream.raw_replies import next_reply, read_raw
+from spark_sink.stream.retries import Retries, is_transient
 
 
 class StreamCursor:
-    """pymongo's cursor of a change stream (a CommandCursor of RawBSONDocument), with its position.
+    """pymongo's cursor of a change stream (a CommandCursor), with its position.
 
     pymongo's own ChangeStream cannot be pointed at a shard, and it resumes by itself where
-    EventStream must decide how to continue. Of a further reply pymongo decodes what is beside the
-    events: its own cursors, even those of raw batches, make a document of each event.
+    EventStream must decide how to continue.
     """
 
     def __init__(self, cursor: Any) -> None:
+        read_raw(cursor)
         self._cursor = cursor
-        cursor._unpack_response = _unpacked
         self.resume_token: Any = cursor._post_batch_resume_token
         """The token at or above that of everything returned so far."""
 
@@ -49,32 +45,18 @@ class StreamCursor:
         return bool(self._cursor.alive)
 
     def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
-        """Append the BSON of all buffered events; if there are none, those of one getMore.
+        """Append all buffered events, as BSON; if there are none, those of one getMore.
 
         The server waits up to `max_await` seconds for a first one; None keeps the former time.
         """
         if max_await is not None:
             self._cursor._max_await_time_ms = max(1, int(max_await * 1000))
-        received: list[RawBSONDocument | bytes] = []
-        self._cursor._next_batch(received)
-        events += [each if isinstance(each, bytes) else bytes(each.raw) for each in received]
+        events += next_reply(self._cursor)
         self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
 
     def close(self) -> None:
         """Kill the cursor."""
         self._cursor.close()
-
-
-def _unpacked(response: Any, *_: Any, **__: Any) -> list[dict[str, Any]]:
-    """Return a reply to getMore, with the BSON of the events: what a cursor of pymongo calls."""
-    fields = fields_of(bytes(response.payload_document))
-    cursor = fields_of(fields.pop(b"cursor", document_slice(())).value)
-    batch = cursor.pop(b"nextBatch", None)
-    reply = bson.decode(document_of(fields.items()), _CODEC)
-    if batch is not None:
-        state = bson.decode(document_of(cursor.items()), _CODEC)
-        reply["cursor"] = {**state, "nextBatch": documents_in(batch.value)}
-    return [reply]
 
 
 # Seconds without progress after which planning, or the read of a range, fails.

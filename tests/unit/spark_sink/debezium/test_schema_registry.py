@@ -12,7 +12,7 @@ import pytest
 from spark_sink.debezium import schema_registry
 from spark_sink.debezium.schema_registry import addresses_in, register_schema
 from spark_sink.errors import StreamError
-from spark_sink.options.retries import RetryPolicy
+from spark_sink.options.stream_options import RetryPolicy
 from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.harness.certificates import Authority
 
