@@ -294,4 +294,4 @@ def test_keys_of_a_run_are_those_of_its_events():
     with_bits = {"_id": {"_data": event_token(2, 2), "_typeBits": b"\x01"}}
     for found in (plain, [*plain, longer], [*plain, with_bits], [longer, *plain], []):
         events = [bson.encode(each) for each in found]
-        assert run_of(events) == Run([sort_key(each) for each in events], events)
+        assert run_of(events) == Run([*map(sort_key, events)], events)
