@@ -58,7 +58,7 @@ _FRONT: Final = re.compile(
     r"(?:29|2B.{2}|2C.{4}|2D.{6}|2E.{8}|2F.{10})(6E|6F)"
 )
 _FROM_INVALIDATE: Final = "6F"
-_OPERATION_DESCRIPTION: Final = b"operationDescription\0".hex().upper()
+OPERATION_DESCRIPTION: Final = b"operationDescription\0".hex().upper()
 _CLASSIC_OPERATIONS: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase", "invalidate"}
 )
@@ -300,7 +300,7 @@ def is_of_document(key: str) -> bool:
         identifier = key[match.end() :] if match else ""
     if identifier.startswith("5A10"):  # the collection's UUID: a length, a subtype, 16 bytes
         identifier = identifier[len("5A1004") + 32 :]
-    return identifier.startswith("46") and _OPERATION_DESCRIPTION not in identifier
+    return identifier.startswith("46") and OPERATION_DESCRIPTION not in identifier
 
 
 def of_invalidate(key: bytes) -> bytes:

@@ -97,13 +97,9 @@ class PlannedBatch:
 
 @dataclass
 class _Sample:
-    """The first `tokens` after the planned batch, which `cursor` has returned.
+    """The first `tokens` after the planned batch, which `cursor` has returned."""
 
-    No cursor is open if the batch ends far beyond its own sample: the router would read ahead for
-    it while tasks read.
-    """
-
-    cursor: EventStream | None
+    cursor: EventStream
     tokens: deque[Token] = field(default_factory=deque)
     is_idle: bool = False  # the stream had no further event
     within_event: bool = False  # the cursor is between fragments of an event
@@ -149,6 +145,9 @@ class BatchPlanner:
         self._clock = clock
         self._event_rate = EventRate()
         self._sample: _Sample | None = None
+        # The first events after a batch that ends far beyond its own sample. No cursor stays open
+        # for them: the router would read ahead for it while tasks read.
+        self._probed: list[Token] = []
         self._until: Timestamp | None = None
         self._plan: PlannedBatch | None = None
         self._batch = 0  # the number of the latest batch
@@ -223,19 +222,20 @@ class BatchPlanner:
     def quiet_until(self) -> Timestamp | None:
         """The cluster time up to which no event follows the planned batch; None if one is known."""
         sample = self._sample
-        if sample is None or sample.cursor is None or sample.tokens or sample.within_event:
+        if sample is None or sample.tokens or sample.within_event:
             return None
         reached = sample.cursor.position
         return None if reached is None else reached.cluster_time
 
     def close(self) -> None:
         """Kill the cursor, and forget the planned batch."""
-        self._keep(None)
+        self._keep([])
         self._plan = None
 
-    def _keep(self, sample: _Sample | None) -> None:
-        former, self._sample = self._sample, sample
-        if former is not None and former.cursor is not None:
+    def _keep(self, probed: list[Token]) -> None:
+        """Replace the sample by events that no cursor follows."""
+        former, self._sample, self._probed = self._sample, None, probed
+        if former is not None:
             former.cursor.close()
 
     def _present(self) -> Timestamp:
@@ -267,47 +267,44 @@ class BatchPlanner:
         stop = None if until is None else after(until)
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
-        sample = self._sample if self._plan is not None and self._plan.end == start else None
-        quiet_until = None
-        if sample is not None and sample.cursor is not None:
+        if self._plan is None or self._plan.end != start:
+            self.close()
+        sample, quiet_until = self._sample, None
+        if sample is not None:
             quiet_until = sample.tokens[0].cluster_time if sample.tokens else self.quiet_until
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
-        if sample is not None and sample.cursor is None and self._may_jump(sample, most):
-            far = self._estimated_end(sample.tokens, most, stop)
+        if self._may_jump(most):
+            far = self._estimated_end(self._probed, most, stop)
             if far is not None:
                 return PlannedBatch(start, far, most)
-        cursor = None if sample is None else sample.cursor
-        if sample is None or cursor is None:
+        if sample is None:
             self.close()
-            cursor = self._stream(start)
-            self._sample = sample = _Sample(cursor)
-        self._read_sample(sample, cursor, most, stop)
+            self._sample = sample = _Sample(self._stream(start))
+        self._read_sample(sample, most, stop)
         if not sample.tokens:
-            end = self._idle_end(start, cursor.position, least)
+            end = self._idle_end(start, sample.cursor.position, least)
             return PlannedBatch(start, end, 0, quiet_until)
         if stop is not None and sample.tokens[0].data > key_of(stop):
             return PlannedBatch(start, start, 0)
-        end, events = self._end(sample, cursor, most, stop)
+        end, events = self._end(sample, most, stop)
         return PlannedBatch(start, end, events, quiet_until)
 
-    def _may_jump(self, sample: _Sample, most: int | None) -> bool:
+    def _may_jump(self, most: int | None) -> bool:
         """Whether many more events come, and an estimate of `most` is worth it."""
-        more = len(sample.tokens) >= _END_SAMPLE and (most is None or most > SAMPLE_SIZE)
+        more = len(self._probed) >= _END_SAMPLE and (most is None or most > SAMPLE_SIZE)
         return more and self._event_rate.is_known
 
-    def _read_sample(
-        self, sample: _Sample, cursor: EventStream, most: int | None, stop: AtTime | None
-    ) -> None:
+    def _read_sample(self, sample: _Sample, most: int | None, stop: AtTime | None) -> None:
         """Read until the stream is idle, the time is over, the sample is full, or beyond `stop`."""
         wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most)
         begun_at = self._clock()
         sample_until = begun_at + SAMPLE_SECONDS
         sample.is_idle = False
-        tokens = sample.tokens
+        tokens, cursor = sample.tokens, sample.cursor
         while len(tokens) <= wanted:
             if stop is None:
                 cursor.max_await = _FURTHER_AWAIT if tokens else FIRST_EVENT_TIMEOUT
-            found = self._read(sample, cursor)
+            found = self._read(sample)
             now = self._clock()
             if found:
                 if sample.passes(stop):
@@ -323,8 +320,9 @@ class BatchPlanner:
                 return
             cursor.require_progress(begun_at)
 
-    def _read(self, sample: _Sample, cursor: EventStream) -> bool:
+    def _read(self, sample: _Sample) -> bool:
         """Read the next token; False if the stream is idle, but never within a split event."""
+        cursor = sample.cursor
         event = cursor.next()
         begun_at = self._clock()
         while event is None and sample.within_event:
@@ -339,10 +337,10 @@ class BatchPlanner:
         return True
 
     def _end(
-        self, sample: _Sample, cursor: EventStream, most: int | None, stop: AtTime | None
+        self, sample: _Sample, most: int | None, stop: AtTime | None
     ) -> tuple[Position, int | None]:
         """Return the end of the batch that begins with the sample, and its size if known."""
-        tokens = sample.tokens
+        tokens, cursor = sample.tokens, sample.cursor
         is_full = not sample.is_idle and len(tokens) > SAMPLE_SIZE
         if is_full and (most is None or most > SAMPLE_SIZE):
             far = self._estimated_end(tokens, most, stop)
@@ -351,7 +349,7 @@ class BatchPlanner:
             wanted = _MAX_COUNTED if most is None else min(_MAX_COUNTED, most)
             begun_at = self._clock()
             while len(tokens) <= wanted and not (sample.is_idle or sample.passes(stop)):
-                if not self._read(sample, cursor):
+                if not self._read(sample):
                     sample.is_idle = stop is None or cursor.has_passed(stop)
                     cursor.require_progress(begun_at)
         if stop is not None and sample.passes(stop):
@@ -364,7 +362,7 @@ class BatchPlanner:
             return beyond, sample.drop_through(key_of(beyond))
         last = tokens[-1] if most is None else tokens[min(most, len(tokens) - 1)]
         while not sample.spans_several_times:  # all events of one cluster time are one batch
-            if not self._read(sample, cursor):
+            if not self._read(sample):
                 return tokens[-1], sample.drop_through(tokens[-1].data)
             last = tokens[-1]
         if last.cluster_time == tokens[0].cluster_time:
@@ -399,7 +397,7 @@ class BatchPlanner:
         neither is known in time.
         """
         until = self._clock() + _END_TIMEOUT
-        sample: deque[Token] = deque()
+        sample: list[Token] = []
         with closing(self._stream(candidate)) as cursor:
             while len(sample) < _END_SAMPLE:
                 event = cursor.next()
@@ -416,7 +414,7 @@ class BatchPlanner:
             end = candidate
         else:
             return None
-        self._keep(_Sample(None, sample))
+        self._keep(sample)
         return end if stop is None or is_after(stop, end) else stop
 
     def _bounds(

@@ -7,7 +7,7 @@ of a collection or a database under one token; the first of them in the batch's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -17,8 +17,8 @@ from bson.timestamp import Timestamp
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
 from spark_sink.batches.event_rate import ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
-from spark_sink.events.runs import Run
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.events.runs import Run, are_of_documents
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
 from spark_sink.stream.router_client import Shard
 
@@ -62,7 +62,7 @@ class TaskReader:
         for run in self.runs():
             yield from run.documents()
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Generator[Run]:
         """Return the same events, one server reply at a time. Raises StreamError."""
         task = self._task
         stream = self._stream(task.shard, task.start)
@@ -97,7 +97,7 @@ class TaskReader:
 
     def _own(self, run: Run) -> Run:
         """Leave out the events that another shard's task returns."""
-        if not self._task.before:
+        if not self._task.before or are_of_documents(run.keys):
             return run
         own = [index for index, key in enumerate(run.keys) if not self._is_anothers(key)]
         if len(own) == len(run):

@@ -16,7 +16,8 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.stream.retries import Retries
 
 _TYPE = "application/vnd.schemaregistry.v1+json"
 _SECONDS = 10.0

@@ -10,10 +10,21 @@ from operator import lt
 
 from bson.raw_bson import RawBSONDocument
 
-from shard_client.bson.resume_token import AFTER_VERSION, PLAIN_EVENT, is_invalidate
+from shard_client.bson.resume_token import (
+    AFTER_VERSION,
+    OPERATION_DESCRIPTION,
+    PLAIN_EVENT,
+    is_invalidate,
+)
 
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from
+_PLAIN = slice(AFTER_VERSION, AFTER_VERSION + len(PLAIN_EVENT))
+# Where the tokens of documents' changes are alike: up to the UUID, and the type behind it.
+_UUID_HEAD = "5A1004"
+_FRONT = slice(AFTER_VERSION, _PLAIN.stop + len(_UUID_HEAD))
+_KIND = slice(_FRONT.stop + 32, _FRONT.stop + 34)
+_OF_DOCUMENTS = {(PLAIN_EVENT + _UUID_HEAD, "46")}
 _ID, _DATA = b"\x03_id\0", b"\x02_data\0"
 
 
@@ -36,10 +47,9 @@ class Run:
         return list(map(RawBSONDocument, self.events))
 
 
-def run_of(documents: Sequence[RawBSONDocument]) -> Run:
+def run_of(events: Sequence[bytes]) -> Run:
     """Return the run of these events."""
-    events = [bytes(each.raw) for each in documents]
-    return Run(_keys_of_one_size(events) or list(map(sort_key, documents)), events)
+    return Run(_keys_of_one_size(events) or list(map(sort_key, events)), events)
 
 
 def _keys_of_one_size(events: Sequence[bytes]) -> list[str] | None:
@@ -73,15 +83,20 @@ def without_repeats(run: Run, last_key: str) -> Run:
 def first_invalidate(run: Run) -> int | None:
     """Return the index of the first invalidate; None where there is none."""
     # Comparing a slice is cheaper than a call, which few keys need.
-    plain = slice(AFTER_VERSION, AFTER_VERSION + len(PLAIN_EVENT))
-    odd = (index for index, key in enumerate(run.keys) if key[plain] != PLAIN_EVENT)
+    odd = (index for index, key in enumerate(run.keys) if key[_PLAIN] != PLAIN_EVENT)
     return next((index for index in odd if is_invalidate(run.keys[index])), None)
 
 
-def sort_key(event: RawBSONDocument) -> str:
+def are_of_documents(keys: Sequence[str]) -> bool:
+    """Return whether all keys are of changes of documents, as they mostly are; found at once."""
+    if {(key[_FRONT], key[_KIND]) for key in keys} != _OF_DOCUMENTS:
+        return False
+    return OPERATION_DESCRIPTION not in "".join(keys)
+
+
+def sort_key(event: bytes) -> str:
     """Return the token's hex string, by which events are ordered."""
-    raw = event.raw
-    if raw[4:9] == _ID and raw[13:20] == _DATA:  # as every server writes it
-        length = _SIZE(raw, 20)[0]
-        return bytes(raw[24 : 23 + length]).decode().upper()
-    return str(event["_id"]["_data"]).upper()
+    if event[4:9] == _ID and event[13:20] == _DATA:  # as every server writes it
+        length = _SIZE(event, 20)[0]
+        return event[24 : 23 + length].decode().upper()
+    return str(RawBSONDocument(event)["_id"]["_data"]).upper()

@@ -154,6 +154,17 @@ def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, i
         position = stop
 
 
+def documents_in(array: bytes) -> list[bytes]:
+    """Return the elements of an array of documents."""
+    found: list[bytes] = []
+    position, end, index, size = 4, len(array) - 1, array.index, _SIZE
+    while position < end:
+        start = index(0, position + 1) + 1
+        position = start + size(array, start)[0]
+        found.append(array[start:position])
+    return found
+
+
 def value_at(fields: Mapping[bytes, Slice], path: bytes) -> Slice | None:
     """Return the value at the dotted path of a shard key, in which numbers are no indexes."""
     name, _, rest = path.partition(b".")

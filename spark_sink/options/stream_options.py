@@ -20,7 +20,6 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import FromNow, Position
 from spark_sink.options import values
-from spark_sink.options.retries import RetryPolicy
 from spark_sink.options.scope import NamespaceLists, Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
 from spark_sink.options.values import canonical, option, option_names, parsed, parsed_option
@@ -65,6 +64,39 @@ def _only_up_to(size: int) -> Mapping[str, Any]:
 
 # The authentication database: a path /admin of a URI is not a scope.
 _AUTHENTICATION = "admin"
+
+
+@dataclass(frozen=True)
+class RetryPolicy:
+    """How long failing requests are retried; times are in seconds.
+
+    Args:
+        initial_backoff: before the first retry; it doubles up to max_backoff, with random jitter.
+        max_backoff: is at least `initial_backoff`.
+        attempts: the most consecutive failures; None: as many as fit in max_seconds.
+        restarts: how often the query restarts, after restart_delay; None is no limit.
+        selection_timeout: for server selection.
+    """
+
+    initial_backoff: float = option("connect.backoff.initial.delay.ms", values.seconds, 0.05)
+    max_backoff: float = option("connect.backoff.max.delay.ms", values.seconds, 2.0)
+    attempts: int | None = option("connect.max.attempts", values.positive, None)
+    max_seconds: float = 60.0
+    restarts: int | None = option("errors.max.retries", values.unlimited_number, 0)
+    restart_delay: float = option("retriable.restart.connector.wait.ms", values.seconds, 10.0)
+    selection_timeout: float = option(
+        "mongodb.server.selection.timeout.ms", values.positive_seconds, 2.5
+    )
+
+    def __str__(self) -> str:
+        """Return the time or the number of attempts after which the query fails, for messages."""
+        bound = f"{self.max_seconds:.0f} s"
+        if self.attempts is not None:
+            bound = f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}"
+        return f"{bound}, {self.restarts + 1} times" if self.restarts else bound
+
+
+DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
 @dataclass(frozen=True)

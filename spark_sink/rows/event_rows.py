@@ -28,7 +28,7 @@ from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
 from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, rescued
 
 # An Arrow batch ends with the first of these.
-ROWS_PER_BATCH = 2_500
+ROWS_PER_BATCH = 5_000
 BYTES_PER_BATCH = 8 * 1024 * 1024
 
 
@@ -71,7 +71,7 @@ class EventRows:
         They were read from `shard`, None for the merged stream. Raises StreamError for an event
         that cannot be read, unless it is tolerant.
         """
-        yield from self.batches_of_runs((run_of([event]) for event in events), shard)
+        yield from self.batches_of_runs((run_of([bytes(event.raw)]) for event in events), shard)
 
     def batches_of_runs(
         self, runs: Iterable[Run], shard: str | None = None

@@ -24,7 +24,6 @@ from pymongo.errors import OperationFailure
 
 from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMBOL
 from spark_sink.errors import MESSAGE_LIMIT
-from spark_sink.options.retries import is_transient
 from spark_sink.options.scope import Scope
 from spark_sink.snapshot.plan import (
     Chunk,
@@ -35,6 +34,7 @@ from spark_sink.snapshot.plan import (
     bound_text,
     value_of,
 )
+from spark_sink.stream.retries import is_transient
 
 # The bytes of documents that a task reads where there are many, and the least for which one starts.
 CHUNK_BYTES, _LEAST_BYTES = 64 << 20, 1 << 20

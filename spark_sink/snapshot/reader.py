@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import itemgetter
@@ -33,9 +33,11 @@ from spark_sink.events.header import READ
 from spark_sink.events.positions import after
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import Slice, document_of, fields_of, value_at
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy, is_transient
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.snapshot.plan import Chunk, Collection
 from spark_sink.snapshot.planner import current_name
+from spark_sink.stream.raw_replies import replies
+from spark_sink.stream.retries import Retries, is_transient
 
 _INT = struct.Struct("<i")
 _FIRST_FIELD = 4  # behind the document's size
@@ -209,7 +211,7 @@ class ChunkReader:
         self._last: bytes | None = None
         self._fallbacks = 0
 
-    def runs(self) -> Iterator[Run]:
+    def runs(self) -> Generator[Run]:
         """Return the documents as events, one server reply at a time. Raises StreamError."""
         while True:
             read = False
@@ -248,17 +250,15 @@ class ChunkReader:
             rest = [{"$expr": {"$gte": ["$_id", begin]}}]
         projection = dict.fromkeys(("_id", *collection.key), 1) if task.keys_only else None
         is_empty = True
-        # A reply has its documents one behind the other, without an object for each.
         source = database.get_collection(name, read_concern=_At(concern))
-        cursor: Any = source.find_raw_batches(
+        cursor = source.find(
             {"$and": [task.chunk.filter(), *condition, *rest]},
             projection,
             batch_size=_BATCH_SIZE_DOCUMENTS,
             **order,
         )
         with cursor:
-            for reply in cursor:
-                raw = _documents_in(bytes(reply))
+            for raw in replies(cursor):
                 is_empty = False
                 if self._in_order:
                     recent = set[bytes]()
@@ -301,17 +301,6 @@ class _At(ReadConcern):
     def document(self) -> dict[str, Any]:
         """The fields of a command's readConcern."""
         return self._fields
-
-
-def _documents_in(reply: bytes) -> list[bytes]:
-    """Return documents that lie one behind the other."""
-    found: list[bytes] = []
-    position, end, size = 0, len(reply), _INT.unpack_from
-    while position < end:
-        stop = position + size(reply, position)[0]
-        found.append(reply[position:stop])
-        position = stop
-    return found
 
 
 def _is_transient(error: PyMongoError) -> bool:

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
 from typing import Any
 
 import bson
@@ -23,9 +22,8 @@ from spark_sink.events.header import join_fragments
 from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_events import described
-from spark_sink.options.retries import RetryPolicy
 from spark_sink.options.scope import Scope
-from spark_sink.options.stream_options import StreamOptions
+from spark_sink.options.stream_options import RetryPolicy, StreamOptions
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.field_edits import FieldEdits, key_is_masked
 from spark_sink.signals.state import SignalState
@@ -33,6 +31,7 @@ from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
 from spark_sink.source.schema import typed_documents
+from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.router_client import RouterClient
 
 SNAPSHOT_END = "snapshotEnd"
@@ -151,9 +150,9 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
             start, end = (_in_fragments(each, task, options) for each in (task.start, task.end))
             task = replace(task, start=start, end=end)
         reader = TaskReader(task, client.watch_events, options.retry_policy)
-        runs: Iterable[Run] = reader.runs()
+        runs: Iterable[Run] = one_ahead(reader.runs())
         if options.splits_large_events:
-            runs = (run_of([event]) for event in join_fragments(reader.events()))
+            runs = (run_of([bytes(event.raw)]) for event in join_fragments(reader.events()))
         runs = FieldEdits(options.edits).runs(map(described, runs))
         yield from rows.batches_of_runs(runs, shard=task.shard)
     if task.report_to is not None:
@@ -165,7 +164,8 @@ def read_chunks(
 ) -> Iterator[pa.RecordBatch]:
     """Return the documents of chunks as rows, as Arrow batches. Raises StreamError."""
     read = partial(_chunk_runs, client, policy=options.retry_policy)
-    runs = FieldEdits(options.edits).runs(chain.from_iterable(map(read, chunks)))
+    read_ahead = one_ahead(run for chunk in chunks for run in read(chunk))
+    runs = FieldEdits(options.edits).runs(read_ahead)
     yield from rows_for(options).batches_of_runs(runs)
 
 
@@ -191,7 +191,7 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
         with closing(RouterClient(each)) as client:
             events = TaskReader(section, client.watch_events, options.retry_policy).events()
             found.append(list(join_fragments(events)))
-    number = sum(sort_key(each) <= position.data for each in found[0])
+    number = sum(sort_key(bytes(each.raw)) <= position.data for each in found[0])
     return Token(found[1][number - 1]["_id"]) if number else AtTime(time)
 
 

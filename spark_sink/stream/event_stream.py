@@ -21,17 +21,20 @@ from pymongo.errors import PyMongoError
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import Position, Token, key_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
-from spark_sink.options.retries import DEFAULT_RETRY_POLICY, Retries, RetryPolicy, is_transient
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.stream.raw_replies import next_reply, read_raw
+from spark_sink.stream.retries import Retries, is_transient
 
 
 class StreamCursor:
-    """pymongo's cursor of a change stream (a CommandCursor of RawBSONDocument), with its position.
+    """pymongo's cursor of a change stream (a CommandCursor), with its position.
 
     pymongo's own ChangeStream cannot be pointed at a shard, and it resumes by itself where
     EventStream must decide how to continue.
     """
 
     def __init__(self, cursor: Any) -> None:
+        read_raw(cursor)
         self._cursor = cursor
         self.resume_token: Any = cursor._post_batch_resume_token
         """The token at or above that of everything returned so far."""
@@ -41,14 +44,14 @@ class StreamCursor:
         """Whether the server may still return events."""
         return bool(self._cursor.alive)
 
-    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
-        """Append all buffered events; if there are none, those of one getMore.
+    def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
+        """Append all buffered events, as BSON; if there are none, those of one getMore.
 
         The server waits up to `max_await` seconds for a first one; None keeps the former time.
         """
         if max_await is not None:
             self._cursor._max_await_time_ms = max(1, int(max_await * 1000))
-        self._cursor._next_batch(events)
+        events += next_reply(self._cursor)
         self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
 
     def close(self) -> None:
@@ -136,7 +139,7 @@ class EventStream:
             if ended is not None:  # later events need a new cursor
                 run = run.until(ended)
                 self.close()
-                self._reached = Token(dict(events[ended]["_id"]))
+                self._reached = Token(dict(RawBSONDocument(events[ended])["_id"]))
             run = without_repeats(run, self._last_key)
             if run.keys:
                 self._last_key = run.keys[-1]
@@ -171,11 +174,11 @@ class EventStream:
             with contextlib.suppress(PyMongoError):  # the router is gone, and the cursor with it
                 stream.close()
 
-    def _reply(self) -> list[RawBSONDocument]:
+    def _reply(self) -> list[bytes]:
         """Return the events of the next reply; none if the server had none."""
         before = self._token
         while True:
-            events: list[RawBSONDocument] = []
+            events: list[bytes] = []
             alive = self._retries.run(lambda: self._asked(events), self._failed)  # noqa: B023
             if events or alive:
                 if self._is_failing or events or self._token != before:
@@ -188,7 +191,7 @@ class EventStream:
             self._is_failing = True
             self._retries.wait(StreamError("the server closes the stream repeatedly"))
 
-    def _asked(self, events: list[RawBSONDocument]) -> bool:
+    def _asked(self, events: list[bytes]) -> bool:
         """Append the events of one reply; return whether the server may still return events."""
         if self._stream is None:
             self._stream = self._watch(self._reached or self._start)

@@ -20,9 +20,9 @@ from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailu
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
-from spark_sink.options.retries import Retries, is_transient
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import StreamCursor
+from spark_sink.stream.retries import Retries, is_transient
 from spark_sink.stream.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)

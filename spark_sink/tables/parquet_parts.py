@@ -150,7 +150,8 @@ class Parts:
             if rows.num_rows:
                 yield (), rows
             return
-        found = rows.select(self._partitions).group_by(list(self._partitions)).aggregate([])
+        named = rows.select(self._partitions)
+        found = named.group_by(list(self._partitions), use_threads=False).aggregate([])
         for values in found.to_pylist():
             chosen = rows
             for name, value in values.items() if found.num_rows > 1 else ():

@@ -159,10 +159,10 @@ class FakeStream(StreamCursor):
             self._alive = False
         return event
 
-    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
+    def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
         event = self.try_next()
         while event is not None:
-            events.append(event)
+            events.append(bytes(event.raw))
             more = self.left_in_batch and self.alive and self.index not in self.pauses
             event = self.try_next() if more else None
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from itertools import groupby
+from collections import deque
+from collections.abc import Iterable
+from contextlib import nullcontext
 from typing import Any
 
 import bson
@@ -33,24 +34,23 @@ class ServerReplies:
         self.asked.append(read_concern.document)
         return self
 
-    def find_raw_batches(self, *given: Any, **fields: Any) -> _Cursor:
+    def find(self, *given: Any, **fields: Any) -> _Cursor:
         return _Cursor(self.replies.pop(0))
 
 
-class _Cursor:
+class _Cursor(nullcontext[None]):
     def __init__(self, content: list[Any]) -> None:
+        super().__init__()
         self.content = list(content)
+        self._data: deque[Any] = deque()
 
-    def __enter__(self) -> _Cursor:
-        return self
+    @property
+    def alive(self) -> bool:
+        return bool(self.content)
 
-    def __exit__(self, *error: object) -> None:
-        pass
-
-    def __iter__(self) -> Iterator[bytes]:
-        """Yield the documents before each exception, and raise it."""
-        replies = groupby(self.content, lambda each: isinstance(each, Exception))
-        for fails, found in replies:
-            if fails:
-                raise next(found)
-            yield b"".join(bson.encode({"_id": each}) for each in found)
+    def _next_batch(self, found: list[bytes]) -> None:
+        """Append the documents before the next exception, or raise it."""
+        if isinstance(self.content[0], Exception):
+            raise self.content.pop(0)
+        while self.content and not isinstance(self.content[0], Exception):
+            found.append(bson.encode({"_id": self.content.pop(0)}))

@@ -11,9 +11,9 @@ import pytest
 from structlog.testing import capture_logs
 
 from router import memory
+from router.admin.sources import LAG_BOUNDS, measure_lag
 from router.config.security import HIDDEN
 from router.config.settings import load_settings
-from router.loop_lag import BOUNDS, measure_lag
 from router.memory import Memory, collect_less_often, keep_freed_memory, keep_slack_small
 from router.process import run_until_signalled
 from router.status_sums import Histogram
@@ -80,12 +80,12 @@ async def test_the_options_are_logged_without_passwords(monkeypatch: pytest.Monk
 
 
 async def test_a_blocked_loop_is_measured() -> None:
-    lag = Histogram(BOUNDS)
+    lag = Histogram(LAG_BOUNDS)
     measuring = asyncio.create_task(measure_lag(lag))
     await asyncio.sleep(0)
     time.sleep(0.3)  # noqa: ASYNC251 (the loop has to stand still)
     await until(lambda: sum(lag.counts) > 0)
     measuring.cancel()
     assert lag.total >= 0.04
-    late = [count for bound, count in zip(BOUNDS, lag.counts, strict=False) if bound <= 0.025]
+    late = [count for bound, count in zip(LAG_BOUNDS, lag.counts, strict=False) if bound <= 0.025]
     assert sum(late) < sum(lag.counts)

@@ -35,7 +35,7 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Pa
             asked.reply({"of": "upstream", "ok": 1.0})
 
     ids = CursorIds(2, MARK)
-    peers = Peers(ids, 2, 2, tmp_path, lambda **message: None)
+    peers = Peers(ids, 2, tmp_path, lambda **message: None)
     async with facade_before(script, peers=peers) as (mongos, router, client):
         router.cursors.new_id = ids.new_id
         assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"

@@ -346,7 +346,7 @@ def test_a_range_that_ends_where_the_stream_is_idle_needs_no_further_request():
     asked = []
 
     class Stream(FakeStream):
-        def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
+        def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
             asked.append(len(events))
             super().try_reply(events)
             self.resume_token = {"_data": high_water_mark(beyond)}
@@ -364,7 +364,7 @@ def test_the_server_waits_less_for_a_further_event_than_for_a_first_one(
     awaits = []
 
     class Stream(FakeStream):
-        def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
+        def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
             awaits.append(max_await)
             super().try_reply(events)
 

@@ -27,7 +27,7 @@ from spark_sink.debezium.schemas import connect_schemas
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import heartbeat
-from spark_sink.options.retries import RetryPolicy
+from spark_sink.options.stream_options import RetryPolicy
 from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.harness.certificates import Authority
 from tests.unit.spark_sink.debezium.made_messages import LSID, NOW, event

@@ -26,8 +26,7 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.rebuilding import (
     leave_out_lost,
-    rebuild_at,
-    rebuild_current,
+    rebuild_table,
     restore_checkpoint,
     seek,
 )
@@ -398,18 +397,18 @@ def test_a_job_whose_logs_have_expired_goes_on(
     count = script.before(last.offset)
     half, reached = script.time(count // 2), script.time(count)
     versions_at(folder, half)
-    made = rebuild_at(None, folder, half, str(tmp_path / "before")).count()
+    made = rebuild_table(None, folder, half, str(tmp_path / "before")).count()
     for name in SIX:
         clean_up(tmp_path / "job" / name)
 
     assert set(versions_at(folder, reached).versions) >= {"bronze", "messages", "current"}
     with pytest.raises(StreamError, match=r"has no versions of .*make the table again"):
         versions_at(folder, half)
-    assert rebuild_at(None, folder, half, str(tmp_path / "then")).count() == made
+    assert rebuild_table(None, folder, half, str(tmp_path / "then")).count() == made
     assert documents_in(str(tmp_path / "then")) == documents_in(str(tmp_path / "before"))
     documents = documents_in(out)
     shutil.rmtree(tmp_path / "job" / "current")
-    rebuild_current(None, folder)
+    rebuild_table(None, folder)
     assert documents_in(out) == documents
     follow(out, tmp_path / "another", script)
     check_tables(out, script)

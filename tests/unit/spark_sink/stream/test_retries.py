@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import socket
 import time
-from contextlib import suppress
-from typing import Any
+from collections.abc import Generator
+from contextlib import closing, suppress
+from threading import Event
+from typing import Any, cast
+from unittest.mock import Mock
 
 import bson
 import pytest
-from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
-from spark_sink.options.retries import Retries, RetryPolicy
-from spark_sink.options.stream_options import parse_options
+from spark_sink.options.stream_options import RetryPolicy, parse_options
 from spark_sink.stream.event_stream import EventStream, read_runs
+from spark_sink.stream.raw_replies import one_ahead
+from spark_sink.stream.retries import Retries
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, lost_connection
 
@@ -107,66 +110,40 @@ def test_a_stream_fails_after_its_attempts() -> None:
     assert history.failures == []
 
 
-class Replies:
-    """A stream whose every reply is listed: an event, None, or an error. Its token stands still."""
-
-    alive = True
-
-    def __init__(self, position: Token, replies: list[Any]) -> None:
-        self.resume_token = position.document
-        self._replies = replies
-
-    def try_reply(self, events: list[RawBSONDocument], max_await: float | None = None) -> None:
-        reply = self._replies.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        events += [] if reply is None else [reply]
-
-    def close(self) -> None:
-        pass
-
-
 def test_a_long_outage_does_not_count_as_a_stalled_stream() -> None:
     history = History()
     begin, end = (Token(history.insert(number)["_id"]) for number in range(2))
-    event = RawBSONDocument(bson.encode(history.events[1]))
-    outage = [lost_connection() for _ in range(20)]
-    stream = Replies(begin, [None, *outage, None, event])
+    event = bson.encode(history.events[1])
+    replies: list[Any] = [[], *(lost_connection() for _ in range(20)), [], [event]]
     now = [0.0]
 
-    def sleep(seconds: float) -> None:
-        now[0] += 60
-
-    given = RetryPolicy(attempts=1, restarts=None)
-    events = EventStream(
-        lambda _: stream, begin, retry_policy=given, clock=lambda: now[0], sleep=sleep
-    )
-    found = list(read_runs(events, end))
-    assert [key for run in found for key in run.keys] == [end.data]
-    assert now[0] == 20 * 60
-
-
-def test_a_call_to_the_router_is_retried() -> None:
-    options: dict[str, Any] = {"connect.backoff.initial.delay.ms": "1"}
-    client = RouterClient(parse_options({"uri": URI, "connect.max.attempts": "3", **options}))
-    replies: list[Any] = [AutoReconnect("away"), AutoReconnect("away"), 5]
-
-    def call() -> int:
+    def try_reply(events: list[bytes], _: float | None) -> None:
         reply = replies.pop(0)
         if isinstance(reply, Exception):
             raise reply
-        return int(reply)
+        events += reply
 
-    try:
+    stream = Mock(alive=True, resume_token=begin.document, try_reply=try_reply)
+
+    given = RetryPolicy(attempts=1, restarts=None)
+    at = {"clock": lambda: now[-1], "sleep": lambda _: now.append(now[-1] + 60)}
+    events = EventStream(lambda _: stream, begin, retry_policy=given, **at)
+    found = list(read_runs(events, end))
+    assert [key for run in found for key in run.keys] == [end.data]
+    assert now[-1] == 20 * 60
+
+
+def test_a_call_to_the_router_is_retried() -> None:
+    options = {"connect.max.attempts": "3", "connect.backoff.initial.delay.ms": "1"}
+    call = Mock(side_effect=[AutoReconnect("away"), AutoReconnect("away"), 5])
+    with closing(RouterClient(parse_options({"uri": URI, **options}))) as client:
         assert client.with_retries(call) == 5
-        replies[:] = [OperationFailure("no", 13), 6]
+        call.side_effect = [OperationFailure("no", 13), 6]
         with pytest.raises(OperationFailure):
             client.with_retries(call)
-        replies[:] = [AutoReconnect("away")] * 3
+        call.side_effect = [AutoReconnect("away")] * 3
         with pytest.raises(StreamError, match=r"^gave up after 3 attempts"):
             client.with_retries(call)
-    finally:
-        client.close()
 
 
 def test_an_option_sets_the_timeout_of_server_selection() -> None:
@@ -174,16 +151,36 @@ def test_an_option_sets_the_timeout_of_server_selection() -> None:
         unused.bind(("127.0.0.1", 0))
         uri = f"mongodb://127.0.0.1:{unused.getsockname()[1]}"
         options = {"uri": uri, "mongodb.server.selection.timeout.ms": "1700"}
-        client = RouterClient(parse_options(options))
         begin = time.monotonic()
-        try:
-            with pytest.raises(StreamError, match="cannot be reached"):
-                client.require_reachable()
-        finally:
-            client.close()
+        with (
+            closing(RouterClient(parse_options(options))) as client,
+            pytest.raises(StreamError, match="cannot be reached"),
+        ):
+            client.require_reachable()
         assert time.monotonic() - begin >= 1.7
 
 
 def test_names_that_dns_does_not_know_are_reported() -> None:
     with pytest.raises(StreamError, match="DNS does not tell the servers"):
         RouterClient(parse_options({"uri": "mongodb+srv://cluster0.abcde.invalid/"}))
+
+
+@pytest.mark.parametrize("reads_on", [False, True])
+def test_the_next_reply_is_read_while_one_is_used(reads_on: bool) -> None:
+    is_asked, is_closed = Event(), Event()
+
+    def source() -> Generator[int]:
+        try:
+            yield 1
+            is_asked.set()
+            raise StreamError("the servers are gone")
+        finally:
+            is_closed.set()
+
+    with closing(cast("Generator[int]", one_ahead(source()))) as replies:
+        assert next(replies) == 1
+        assert is_asked.wait(60)
+        if reads_on:
+            with pytest.raises(StreamError, match="are gone"):
+                next(replies)
+    assert is_closed.is_set()

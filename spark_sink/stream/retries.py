@@ -1,4 +1,4 @@
-"""Retries of requests to a server, their options, and which errors allow one.
+"""Retries of requests to a server, and which errors allow one.
 
 A request is retried for a time, or for a number of attempts. Then the query fails or restarts. A
 restart corresponds to that of a connector, whose number Debezium limits with `errors.max.retries`.
@@ -9,50 +9,15 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import TypeVar
 
 from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
 
 from spark_sink.errors import StreamError, say
-from spark_sink.options import values
-from spark_sink.options.values import option
+from spark_sink.options.stream_options import RetryPolicy
 
 _MAX_DOUBLINGS = 30
 _Result = TypeVar("_Result")
-
-
-@dataclass(frozen=True)
-class RetryPolicy:
-    """How long failing requests are retried; times are in seconds.
-
-    Args:
-        initial_backoff: before the first retry; it doubles up to max_backoff, with random jitter.
-        max_backoff: is at least `initial_backoff`.
-        attempts: the most consecutive failures; None: as many as fit in max_seconds.
-        restarts: how often the query restarts, after restart_delay; None is no limit.
-        selection_timeout: for server selection.
-    """
-
-    initial_backoff: float = option("connect.backoff.initial.delay.ms", values.seconds, 0.05)
-    max_backoff: float = option("connect.backoff.max.delay.ms", values.seconds, 2.0)
-    attempts: int | None = option("connect.max.attempts", values.positive, None)
-    max_seconds: float = 60.0
-    restarts: int | None = option("errors.max.retries", values.unlimited_number, 0)
-    restart_delay: float = option("retriable.restart.connector.wait.ms", values.seconds, 10.0)
-    selection_timeout: float = option(
-        "mongodb.server.selection.timeout.ms", values.positive_seconds, 2.5
-    )
-
-    def __str__(self) -> str:
-        """Return the time or the number of attempts after which the query fails, for messages."""
-        bound = f"{self.max_seconds:.0f} s"
-        if self.attempts is not None:
-            bound = f"{self.attempts} attempt{'s' if self.attempts > 1 else ''}"
-        return f"{bound}, {self.restarts + 1} times" if self.restarts else bound
-
-
-DEFAULT_RETRY_POLICY = RetryPolicy()
 
 
 class Retries:
