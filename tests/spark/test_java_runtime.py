@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spark_sink.session import spark_session
-from spark_sink.session.spark_session import JavaNotFoundError, bundled_java, ensure_java, find_java
+from spark_sink.session.spark_session import JavaNotFoundError, bundled_java, find_java
 
 
 def fake_java(folder, version):
@@ -30,8 +30,7 @@ def test_java_home_comes_first(tmp_path):
 def test_the_path_is_used_if_java_home_is_too_old(tmp_path):
     home, other = fake_java(tmp_path / "home", "1.8.0_392"), fake_java(tmp_path / "other", "21")
     environment = {"JAVA_HOME": str(home), "PATH": str(other / "bin")}
-    ensure_java(environment)
-    assert environment["JAVA_HOME"] == str(other)
+    assert find_java(environment) == other
 
 
 def test_the_bundled_java_is_used_if_there_is_no_other(tmp_path):
