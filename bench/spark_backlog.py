@@ -140,7 +140,7 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def full(query: Any, written: Written | None) -> list[tuple[Any, int]]:
+def full(query: Any, written: Mapping[int, Written] | None) -> list[tuple[Any, int]]:
     """Return the progress of the query's batches that had events, and their number.
 
     Spark counts them, except those that a job has `written`.

@@ -123,24 +123,26 @@ class ConnectionCounts:
         """The maximum number of connections of one client."""
         return self.most_per_client or max(1, int(self.most * _SHARE_OF_ONE))
 
-    def admits(self, address: str | None) -> bool:
-        """Return whether one more connection from ``address`` is within the limits."""
-        if self.exempt and address is not None and self._is_exempt(address):
-            return True
-        within = self.open < self.most
-        if within and address is not None:
-            within = self.by_client[client_of(address)] < self.limit_per_client
-        if not within:
-            self.refused += 1
-        return within
+    def admit(self, address: str | None, now: float) -> bool:
+        """Count one more connection from ``address``, if it is within the limits.
 
-    def log_refusal(self, address: str | None, now: float) -> None:
-        """Log that a connection from ``address`` was refused, at most once a second.
-
-        Args:
-            address: the address that has connected.
-            now: the event loop's time.
+        A refusal is logged, at most once a second; ``now`` is the event loop's time.
         """
+        client = None if address is None else client_of(address)
+        if address is None or not self._is_exempt(address):
+            within = self.open < self.most
+            if within and client is not None:
+                within = self.by_client[client] < self.limit_per_client
+            if not within:
+                self.refused += 1
+                self._log_refusal(address, now)
+                return False
+        self.open += 1
+        if client is not None:
+            self.by_client[client] += 1
+        return True
+
+    def _log_refusal(self, address: str | None, now: float) -> None:
         if now - self._logged_at < _LOG_INTERVAL:
             return
         import structlog  # the module of settings imports this one: its import must be quick
@@ -156,12 +158,6 @@ class ConnectionCounts:
         )
         self._logged, self._logged_at = self.refused, now
 
-    def begun(self, address: str | None) -> None:
-        """Count one more connection from ``address``."""
-        self.open += 1
-        if address is not None:
-            self.by_client[client_of(address)] += 1
-
     def ended(self, address: str | None) -> None:
         """Count a connection from ``address`` no longer."""
         self.open -= 1
@@ -172,6 +168,8 @@ class ConnectionCounts:
                 del self.by_client[client]
 
     def _is_exempt(self, address: str) -> bool:
+        if not self.exempt:
+            return False
         try:
             parsed = ip_address(address)
         except ValueError:

@@ -10,7 +10,7 @@ import anyio
 import structlog
 from anyio.abc import TaskGroup
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 _Arguments = TypeVarTuple("_Arguments")
 
@@ -57,7 +57,7 @@ class OwnedTasks:
                 if anyio.current_effective_deadline() == -inf:
                     raise  # with the block; a group would take any other one for its end
             except Exception:
-                log.exception("Unexpected error", component="CONTROL", task=name)
+                log.exception("Unexpected error", task=name)
 
         name = name or step.__name__
         self._group.start_soon(guarded, name=name)

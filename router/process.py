@@ -10,7 +10,7 @@ from router.config.settings import Settings
 from router.service import check_servers, serve_process
 from router.workers.supervisor import Supervisor
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 
 class WrongServersError(Exception):
@@ -26,14 +26,14 @@ async def run_until_signalled(settings: Settings) -> None:
         WrongServersError: a server that the settings name is another one than it should be.
     """
     options = settings.given()
-    log.info("Options set by command line", component="CONTROL", id=21951, options=options)
+    log.info("Options set by command line", id=21951, options=options)
     stop, rotate = asyncio.Event(), asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def signalled(number: int) -> None:
         again = stop.is_set()
         stop.set()
-        log.info("Got signal", component="CONTROL", signal=signal.Signals(number).name)
+        log.info("Got signal", signal=signal.Signals(number).name)
         if again:
             loop.remove_signal_handler(number)
             signal.signal(number, signal.SIG_DFL)

@@ -4,20 +4,21 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
+from bson.objectid import ObjectId
 
 from router.access.login import AccessControl
 from router.admin.server import admin_port
-from router.admin.sources import collect_own
+from router.admin.sources import LAG_BOUNDS, collect_own, measure_lag
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
-from router.catalog.version import ClusterVersion, ServerIdentity
+from router.catalog.version import ClusterVersion
 from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.call import Node
 from router.commands.topology_version import TopologyVersion
@@ -26,7 +27,6 @@ from router.config.settings import Settings
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
-from router.loop_lag import BOUNDS, measure_lag
 from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
@@ -41,7 +41,7 @@ from shard_client.wire.tls import TlsContexts
 if TYPE_CHECKING:
     from router.commands.fail_points import FailPoints
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 _IDENTITY_WAIT = 3.0
 _MS = 0.001
@@ -95,32 +95,9 @@ async def serve_process(
             tasks.run(node.certificates.rotate_when, rotate)
         await stop.wait()
         drain_time = node.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
-        log.info("Shutting down", component="CONTROL", drainSeconds=drain_time)
+        log.info("Shutting down", drainSeconds=drain_time)
         await listener.drain(drain_time)
-    log.info("Shut down", component="CONTROL")
-
-
-@dataclass(frozen=True, slots=True)
-class Share:
-    """A process's share of its router; by default it is the only process (docs/workers.md).
-
-    Args:
-        number: the process's number, from 1; 0 if it is the only one.
-        count: the number of processes, among which the router's bounds are divided.
-        started: the time at which the router was started; None for now.
-        topology: the topology version in the hello replies of all processes.
-        peers: the other processes.
-        announce: makes all processes report an identity, with its version.
-        announce_upstream: makes all processes use the upstream mongos that this one has moved to.
-    """
-
-    number: int = 0
-    count: int = 1
-    started: datetime | None = None
-    topology: TopologyVersion = field(default_factory=TopologyVersion)
-    peers: Peers | None = None
-    announce: Callable[[ServerIdentity], None] | None = None
-    announce_upstream: Callable[[UpstreamMongos], None] | None = None
+    log.info("Shut down")
 
 
 class ServiceParts(NamedTuple):
@@ -139,7 +116,9 @@ async def assemble(
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
     settings_of: Callable[[Mapping[str, Any]], StreamSettings] = settings_of_streams,
-    share: Share | None = None,
+    peers: Peers | None = None,
+    topology: TopologyVersion | None = None,
+    started: datetime | None = None,
 ) -> AsyncIterator[ServiceParts]:
     """Assemble a process's parts, none of them listening yet; end them after the block.
 
@@ -149,21 +128,33 @@ async def assemble(
         replica_set: creates the monitor of a replica set, as for ``Cluster``.
         now: the wall clock.
         settings_of: returns the settings of streams for the server parameters.
-        share: the process's share of its router; None if it is the only process.
+        peers: the other processes of the router, with which it divides its bounds; None if it is
+            the only process (docs/workers.md).
+        topology: the topology version in the hello replies of all processes.
+        started: the time at which the router was started; None for now.
 
     Raises:
         ValueError: if neither a config server nor a replica set is set.
     """
-    share = share or Share()
-    of_streams = settings_of_process(settings_of(settings.parameters), share.count)
+    number, count = (0, 1) if peers is None else (peers.number, peers.count)
+    topology = topology or TopologyVersion()
+    of_streams = settings_of_process(settings_of(settings.parameters), count)
     certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
     tls = None if certificates is None else certificates.towards_cluster
     async with AsyncExitStack() as owned:
         if settings.tracing.endpoint is not None:
-            exported = SpanExport(settings.tracing, share.number)
+            exported = SpanExport(settings.tracing, number)
             owned.push_async_callback(exported.close)
         servers = await owned.enter_async_context(
-            _reached(settings, of_streams, share, tls=tls, replica_set=replica_set, now=now)
+            _reached(
+                settings,
+                of_streams,
+                tls=tls,
+                replica_set=replica_set,
+                now=now,
+                moved=None if peers is None else peers.announce_upstream,
+                own_id=topology.process_id,
+            )
         )
         if certificates is not None and tls is not None:
             certificates.when_rotated(servers.cluster.renew_monitors)
@@ -173,12 +164,12 @@ async def assemble(
             refresh = settings.parameters["userCacheInvalidationIntervalSecs"]
             limits = settings.client_limits
             access = AccessControl(tasks, servers.cluster, limits, certificates, refresh=refresh)
-        cursors = _cursors(settings, of_streams, share, servers, access)
+        cursors = _cursors(of_streams, peers, servers, access)
         owned.push_async_callback(cursors.close)
         tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
         checks = lag = None
         if settings.net.admin.port is not None:
-            checks, lag = ServerChecks(*servers), Histogram(BOUNDS)
+            checks, lag = ServerChecks(*servers), Histogram(LAG_BOUNDS)
             owned.push_async_callback(checks.close)
             tasks.run(measure_lag, lag)
         node = Node(
@@ -191,9 +182,9 @@ async def assemble(
             parameters=settings.parameters,
             host=socket.gethostname(),
             now=now,
-            started=share.started or now(),
-            topology=share.topology,
-            peers=share.peers,
+            started=started or now(),
+            topology=topology,
+            peers=peers,
             fail_points=_fail_points(settings),
             client_limits=settings.client_limits,
             compressors=settings.net.compressors,
@@ -202,9 +193,10 @@ async def assemble(
             access=access,
             certificates=certificates,
         )
-        version, known = ClusterVersion(*servers, share.announce or node.become), asyncio.Event()
+        report = node.become if peers is None else peers.announce
+        version, known = ClusterVersion(*servers, report), asyncio.Event()
         # The first process keeps the version current for all.
-        tasks.run(_read_version, version, known, share.number <= 1)
+        tasks.run(_read_version, version, known, number <= 1)
         yield await owned.enter_async_context(_ports(settings, node, known))
 
 
@@ -224,13 +216,16 @@ class _Servers(NamedTuple):
 async def _reached(
     settings: Settings,
     of_streams: StreamSettings,
-    share: Share,
     *,
     tls: TlsContexts | None,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = _now,
+    moved: Callable[[UpstreamMongos], None] | None = None,
+    own_id: ObjectId | None = None,
 ) -> AsyncIterator[_Servers]:
     """Provide the servers for a block, and close the connections to them after it.
+
+    ``moved`` and ``own_id`` are as for ``UpstreamMongos``.
 
     Raises:
         ValueError: if neither a config server nor a replica set is set, or a file with a secret is
@@ -256,9 +251,9 @@ async def _reached(
         if settings.upstream is not None:
             mongos = UpstreamMongos(
                 parse_upstream(settings.upstream),
-                moved=share.announce_upstream,
+                moved=moved,
                 access=Access(logins.upstream, tls),
-                own_id=share.topology.process_id,
+                own_id=own_id,
             )
         yield _Servers(cluster, mongos)
     finally:
@@ -268,9 +263,8 @@ async def _reached(
 
 
 def _cursors(
-    settings: Settings,
     of_streams: StreamSettings,
-    share: Share,
+    peers: Peers | None,
     servers: _Servers,
     access: AccessControl | None,
 ) -> CursorRegistry:
@@ -282,7 +276,7 @@ def _cursors(
     cursors = CursorRegistry(
         servers.cluster,
         of_streams,
-        new_id=None if share.peers is None else share.peers.new_cursor_id,
+        new_id=None if peers is None else peers.new_cursor_id,
         mongos=lend,
         sent_time=None if access is None else access.times.newest_raw,
     )
@@ -316,17 +310,9 @@ async def _ports(
         listener = await owned.enter_async_context(Listener(node, handshakes=handshakes))
         feed = None
         if settings.feed.port is not None:
-            feed = await owned.enter_async_context(
-                FeedPort(
-                    node.cursors,
-                    request_wait=settings.feed.request_wait_ms * _MS,
-                    default=settings.feed.watch,
-                    most=supported_connections(MOST_CLIENTS, part=FOR_FEEDS),
-                    access=node.access,
-                    limits=node.client_limits,
-                    handshakes=handshakes,
-                )
-            )
+            most = supported_connections(MOST_CLIENTS, part=FOR_FEEDS)
+            port = FeedPort(node, settings.feed, most=most, handshakes=handshakes)
+            feed = await owned.enter_async_context(port)
         with suppress(TimeoutError):
             async with asyncio.timeout(_IDENTITY_WAIT):
                 await known.wait()
@@ -346,7 +332,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     net = settings.net.tls
     tls = TlsContexts(net.files()) if net.enabled and net.towards_cluster else None
     async with (
-        _reached(settings, of_streams, Share(), tls=tls) as servers,
+        _reached(settings, of_streams, tls=tls) as servers,
         AsyncExitStack() as owned,
     ):
         checks = ServerChecks(*servers)

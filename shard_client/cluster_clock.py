@@ -24,32 +24,39 @@ class ClusterClock:
     that carries such a time (MongoDB's maxAcceptableLogicalClockDriftSecs).
     """
 
-    __slots__ = ("_ordinal", "_raw", "_signed", "_wall")
+    __slots__ = ("_wall", "newest_signed", "ordinal", "raw")
 
     def __init__(self, wall: Callable[[], float] | None = None) -> None:
         self._wall = wall
-        self._raw: bytes | None = None
-        self._signed: tuple[bytes, Timestamp] | None = None
-        self._ordinal = 0
+        self.raw: bytes | None = None
+        """The newest ``$clusterTime`` document as raw BSON, or None before the first."""
+        self.newest_signed: tuple[bytes, Timestamp] | None = None
+        """The newest document that a server has signed with a key, with its time.
+
+        None if there is none: servers sign nothing without authentication, nor for a connection
+        that may advance the clock.
+        """
+        self.ordinal = 0
+        """The newest cluster time as seconds << 32 | increment, 0 before the first."""
 
     def advance(self, cluster_time: bytes | memoryview | Mapping[str, Any] | None) -> None:
         """Advance to a ``$clusterTime`` document, raw or decoded; an older one changes nothing.
 
         A damaged document, or one without a timestamp in ``clusterTime``, is ignored.
         """
-        if cluster_time is None or cluster_time == self._raw:
+        if cluster_time is None or cluster_time == self.raw:
             return
         if isinstance(cluster_time, Mapping):
             cluster_time = bson.encode(cluster_time)
-        elif _seen_at_the_front(cluster_time) <= self._ordinal:
+        elif _seen_at_the_front(cluster_time) <= self.ordinal:
             return
         raw = bytes(cluster_time)
         ordinal, signed = _read(raw)
-        if ordinal > self._ordinal and not self._absurd(ordinal):
-            self._ordinal = ordinal
-            self._raw = raw
+        if ordinal > self.ordinal and not self._absurd(ordinal):
+            self.ordinal = ordinal
+            self.raw = raw
             if signed:
-                self._signed = raw, _timestamp(ordinal)
+                self.newest_signed = raw, _timestamp(ordinal)
 
     def _absurd(self, ordinal: int) -> bool:
         return self._wall is not None and (ordinal >> 32) > self._wall() + _MOST_DRIFT
@@ -57,33 +64,14 @@ class ClusterClock:
     @property
     def time(self) -> Timestamp | None:
         """The newest cluster time seen, or None before the first."""
-        if self._raw is None:
+        if self.raw is None:
             return None
-        return _timestamp(self._ordinal)
-
-    @property
-    def ordinal(self) -> int:
-        """The newest cluster time as seconds << 32 | increment, 0 before the first."""
-        return self._ordinal
-
-    @property
-    def newest_signed(self) -> tuple[bytes, Timestamp] | None:
-        """The newest document that a server has signed with a key, with its time.
-
-        None if there is none: servers sign nothing without authentication, nor for a connection
-        that may advance the clock.
-        """
-        return self._signed
-
-    @property
-    def raw(self) -> bytes | None:
-        """The newest ``$clusterTime`` document as raw BSON, or None before the first."""
-        return self._raw
+        return _timestamp(self.ordinal)
 
     @property
     def document(self) -> dict[str, Any] | None:
         """The newest ``$clusterTime`` document decoded, or None before the first."""
-        return None if self._raw is None else dict(bson.decode(self._raw))
+        return None if self.raw is None else dict(bson.decode(self.raw))
 
 
 _FRONT = b"\x11clusterTime\x00"

@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from enum import StrEnum
 from functools import wraps
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar, get_origin
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_origin
 
 import typer
 from pydantic.fields import FieldInfo
@@ -22,11 +22,11 @@ from typer.core import TyperCommand
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings, pairs_of, seconds_of
 from spark_sink.jobs.stop_request import StopRequest
+from spark_sink.options.values import argument, cluster_time
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder
 
-_Value = TypeVar("_Value")
 _DIFFERENT, _USAGE, _LATE = 1, 2, 3
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
@@ -83,10 +83,8 @@ def _failures() -> Iterator[None]:
             from pyspark.errors import PySparkException
 
             from spark_sink.jobs.query_run import cause_of
-            from spark_sink.session.spark_session import JavaNotFoundError
 
-            expected = SourceError, PySparkException, Py4JError, JavaNotFoundError, OSError
-            if not isinstance(error, expected):
+            if not isinstance(error, SourceError | PySparkException | Py4JError | OSError):
                 raise
             typer.echo(f"error: {cause_of(error)}", err=True)
             raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
@@ -125,8 +123,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document.")
 _FILE = "A YAML file with settings: these flags' names without dashes, and collections."
 
 
-def with_settings(command: Callable[[JobSettings], int]) -> Callable[..., None]:
-    """Give a command the flag of each setting of a job, and --config; it returns its exit status.
+def with_settings(command: Callable[[JobSettings], None]) -> Callable[..., None]:
+    """Give a command the flag of each setting of a job, and --config.
 
     Flags come before the file.
     """
@@ -134,7 +132,7 @@ def with_settings(command: Callable[[JobSettings], int]) -> Callable[..., None]:
     @wraps(command)
     def run(config: str | None, **given: Any) -> None:
         found = {name: each for name, each in given.items() if each not in (None, [])}
-        raise typer.Exit(command(load_job_settings(found, config)))
+        command(load_job_settings(found, config))
 
     file = _parameter("config", str, typer.Option("--config", help=_FILE))
     fields = [each for each in JobSettings.model_fields.items() if each[0] != "collections"]
@@ -158,17 +156,9 @@ def _parameter(name: str, kind: Any, option: Any) -> Parameter:
     return Parameter(name, Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
-def _parsed(parse: Callable[[Any], _Value], given: Any, name: str) -> _Value:
-    """Return what a parser makes of the value of an option. Raises OptionError."""
-    try:
-        return parse(given)
-    except ValueError as error:
-        raise OptionError(f"{name}: {error}") from None
-
-
 def _spark_settings(conf: list[str] | None) -> dict[str, str]:
     """Return the settings of --conf by name. Raises OptionError."""
-    return _parsed(pairs_of, conf or [], "--conf")
+    return argument(pairs_of, conf or [], "--conf")
 
 
 def _job_in(out: str) -> JobFolder:
@@ -182,7 +172,7 @@ def _job_in(out: str) -> JobFolder:
 
 @job.command(cls=JobCommand)
 @with_settings
-def run(settings: JobSettings) -> int:
+def run(settings: JobSettings) -> None:
     """Write collections and their changes to tables.
 
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
@@ -190,27 +180,26 @@ def run(settings: JobSettings) -> int:
     end = StopRequest()
     from spark_sink.job import run_jobs
 
-    return run_jobs(settings, end)
+    run_jobs(settings, end)
 
 
 @job.command(cls=JobCommand)
 @with_settings
-def snapshot(settings: JobSettings) -> int:
+def snapshot(settings: JobSettings) -> None:
     """Write collections to tables once, and end."""
     end = StopRequest()
     from spark_sink.job import run_jobs
 
-    return run_jobs(settings, end, once=True)
+    run_jobs(settings, end, once=True)
 
 
 @job.command(cls=JobCommand)
 @with_settings
-def check(settings: JobSettings) -> int:
+def check(settings: JobSettings) -> None:
     """Check the settings of a job, its folder and the router; say what `job run` would do."""
     from spark_sink.job import check_jobs
 
     typer.echo("\n".join(check_jobs(settings)))
-    return 0
 
 
 @job.command(cls=JobCommand)
@@ -250,7 +239,7 @@ def signal(
     if condition:
         data["additional-conditions"] = [
             {"data-collection": name, "filter": text}
-            for name, text in _parsed(pairs_of, condition, "--filter").items()
+            for name, text in argument(pairs_of, condition, "--filter").items()
         ]
     document = {"type": kind, "data": data, **({"id": identifier} if identifier else {})}
     try:
@@ -294,7 +283,7 @@ def wait(
     """
     from spark_sink.jobs.status import position_to_reach, wait_until
 
-    seconds, folder = _parsed(seconds_of, timeout, "--timeout"), _job_in(out)
+    seconds, folder = argument(seconds_of, timeout, "--timeout"), _job_in(out)
     try:
         wait_until(folder, position_to_reach(to, uri or _DEFAULT_URI, "--to"), seconds)
     except TimeoutError as error:
@@ -343,14 +332,13 @@ def verify(
     messages and transactions with the stream, and current with the collections. The exit status is
     1 if there is a difference.
     """
-    from spark_sink.jobs.point_in_time import time_from_text
     from spark_sink.jobs.progress import work_told
     from spark_sink.jobs.router_beside import require_cluster
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.verification.all_tables import verify_job
 
-    begin = None if since is None else time_from_text(since, "--since")
+    begin = None if since is None else argument(cluster_time, since, "--since")
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
     require_cluster({"uri": uri})
     warn_of_unmatched_names({**folder.record().options, "uri": uri})
@@ -398,24 +386,20 @@ def rebuild(
 
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
-    from spark_sink.jobs.point_in_time import UNREAD_THEN, time_from_text, unread_names
+    from spark_sink.jobs.point_in_time import UNREAD_THEN
     from spark_sink.jobs.progress import work_told
-    from spark_sink.jobs.rebuilding import (
-        lacks_current,
-        rebuild_at,
-        rebuild_current,
-        restore_checkpoint,
-    )
+    from spark_sink.jobs.rebuilding import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.session.spark_session import job_session
+    from spark_sink.tables.table_state import unread_names
 
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):
         raise OptionError("--to and --into belong together: give both, or none")
     with ExitStack() as held, work_told():
         if to is not None and into is not None:
-            time = time_from_text(to, "--to")
+            time = argument(cluster_time, to, "--to")
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_at(spark, folder, time, into)
+            table = rebuild_table(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
             if names := unread_names(table.state.lacking):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
@@ -424,7 +408,7 @@ def rebuild(
         lost = lacks_current(folder)
         if lost:
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_current(spark, folder)
+            table = rebuild_table(spark, folder)
             typer.echo(f"{table.address} has {table.count()} documents")
         if restore_checkpoint(folder) is None and not lost:
             raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
@@ -442,11 +426,11 @@ def at(
 
     They are the newest ones that have nothing from after it, and every transaction whole.
     """
-    from spark_sink.jobs.point_in_time import time_from_text, versions_at
+    from spark_sink.jobs.point_in_time import versions_at
     from spark_sink.jobs.progress import work_told
 
     with work_told():
-        found = versions_at(_job_in(out), time_from_text(time, "TIME"))
+        found = versions_at(_job_in(out), argument(cluster_time, time, "TIME"))
     cut, versions = found.cut, dict(found.versions)
     if as_json:
         before = [cut.time, cut.inc]

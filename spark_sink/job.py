@@ -9,18 +9,19 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import datetime
+from functools import partial
 from typing import Any, Self
 
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.errors import SourceError
+from spark_sink.errors import SourceError, say
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.maintenance import schedule
 from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.progress import ProgressReport
-from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
+from spark_sink.jobs.query_run import cause_of, quiet_stop, run_until_stopped
 from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
 from spark_sink.jobs.router_beside import require_cluster, router_beside
 from spark_sink.jobs.router_report import RouterReport
@@ -41,29 +42,34 @@ def run_jobs(
     spark: SparkSession | None = None,
     *,
     once: bool = False,
-) -> int:
-    """Run the jobs of some settings until `end` is requested or one fails; return the exit status.
+) -> None:
+    """Run the jobs of some settings until `end` is requested or one fails.
 
-    A failure of one ends all, after their batches in progress. With `once` each reads a snapshot
-    alone, and ends. Raises SourceError, and what Spark raises.
+    A failure of one ends all, after their batches in progress, and is raised. With `once` each
+    reads a snapshot alone, and ends. Raises SourceError, and what Spark raises.
     """
+    failures = []
     with router_beside(settings), ExitStack() as held:
         starts = [_Start(held, settings, end, *job, once=once) for job in settings.jobs()]
         held.enter_context(quiet_stop(end))
         spark = spark or held.enter_context(job_session("run", settings.conf))
         end.begin()
         if len(starts) == 1:
-            return starts[0].follow(spark, settings.metrics_port)
+            starts[0].follow(spark, settings.metrics_port)
+            return
         first = settings.metrics_port
         ports = [None if first is None else first + number for number in range(len(starts))]
         with ThreadPoolExecutor(len(starts)) as pool:
             pairs = zip(starts, ports, strict=True)
             running = [pool.submit(each.follow, spark, port) for each, port in pairs]
             for each in as_completed(running):
-                if each.exception() is not None or each.result():
+                if error := each.exception():
+                    failures.append(error)
                     end.request()
-        return max(each.result() for each in running)
-    return 0  # Spark's JVM has ended by the signal, too
+    for error in failures[1:]:
+        say(f"error: {cause_of(error)}")
+    for error in failures:
+        raise error
 
 
 def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
@@ -100,8 +106,16 @@ class _Start:
         folder.begin(record, once=once)
         leave_out_lost(folder, settings.uri)
 
-    def follow(self, spark: SparkSession, metrics_port: int | None) -> int:
-        """Run the job's query until it ends; return the exit status."""
+    def follow(self, spark: SparkSession, metrics_port: int | None) -> None:
+        """Run the job's query until it ends. Raises what ends it, which the router is told."""
+        try:
+            with quiet_stop(self._end):
+                self._follow(spark, metrics_port)
+        except Exception as error:
+            self._router.failed(cause_of(error))
+            raise
+
+    def _follow(self, spark: SparkSession, metrics_port: int | None) -> None:
         settings, folder, router = self._settings, self._folder, self._router
         metrics = JobMetrics()
         verifier = findings = None
@@ -113,7 +127,6 @@ class _Start:
             self._record,
             settings.uri,
             findings,
-            metrics,
             self._epoch,
             settings.keep_files,
         )
@@ -122,13 +135,10 @@ class _Start:
         report = ProgressReport((metrics, router), written=job.written)
         query = job.start(spark, self._trigger)
         report.begin(folder.last_committed())
-        tend = None if settings.maintain is None else schedule(folder, settings.maintain)
+        tend = schedule(folder, settings.maintain)
         with verifier or nullcontext():
-            reports = report, router.turn
-            code = run_until_stopped(query, self._end, reports, tend, router.failed)
-        if not code:
-            report.end(folder.last_committed())
-        return code
+            run_until_stopped(query, self._end, (partial(report, query), router.turn), tend)
+        report.end(folder.last_committed())
 
 
 def check_jobs(settings: JobSettings) -> Iterator[str]:
@@ -176,7 +186,7 @@ class Job:
         self.settings: JobSettings = load_job_settings(given, config)
         """The validated settings."""
         self._end = StopRequest(handles_signals=False)
-        self._running: Future[int] | None = None
+        self._running: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -199,11 +209,12 @@ class Job:
             return self
         end = self._end = StopRequest(handles_signals=False)
         session = spark or SparkSession.getActiveSession()
-        running = self._running = Future[int]()
+        running = self._running = Future[None]()
 
         def run() -> None:
             try:
-                running.set_result(run_jobs(self.settings, end, session))
+                run_jobs(self.settings, end, session)
+                running.set_result(None)
             except BaseException as error:  # noqa: BLE001 - the future raises it
                 running.set_exception(error)
 
@@ -217,8 +228,8 @@ class Job:
         """
         self._end.request()
         running, self._running = self._running, None
-        if running is not None and running.result():
-            raise SourceError("the job has failed: its cause was printed")
+        if running is not None:
+            running.result()
 
     def wait(self, to: str | datetime | Timestamp = "now", timeout: float = 600) -> None:
         """Wait until all tables have all events up to a time, as `mergerouter job wait`.

@@ -18,7 +18,7 @@ from router.privileges import STREAM_ACTIONS, Resource, stream_resource
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="ACCESS")
 
 LONGEST_SHOWN = LONGEST
 """Most characters of a command in an error."""
@@ -76,7 +76,6 @@ def not_authorized(database: str, command: Mapping[str, Any], user: str | None) 
     )
     log.info(
         "Checking authorization failed",
-        component="ACCESS",
         id=20436,
         user=user,
         error={

@@ -29,7 +29,7 @@ from shard_client.errors import CommandError
 from shard_client.wire.authentication import EXTERNAL, X509
 from shard_client.wire.tls import Certificate
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="ACCESS")
 
 _LONGEST_NAME = 256
 _MECHANISMS = frozenset({"SCRAM-SHA-1", "SCRAM-SHA-256", "MONGODB-X509", "PLAIN", "GSSAPI"})
@@ -97,7 +97,7 @@ class LoginLog:
 
     def _log(self, event: str, number: int, **attributes: str) -> None:
         line = {**self._attempt, "remote": self._peer, "extraInfo": {}, **attributes}
-        log.info(event, component="ACCESS", id=number, **line)
+        log.info(event, id=number, **line)
 
 
 def scram_user(payload: object) -> str:

@@ -22,7 +22,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.documents import encode
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="ACCESS")
 
 
 MOST_DRIFT = 365 * 24 * 60 * 60
@@ -176,7 +176,7 @@ class SignedTimes:
             try:
                 await self._read()
             except NetworkError as error:
-                log.warning("cannot read the signing keys", component="ACCESS", error=str(error))
+                log.warning("cannot read the signing keys", error=str(error))
                 pause = _RETRY_SECONDS
             except CommandError as error:
                 if error.code == ErrorCode.Unauthorized:
@@ -184,13 +184,12 @@ class SignedTimes:
                     log.info(
                         "The router's user may not read the keys of cluster times; clients get "
                         "times that servers have signed",
-                        component="ACCESS",
                     )
                     return
-                log.warning("cannot read the signing keys", component="ACCESS", error=str(error))
+                log.warning("cannot read the signing keys", error=str(error))
                 pause = _RETRY_SECONDS
             except Exception:  # the reading of keys must continue
-                log.exception("Unexpected error", component="ACCESS")
+                log.exception("Unexpected error")
             if not self._keys:
                 pause = _RETRY_SECONDS
             await asyncio.sleep(pause)
@@ -202,7 +201,7 @@ class SignedTimes:
                 if asyncio.get_running_loop().time() - self._read_at >= _LEAST_PAUSE:
                     await self._read()
         except (CommandError, NetworkError) as error:
-            log.warning("cannot read the signing keys", component="ACCESS", error=str(error))
+            log.warning("cannot read the signing keys", error=str(error))
 
     async def _read(self) -> None:
         self._read_at = asyncio.get_running_loop().time()

@@ -24,7 +24,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="ACCESS")
 
 REFRESH_SECONDS = 30.0
 _MOST_ASKED = 500
@@ -194,14 +194,13 @@ class Users:
             except (CommandError, NetworkError) as error:
                 _log_failure(error)
             except Exception:  # the refreshing of users must continue
-                log.exception("Unexpected error", component="ACCESS")
+                log.exception("Unexpected error")
 
     def _renew(self, user: User, entry: Mapping[str, Any] | None) -> None:
         before = user.privileges
         if entry is None or entry.get("userId") != user.user_id:
             log.info(
                 "Removed deleted user from session cache of user information",
-                component="ACCESS",
                 id=20245,
                 user=str(user),
             )
@@ -241,6 +240,5 @@ def _update(user: User, entry: Mapping[str, Any]) -> None:
 def _log_failure(error: Exception) -> None:
     log.warning(
         "Could not fetch updated user privilege information; continuing to use old information",
-        component="ACCESS",
         error=str(error) or "no answer in time",
     )

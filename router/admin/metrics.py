@@ -1,5 +1,6 @@
 """The router's metrics in the formats of Prometheus and OpenMetrics (docs/admin.md)."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
@@ -27,193 +28,114 @@ _PREFIX: Final = "mergerouter_"
 
 
 class Row(NamedTuple):
-    """One metric: its kind, its name without the prefix, its help and where its values are.
+    """One metric: its kind, its name without the prefix, where its values are, and its help.
 
-    ``path`` leads to the values, from the document of ``_figures``. Each ``*`` in it stands for all
-    names at its position, which are the values of ``labels``.
+    ``path`` leads to the values, from the document of ``_figures``. A label in it, in braces,
+    stands for all names at its position, which are its values.
     """
 
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily] | type[HistogramMetricFamily]
     name: str
-    text: str
     path: str
-    labels: Sequence[str] = ()
+    text: str
+
+    @property
+    def labels(self) -> list[str]:
+        """The labels in the path."""
+        return _LABEL.findall(self.path)
 
 
+_LABEL: Final = re.compile(r"{(\w+)}")
 _OURS: Final = "status.mergerouter."
 _GAUGE, _COUNTER, _HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
 
 ROWS: Final = (
-    Row(_GAUGE, "workers_expected", "Processes that should serve clients.", "expected"),
-    Row(_GAUGE, "workers", "Processes that serve clients.", "running"),
-    Row(_GAUGE, "start_time_seconds", "Time of the start since 1970.", "started"),
-    Row(
-        _GAUGE,
-        "certificate_expiry_seconds",
-        "Time since 1970 at which the certificate that clients see expires.",
-        "status.security.SSLServerCertificateExpirationDate",
-    ),
-    Row(_COUNTER, "cpu_seconds", "CPU time used by each process.", "by_worker.*.cpuTime",
-        ["worker"]),
-    Row(_GAUGE, "resident_memory_bytes", "RAM used by each process.",
-        "by_worker.*.residentBytes", ["worker"]),
-    Row(
-        _HISTOGRAM,
-        "event_loop_lag_seconds",
-        "How late timers of each process ran, measured four times a second.",
-        "by_worker.*.loopLag",
-        ["worker"],
-    ),
-    Row(
-        _COUNTER,
-        "unwritten_log_lines",
-        "Writes of log lines that failed; getLog still returns the latest of these lines.",
-        "unwrittenLogLines",
-    ),
-    Row(_GAUGE, "client_connections", "Open connections of drivers.",
-        "status.connections.current"),
-    Row(_COUNTER, "client_connections_created", "Connections that drivers have made.",
-        "status.connections.totalCreated"),
-    Row(_COUNTER, "client_received_bytes", "Bytes received from drivers.",
-        "status.network.bytesIn"),
-    Row(_COUNTER, "client_sent_bytes", "Bytes sent to drivers.", "status.network.bytesOut"),
-    Row(_COUNTER, "client_requests", "Requests of drivers by kind.", "status.opcounters.*",
-        ["kind"]),
-    Row(_COUNTER, "passed_through_requests", "Requests passed to the upstream mongos.",
-        "status.metrics.passedThrough"),
-    Row(_COUNTER, "errors", "Errors sent to drivers by code.", "errors.*", ["code"]),
-    Row(
-        _COUNTER,
-        "refused",
-        "Cursors and streams refused, by the parameter that limits them.",
-        "refused.*",
-        ["parameter"],
-    ),
-    Row(_GAUGE, "cursors", "Open cursors of clients.", "cursors"),
-    Row(
-        _GAUGE,
-        "streams",
-        "Different open streams; clients with identical requests share one.",
-        _OURS + "differentStreams",
-    ),
-    Row(
-        _GAUGE,
-        "streams_waiting",
-        "Streams with events that the low watermark holds back.",
-        "waitingStreams",
-    ),
-    Row(_GAUGE, "buffered_bytes", "Memory of the events that streams hold.", "heldBytes"),
-    Row(
-        _GAUGE,
-        "buffer_limit_bytes",
-        "Memory beyond which only empty buffers are filled (totalBufferBytes).",
-        "bufferLimitBytes",
-    ),
-    Row(
-        _GAUGE,
-        "largest_user_buffered_bytes",
-        "Memory of the events that one user's streams hold: that of the user with the most.",
-        "largestUser",
-    ),
-    Row(
-        _GAUGE,
-        "user_buffer_limit_bytes",
+    Row(_GAUGE, "workers_expected", "expected", "Processes that should serve clients."),
+    Row(_GAUGE, "workers", "running", "Processes that serve clients."),
+    Row(_GAUGE, "start_time_seconds", "started", "Time of the start since 1970."),
+    Row(_GAUGE, "certificate_expiry_seconds", "status.security.SSLServerCertificateExpirationDate",
+        "Time since 1970 at which the certificate that clients see expires."),
+    Row(_COUNTER, "cpu_seconds", "by_worker.{worker}.cpuTime", "CPU time used by each process."),
+    Row(_GAUGE, "resident_memory_bytes", "by_worker.{worker}.residentBytes",
+        "RAM used by each process."),
+    Row(_HISTOGRAM, "event_loop_lag_seconds", "by_worker.{worker}.loopLag",
+        "How late timers of each process ran, measured four times a second."),
+    Row(_COUNTER, "unwritten_log_lines", "unwrittenLogLines",
+        "Writes of log lines that failed; getLog still returns the latest of these lines."),
+    Row(_GAUGE, "client_connections", "status.connections.current", "Open connections of drivers."),
+    Row(_COUNTER, "client_connections_created", "status.connections.totalCreated",
+        "Connections that drivers have made."),
+    Row(_COUNTER, "client_received_bytes", "status.network.bytesIn",
+        "Bytes received from drivers."),
+    Row(_COUNTER, "client_sent_bytes", "status.network.bytesOut", "Bytes sent to drivers."),
+    Row(_COUNTER, "client_requests", "status.opcounters.{kind}", "Requests of drivers by kind."),
+    Row(_COUNTER, "passed_through_requests", "status.metrics.passedThrough",
+        "Requests passed to the upstream mongos."),
+    Row(_COUNTER, "errors", "errors.{code}", "Errors sent to drivers by code."),
+    Row(_COUNTER, "refused", "refused.{parameter}",
+        "Cursors and streams refused, by the parameter that limits them."),
+    Row(_GAUGE, "cursors", "cursors", "Open cursors of clients."),
+    Row(_GAUGE, "streams", _OURS + "differentStreams",
+        "Different open streams; clients with identical requests share one."),
+    Row(_GAUGE, "streams_waiting", "waitingStreams",
+        "Streams with events that the low watermark holds back."),
+    Row(_GAUGE, "buffered_bytes", "heldBytes", "Memory of the events that streams hold."),
+    Row(_GAUGE, "buffer_limit_bytes", "bufferLimitBytes",
+        "Memory beyond which only empty buffers are filled (totalBufferBytes)."),
+    Row(_GAUGE, "largest_user_buffered_bytes", "largestUser",
+        "Memory of the events that one user's streams hold: that of the user with the most."),
+    Row(_GAUGE, "user_buffer_limit_bytes", "userBufferLimitBytes",
         "Memory of one user's streams beyond which only their empty buffers are filled "
-        "(userBufferBytes).",
-        "userBufferLimitBytes",
-    ),
-    Row(
-        _HISTOGRAM,
-        "low_watermark_wait_seconds",
-        "Time for which events waited for the low watermark, once for each batch or more.",
-        "lowWatermarkWaits",
-    ),
-    Row(
-        _HISTOGRAM,
-        "reply_delay_seconds",
-        "Time from the release of events until the reply to a waiting client is begun.",
-        "replyDelays",
-    ),
-    Row(_COUNTER, "delivered_events", "Change events given to clients.", "delivered.events"),
-    Row(_COUNTER, "delivered_event_bytes", "Bytes of these change events.", "delivered.bytes"),
-    *(
-        Row(_COUNTER, name, text, f"{_OURS}members.*.{field}", ["shard"])
-        for name, field, text in (
-            ("openings", "openings", "Cursors opened on the replica set."),
-            ("get_mores", "getMores", "getMore commands sent to the replica set."),
-            ("noop_commands", "noopCommands",
-             "Commands that made an idle replica set's oplog advance."),
-            ("noop_writes", "noopWrites", "Oplog entries written by no-op writes."),
-            ("noop_write_bytes", "noopWriteBytes", "Bytes that these oplog entries take."),
-            ("reopenings", "reopenings", "Failures after which a cursor was opened again."),
-            ("received_events", "events", "Change events received from the replica set."),
-            ("received_event_bytes", "eventBytes", "Bytes of these change events."),
-        )
-    ),
-    Row(
-        _GAUGE,
-        "member_connections",
-        "Connections to each member, without the monitor's.",
-        "pooled.*.*",
-        ["member", "state"],
-    ),
-    Row(_COUNTER, "member_connections_created", "Connections made to each member.",
-        f"{_OURS}memberConnections.*.created", ["member"]),
-    Row(
-        _GAUGE,
-        "watermark_timestamp_seconds",
+        "(userBufferBytes)."),
+    Row(_HISTOGRAM, "low_watermark_wait_seconds", "lowWatermarkWaits",
+        "Time for which events waited for the low watermark, once for each batch or more."),
+    Row(_HISTOGRAM, "reply_delay_seconds", "replyDelays",
+        "Time from the release of events until the reply to a waiting client is begun."),
+    Row(_COUNTER, "delivered_events", "delivered.events", "Change events given to clients."),
+    Row(_COUNTER, "delivered_event_bytes", "delivered.bytes", "Bytes of these change events."),
+    Row(_COUNTER, "openings", _OURS + "members.{shard}.openings",
+        "Cursors opened on the replica set."),
+    Row(_COUNTER, "get_mores", _OURS + "members.{shard}.getMores",
+        "getMore commands sent to the replica set."),
+    Row(_COUNTER, "noop_commands", _OURS + "members.{shard}.noopCommands",
+        "Commands that made an idle replica set's oplog advance."),
+    Row(_COUNTER, "noop_writes", _OURS + "members.{shard}.noopWrites",
+        "Oplog entries written by no-op writes."),
+    Row(_COUNTER, "noop_write_bytes", _OURS + "members.{shard}.noopWriteBytes",
+        "Bytes that these oplog entries take."),
+    Row(_COUNTER, "reopenings", _OURS + "members.{shard}.reopenings",
+        "Failures after which a cursor was opened again."),
+    Row(_COUNTER, "received_events", _OURS + "members.{shard}.events",
+        "Change events received from the replica set."),
+    Row(_COUNTER, "received_event_bytes", _OURS + "members.{shard}.eventBytes",
+        "Bytes of these change events."),
+    Row(_GAUGE, "member_connections", "pooled.{member}.{state}",
+        "Connections to each member, without the monitor's."),
+    Row(_COUNTER, "member_connections_created", _OURS + "memberConnections.{member}.created",
+        "Connections made to each member."),
+    Row(_GAUGE, "watermark_timestamp_seconds", "targets.{shard}.watermark",
         "Cluster time up to which the replica set's events are known, in the last of the streams "
-        "for which clients wait.",
-        "targets.*.watermark",
-        ["shard"],
-    ),
-    Row(
-        _GAUGE,
-        "watermark_lag_seconds",
-        "Time since that cluster time, by the router's clock, in whole seconds.",
-        "lags.*",
-        ["shard"],
-    ),
-    Row(
-        _GAUGE,
-        "client_lag_seconds",
+        "for which clients wait."),
+    Row(_GAUGE, "watermark_lag_seconds", "lags.{shard}",
+        "Time since that cluster time, by the router's clock, in whole seconds."),
+    Row(_GAUGE, "client_lag_seconds", "clients.{client}.{namespace}",
         "Time for which a client leaves events unread that it could have: of the clients of each "
-        "process that are farthest behind.",
-        "clients.*.*",
-        ["client", "namespace"],
-    ),
-    Row(
-        _GAUGE,
-        "streams_held",
-        "Streams of which the replica set is the slowest shard, by reason.",
-        "held.*.*",
-        ["shard", "reason"],
-    ),
-    Row(_GAUGE, "member_cursors", "Open cursors on the replica set.", "targets.*.cursors",
-        ["shard"]),
-    Row(_GAUGE, "failing_cursors", "Cursors on the replica set that are being reopened.",
-        "targets.*.failing", ["shard"]),
-    Row(_GAUGE, "member_buffered_bytes", "Memory of events not read by clients yet.",
-        "targets.*.bufferedBytes", ["shard"]),
-    Row(_GAUGE, "replica_set_up",
-        "Whether the primary of the replica set answers, and lets the router read: 1 or 0.",
-        "checks.*.usable", ["shard"]),
-    Row(
-        _GAUGE,
-        "oplog_oldest_timestamp_seconds",
-        "Cluster time of the oldest entry in the primary's oplog.",
-        "shards.*.oldest",
-        ["shard"],
-    ),
-    Row(
-        _GAUGE,
-        "history_left_seconds",
-        "Seconds of oplog between its oldest entry and the farthest behind client: those with "
-        "a cursor (place=cursor), or those that left one within a day (place=departed). +Inf "
-        "while the oplog is complete since the replica set was initiated.",
-        "historyLeft.*.*",
-        ["place", "shard"],
-    ),
+        "process that are farthest behind."),
+    Row(_GAUGE, "streams_held", "held.{shard}.{reason}",
+        "Streams of which the replica set is the slowest shard, by reason."),
+    Row(_GAUGE, "member_cursors", "targets.{shard}.cursors", "Open cursors on the replica set."),
+    Row(_GAUGE, "failing_cursors", "targets.{shard}.failing",
+        "Cursors on the replica set that are being reopened."),
+    Row(_GAUGE, "member_buffered_bytes", "targets.{shard}.bufferedBytes",
+        "Memory of events not read by clients yet."),
+    Row(_GAUGE, "replica_set_up", "checks.{shard}.usable",
+        "Whether the primary of the replica set answers, and lets the router read: 1 or 0."),
+    Row(_GAUGE, "oplog_oldest_timestamp_seconds", "shards.{shard}.oldest",
+        "Cluster time of the oldest entry in the primary's oplog."),
+    Row(_GAUGE, "history_left_seconds", "historyLeft.{place}.{shard}",
+        "Seconds of oplog between its oldest entry and the farthest behind client: those with a "
+        "cursor (place=cursor), or those that left one within a day (place=departed). +Inf while "
+        "the oplog is complete since the replica set was initiated."),
 )  # fmt: skip
 
 
@@ -302,7 +224,7 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
 
 
 def _values(found: Any, path: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
-    """Yield the values at the path's end, each with the names that its stars stand for."""
+    """Yield the values at the path's end, each with the names that its labels stand for."""
     if found is None:
         return
     if not path:
@@ -310,9 +232,10 @@ def _values(found: Any, path: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
         return
     first, *rest = path
     assert isinstance(found, Mapping)
-    for name in found if first == "*" else [first]:
+    is_label = first.startswith("{")
+    for name in found if is_label else [first]:
         for labels, value in _values(found.get(name), rest):
-            yield ([name, *labels] if first == "*" else labels), value
+            yield ([name, *labels] if is_label else labels), value
 
 
 def _number(value: Any) -> float:

@@ -23,7 +23,7 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from router.tls.sockets import AcceptingPort
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 
 def render_page(view: Mapping[str, Any]) -> tuple[str, str]:
@@ -162,7 +162,7 @@ class AdminServer(AcceptingPort):
             try:
                 sample = sample_of(await self._collect(False))
             except Exception:  # the page goes on without this sample
-                log.exception("Unexpected error", component="NETWORK", task="history")
+                log.exception("Unexpected error", task="history")
                 continue
             if sample is not None:
                 self._history.add(sample)
@@ -180,7 +180,7 @@ class AdminServer(AcceptingPort):
                 status=refusal.status, text=refusal.text, headers=refusal.headers
             )
         except Exception:  # a page's bug must not reach the client as a traceback
-            log.exception("Unexpected error", component="NETWORK", path=request.path)
+            log.exception("Unexpected error", path=request.path)
             response = web.Response(status=500, text="unexpected error; see the log\n")
         response.headers.update(_HEADERS)
         response.force_close()
@@ -278,11 +278,10 @@ class _HttpLog:
         if isinstance(exc_info, HttpProcessingError | web.RequestPayloadError):
             log.warning(
                 "Refused a request on the admin port that is not valid HTTP",
-                component="NETWORK",
                 reason=type(exc_info).__name__,
             )
         else:
-            log.error("Unexpected error", component="NETWORK", exc_info=exc_info)
+            log.error("Unexpected error", exc_info=exc_info)
 
 
 def _token_of(authorization: str) -> bytes | None:

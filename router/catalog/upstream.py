@@ -28,7 +28,7 @@ from shard_client.wire.connection import Address, Connection, format_address, pa
 from shard_client.wire.connection_pool import ConnectionPool, PoolLimits
 from shard_client.wire.frames import with_field
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _TIMEOUT = 5.0
 """Seconds for one attempt to connect, or to find a primary."""
@@ -189,7 +189,6 @@ class UpstreamMongos:
             if index != self.chosen and generation == self.generation:
                 log.warning(
                     "Upstream mongos has failed; using the next",
-                    component="NETWORK",
                     failures=failures,
                     next=f"{host}:{port}",
                 )
@@ -197,7 +196,7 @@ class UpstreamMongos:
                 if self._moved is not None:
                     self._moved(self)
             return connection
-        log.warning("Upstream mongos is unreachable", component="NETWORK", failures=failures)
+        log.warning("Upstream mongos is unreachable", failures=failures)
         raise CommandError(
             ErrorCode.HostUnreachable, "the upstream mongos is unreachable: " + "; ".join(failures)
         )

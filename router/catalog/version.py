@@ -16,7 +16,7 @@ from router.catalog.cluster import Cluster
 from router.catalog.upstream import UpstreamMongos
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="SHARDING")
 
 
 _OURS = "mergerouter"
@@ -121,7 +121,6 @@ class ClusterVersion:
             except _Failure as error:
                 log.warning(
                     "No server of the cluster answers; trying on",
-                    component="SHARDING",
                     error=str(error),
                 )
                 await asyncio.sleep(self._retry_pause)
@@ -138,7 +137,7 @@ class ClusterVersion:
             try:
                 await self._ask_all()
             except _Failure as error:
-                log.debug("Cannot read versions", component="SHARDING", error=str(error))
+                log.debug("Cannot read versions", error=str(error))
 
     async def _ask_all(self) -> None:
         """Update ``_known``; raises the last failure if no version is known."""
@@ -159,7 +158,7 @@ class ClusterVersion:
         if lowest != self._told:
             self._told = lowest
             self._changed(lowest)
-            log.info("Speaking for a cluster", component="SHARDING", version=lowest.version)
+            log.info("Speaking for a cluster", version=lowest.version)
 
     async def _ask(
         self, target: str, host: str | None, failures: list[NetworkError]
@@ -180,6 +179,6 @@ class ClusterVersion:
                 return ServerIdentity.of_server(connection.hello, build_info)
         except (*_Failure, TimeoutError) as error:
             failure = NetworkError(f"{target or 'the upstream'} reports no version: {error!r}")
-            log.debug(str(failure), component="SHARDING")
+            log.debug(str(failure))
             failures.append(failure)
             return None

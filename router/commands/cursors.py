@@ -1,4 +1,7 @@
-"""getMore and killCursors of merged cursors; those of other cursors go to the upstream."""
+"""The commands of merged cursors, and of the sessions that they end with.
+
+Those of other cursors, and all of sessions, go to the upstream as well.
+"""
 
 from collections.abc import Mapping
 from typing import Any, Final
@@ -11,6 +14,7 @@ from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
 from router.commands.elsewhere import (
     ANYBODY,
+    everywhere_else,
     get_more_elsewhere,
     is_elsewhere,
     kill_elsewhere,
@@ -144,3 +148,53 @@ async def kill_cursors(call: Call) -> AnyAnswer:
 def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
     for name, kept in lists.items():
         kept.extend(reply.get(name, ()))
+
+
+_NAMED_IN_ERRORS = {"killSessions": "KillSessionsCmd"}
+
+
+@answers("endSessions", help="end sessions", while_quiescing=True, api_versions=("1",))
+@answers("killSessions", help="kill sessions", while_quiescing=True)
+async def end_sessions(call: Call) -> AnyAnswer:
+    """Kill the merged cursors of the named sessions, then pass the command to the upstream.
+
+    Only killSessions kills one whose getMore is in flight, as at mongos.
+
+    Raises:
+        CommandError: the sessions are not a list of documents with an id.
+    """
+    busy = call.name == "killSessions"
+    call.node.cursors.end_sessions(_session_ids(call), call.user_name, busy=busy)
+    return await _everywhere_else(call)
+
+
+@answers("refreshSessions", help="keep sessions", api_versions=("1",))
+async def refresh_sessions(call: Call) -> AnyAnswer:
+    """Restart the idle time of the named sessions, here and in the upstream.
+
+    Raises:
+        CommandError: the sessions are not a list of documents with an id.
+    """
+    call.node.cursors.refresh_sessions(_session_ids(call), call.user_name)
+    return await _everywhere_else(call)
+
+
+async def _everywhere_else(call: Call) -> AnyAnswer:
+    await everywhere_else(call)
+    return PASS_THROUGH if call.upstream is not None else Answer({})
+
+
+def _session_ids(call: Call) -> list[bytes]:
+    sessions: Any = call.command[call.name]
+    if not isinstance(sessions, list):
+        within = _NAMED_IN_ERRORS.get(call.name, call.name)
+        raise wrong_type(f"{within}.{call.name}", sessions, "array")
+    ids = []
+    for index, session in enumerate(sessions):
+        path = f"{call.name}.{call.name}.{index}"
+        if not isinstance(session, Mapping):
+            raise wrong_type(path, session, "object")
+        if not isinstance(session.get("id"), bytes):
+            raise wrong_type(f"{path}.id", session.get("id"), "binData")
+        ids.append(bytes(session["id"]))
+    return ids

@@ -18,7 +18,7 @@ from shard_client.errors import NetworkError
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import BODY_OFFSET, build_msg
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 ANYBODY: Final = "*"
 """The name of a user that may act on all users' cursors; a real user's name has an @."""
@@ -117,6 +117,4 @@ def _for_user(call: Call, command: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _log_lost(owner: Peer, error: NetworkError) -> None:
     """Log that a worker is gone, and its cursors with it."""
-    log.info(
-        "The cursor's worker is gone", component="NETWORK", asked=owner.number, error=str(error)
-    )
+    log.info("The cursor's worker is gone", asked=owner.number, error=str(error))

@@ -36,52 +36,38 @@ def check_client_metadata(metadata: object) -> Mapping[str, Any]:
             f"The client metadata document must be less then or equal to {_MOST_BYTES}bytes",
         )
     for name, value in metadata.items():
+        if name not in ("application", *_REQUIRED):
+            continue
+        if not isinstance(value, Mapping):
+            raise CommandError(
+                ErrorCode.TypeMismatch,
+                f"The '{name}' field is required to be a BSON document {_WHERE}",
+            )
+        for field in _REQUIRED.get(name, ()):
+            if field not in value:
+                raise _missing(f"field '{name}.{field}'")
+            _check_text(f"{name}.{field}", value[field])
         if name == "application":
-            _check_application(value)
-        elif name in _REQUIRED:
-            _check_fields(name, _document(name, value))
+            _check_text("application.name", value.get("name", ""), _MOST_NAME_BYTES)
     for name in _REQUIRED:
         if name not in metadata:
-            raise CommandError(
-                ErrorCode.ClientMetadataMissingField,
-                f"Missing required sub-document '{name}' {_WHERE}",
-            )
+            raise _missing(f"sub-document '{name}'")
     return metadata
 
 
-def _check_application(application: object) -> None:
-    name = _document("application", application).get("name", "")
-    _check_text("application.name", name)
-    if len(name.encode()) > _MOST_NAME_BYTES:
-        raise CommandError(
-            ErrorCode.ClientMetadataAppNameTooLarge,
-            f"The 'application.name' field must be less then or equal to {_MOST_NAME_BYTES} bytes "
-            f"{_WHERE}",
-        )
+def _missing(what: str) -> CommandError:
+    message = f"Missing required {what} {_WHERE}"
+    return CommandError(ErrorCode.ClientMetadataMissingField, message)
 
 
-def _check_fields(path: str, document: Mapping[str, Any]) -> None:
-    for field in _REQUIRED[path]:
-        if field not in document:
-            raise CommandError(
-                ErrorCode.ClientMetadataMissingField,
-                f"Missing required field '{path}.{field}' {_WHERE}",
-            )
-        _check_text(f"{path}.{field}", document[field])
-
-
-def _document(path: str, value: object) -> Mapping[str, Any]:
-    if not isinstance(value, Mapping):
-        raise CommandError(
-            ErrorCode.TypeMismatch,
-            f"The '{path}' field is required to be a BSON document {_WHERE}",
-        )
-    return value
-
-
-def _check_text(path: str, value: object) -> None:
+def _check_text(path: str, value: object, most_bytes: int | None = None) -> None:
     if not isinstance(value, str):
         raise CommandError(ErrorCode.TypeMismatch, f"The '{path}' field must be a string {_WHERE}")
+    if most_bytes is not None and len(value.encode()) > most_bytes:
+        raise CommandError(
+            ErrorCode.ClientMetadataAppNameTooLarge,
+            f"The '{path}' field must be less then or equal to {most_bytes} bytes {_WHERE}",
+        )
 
 
 SESSION_TIMEOUT_MINUTES = 30

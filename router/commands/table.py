@@ -16,7 +16,6 @@ from router.commands import (  # noqa: F401 - each adds its commands
     parameters,
     process_status,
     server_status,
-    sessions,
 )
 from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command, answers

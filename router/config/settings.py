@@ -239,35 +239,22 @@ class Settings(Section):
         return value
 
     @model_validator(mode="after")
-    def _parameters_are_known(self) -> Self:
-        parse_parameters(self.set_parameter)
-        return self
-
-    @model_validator(mode="after")
-    def _has_one_deployment(self) -> Self:
-        if self.replication.replica_set is not None:
-            for name, value in (
-                ("sharding.configDB", self.sharding.config_db),
-                ("upstream", self.upstream),
-            ):
-                if value is not None:
-                    raise ValueError(
-                        f"replication.replicaSet excludes {name}: a replica set has no config "
-                        "server, and gets the other commands itself"
-                    )
-        return self
-
-    @model_validator(mode="after")
-    def _one_process_tests_commands(self) -> Self:
-        if self.workers > 1 and self.parameters["enableTestCommands"]:
+    def _is_consistent(self) -> Self:
+        parameters = self.parameters  # all of them are known
+        for name, value in (
+            ("sharding.configDB", self.sharding.config_db),
+            ("upstream", self.upstream),
+        ):
+            if value is not None and not self.sharded:
+                raise ValueError(
+                    f"replication.replicaSet excludes {name}: a replica set has no config server, "
+                    "and gets the other commands itself"
+                )
+        if self.workers > 1 and parameters["enableTestCommands"]:
             raise ValueError(
                 "setParameter.enableTestCommands requires workers: 1, since a fail point acts in "
                 "one process"
             )
-        return self
-
-    @model_validator(mode="after")
-    def _certificate_is_sent(self) -> Self:
         if self.security.by_certificate and not self.net.tls.towards_cluster:
             raise ValueError(
                 f"security.clusterAuthMode {self.security.cluster_auth_mode} requires TLS towards "

@@ -25,7 +25,7 @@ from router.stream.admission import Admission, Quota
 from router.stream.client_reader import ClientReader
 from router.stream.loads import MemberLoads
 from router.stream.log_reader import Batch
-from router.stream.noop_writer import NoOpWriter
+from router.stream.noop_writer import NoOpWriter, StreamResources
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from router.stream_settings import StreamSettings
@@ -65,9 +65,8 @@ class CursorRegistry:
         self.memory = Memory(self._settings.total_buffer_bytes, self._settings.user_buffer)
         """The memory that the events of all streams take."""
         self.admission = Admission(self._settings, self.memory)
-        self._streams = OpenStreams(
-            cluster, self._noop_writer, self._settings, self.admission, self.memory
-        )
+        resources = StreamResources(cluster, self._settings, self._noop_writer, self.memory)
+        self._streams = OpenStreams(resources, self.admission)
         self._reads: UpstreamReads | None = None
         if mongos is not None:
             self._reads = UpstreamReads(mongos, cluster.clock, self._settings, sent_time=sent_time)
@@ -349,11 +348,7 @@ class CursorRegistry:
                 "with changeStreamPreAndPostImages",
             )
         self.admission.admit_lookup(quota, self._cluster.targets)
-        return await CompletingReader.open(
-            self._streams, quota, plan, self._reads, self.memory.of(quota.user),
-            enough=self._settings.reply_target_bytes,
-            same_collection=self._cluster.token_version < 2,
-        )  # fmt: skip
+        return await CompletingReader.open(self._streams, quota, plan, self._reads)
 
     def _new_id(self) -> int:
         while True:

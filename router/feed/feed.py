@@ -2,10 +2,9 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 import anyio
 import structlog
@@ -13,9 +12,10 @@ from bson import json_util
 
 from router.access.login import AccessControl
 from router.access.users import User
-from router.client_limits import ClientLimits, ConnectionCounts
+from router.client_limits import ConnectionCounts
+from router.commands.call import Node
+from router.config.settings import Feed
 from router.cursors.cursor import Owner
-from router.cursors.registry import CursorRegistry
 from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
 from router.stream.log_reader import Batch
@@ -26,8 +26,9 @@ from shard_client.errors import CommandError
 from shard_client.wire.connection import probe_peer
 from shard_client.wire.documents import decode
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="FEED")
 
+_MS = 0.001
 _LONGEST_LINE = 1024 * 1024
 MOST_CLIENTS = 1000
 _EVENTS_A_BATCH = 1000
@@ -44,47 +45,32 @@ class FeedPort(AcceptingPort):
     (docs/feed.md). Use it as an async context manager.
 
     Args:
-        cursors: the registry in which streams are opened.
-        request_wait: seconds to wait for a client's request line.
-        default: the request of a client that sends no line.
+        node: the process; the limits of clients apply to their logins.
+        settings: the wait for a client's request, and the request of one that sends none.
         most: maximum number of connections.
-        access: the users, if clients have to log in.
-        limits: the limits of clients, which apply to their logins.
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
     """
 
     def __init__(
         self,
-        cursors: CursorRegistry,
+        node: Node,
+        settings: Feed,
         *,
-        request_wait: float = 0.2,
-        default: Mapping[str, Any] | None = None,
         most: int = MOST_CLIENTS,
-        access: AccessControl | None = None,
-        limits: ClientLimits | None = None,
         handshakes: Handshakes | None = None,
     ) -> None:
         super().__init__(handshakes, self._arriving, ConnectionCounts(most))
-        self._cursors = cursors
-        self._request_wait = request_wait
-        self._default = dict(default or {})
-        self._access = access
-        self._limits = limits or ClientLimits()
+        self._cursors = node.cursors
+        self._request_wait = settings.request_wait_ms * _MS
+        self._default = settings.watch
+        self._access = node.access
+        self._limits = node.client_limits
         # A client can make the router hold twice as many bytes while none of its lines is read.
         self._held = self._limits.message_size_before_login
-        self._stopped = False
-
-    async def _end(self) -> None:
-        self._stopped = True
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
-        if self._handshakes is not None:
-            await self._handshakes.connect(connection, partial(self._protocol_of, self._accept))
-            return
-        await asyncio.get_running_loop().connect_accepted_socket(
-            partial(self._protocol_of, self._accept), connection
-        )
+        await self._connect(connection, partial(self._protocol_of, self._accept))
 
     def _protocol_of(
         self, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
@@ -101,17 +87,10 @@ class FeedPort(AcceptingPort):
         return self._protocol_of(accept)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._stopped:  # accepted in the same iteration of the loop as the stop
-            writer.transport.abort()
-            return
         peer = writer.get_extra_info("peername")
         address = peer[0] if peer else None
-        if not self._counts.admits(address):
-            self._counts.log_refusal(address, asyncio.get_running_loop().time())
-            writer.transport.abort()
-            return
-        self._counts.begun(address)
-        self.run(self._serve, reader, writer, address)
+        if self._admits(writer.transport, address):
+            self.run(self._serve, reader, writer, address)
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None
@@ -122,9 +101,9 @@ class FeedPort(AcceptingPort):
             probe_peer(writer.transport, idle=10, interval=5, times=3)
             await self._answer(reader, writer)
         except ConnectionError as error:
-            log.info("Feed's client is gone", component="FEED", client=peer, error=str(error))
+            log.info("Feed's client is gone", client=peer, error=str(error))
         except Exception:  # one feed's bug must not end the others
-            log.exception("Unexpected error in a feed", component="FEED", client=peer)
+            log.exception("Unexpected error in a feed", client=peer)
         finally:
             await _close(writer)
             self._counts.ended(address)
@@ -149,9 +128,8 @@ class FeedPort(AcceptingPort):
         self, access: AccessControl, lines: Lines, writer: asyncio.StreamWriter
     ) -> User:
         """Let the client log in; raises ValueError, CommandError."""
-        peer, limits = writer.get_extra_info("peername"), self._limits
-        name = f"{peer[0]}:{peer[1]}" if peer else "unknown"
-        login = access.login(name, peer_certificate(writer.transport))
+        limits, certificate = self._limits, peer_certificate(writer.transport)
+        login = access.login(_client_of(writer), certificate)
         try:
             async with asyncio.timeout(limits.login_time + limits.failed_login_delay):
                 return await log_client_in(login, lines, self._held)
@@ -175,11 +153,9 @@ class FeedPort(AcceptingPort):
     async def _write_stream(
         self, watch: Watch, writer: asyncio.StreamWriter, user: User | None
     ) -> None:
-        peer = writer.get_extra_info("peername")
-        name = None if user is None else str(user)
+        name, peer = None if user is None else str(user), writer.get_extra_info("peername")
         host = peer[0] if peer else None
-        label = f"{peer[0]}:{peer[1]} feed" if peer else "feed"
-        owner = Owner(user=name, client=host, connection=label)
+        owner = Owner(user=name, client=host, connection=f"{_client_of(writer)} feed")
         cursor, batch = await self._cursors.open(watch.request, owner, user=user)
         now = asyncio.get_running_loop().time
         wait, wrote_at = min(_AWAIT, watch.heartbeat or _AWAIT), now()
@@ -220,6 +196,12 @@ async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter)
     line = json_util.dumps({"resolved": decode(batch.pbrt)}, json_options=watch.form)
     writer.write(line.encode() + b"\n")
     await writer.drain()
+
+
+def _client_of(writer: asyncio.StreamWriter) -> str:
+    """Return a client's address and port."""
+    peer = writer.get_extra_info("peername")
+    return f"{peer[0]}:{peer[1]}" if peer else "unknown"
 
 
 def _check_peer(writer: asyncio.StreamWriter) -> None:

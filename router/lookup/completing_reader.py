@@ -36,7 +36,6 @@ class CompletingReader:
         plan: what follows the merge.
         reads: the way to the upstream.
         memory: the memory of the client's user.
-        enough: the bytes at which a reply is sent to a client that sets no batchSize.
         same_collection: whether the servers look documents up by the collection's UUID whatever
             the request says, as servers older than 7.0 do.
     """
@@ -49,14 +48,12 @@ class CompletingReader:
         reads: UpstreamReads,
         memory: Memory,
         *,
-        enough: int = 0,
         same_collection: bool = False,
     ) -> None:
         self.finished = False
         """Whether the last batch was the stream's end, or an error."""
         self._plan = plan
         self._reads = reads
-        self._enough = enough
         self._stages = UserStages(plan, reads) if plan.stages else None
         self._lookups = reads.settings.first_lookups
         """The most documents to look up at a time; adapted to their sizes."""
@@ -80,21 +77,14 @@ class CompletingReader:
 
     @classmethod
     async def open(
-        cls,
-        streams: OpenStreams,
-        quota: Quota,
-        plan: LookupPlan,
-        reads: UpstreamReads,
-        memory: Memory,
-        *,
-        enough: int,
-        same_collection: bool,
+        cls, streams: OpenStreams, quota: Quota, plan: LookupPlan, reads: UpstreamReads
     ) -> Self:
         """Return a reader from the start of the plan's request on.
 
         The user's stages are validated first, as by mongos. Raises CommandError.
         """
-        reader = cls(plan, reads, memory, enough=enough, same_collection=same_collection)
+        cluster, memory = streams.cluster, streams.resources.memory.of(quota.user)
+        reader = cls(plan, reads, memory, same_collection=cluster.token_version < 2)
         try:
             if reader._stages is not None:
                 await reader._stages.check(reader._held)
@@ -130,7 +120,7 @@ class CompletingReader:
                 size += self._hand_out(events, batch_size or None, size)
                 if self._completed or len(events) == batch_size:
                     break
-                if not batch_size and size >= self._enough:
+                if not batch_size and size >= self._reads.settings.reply_target_bytes:
                     break
                 if self._failure is not None:
                     if events:

@@ -34,7 +34,7 @@ class CursorIds:
     ) -> None:
         if not 1 <= worker <= MOST_WORKERS:
             raise ValueError(f"a worker's number is from 1 to {MOST_WORKERS}, not {worker}")
-        self._worker = worker
+        self.worker = worker
         self._mark = mark
         self._prefix = (mark << _WORKER_BITS | worker) << _RANDOM_BITS
         self._chance = chance

@@ -2,17 +2,19 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import structlog
 
-from router.catalog.upstream import ServerLink
+from router.catalog.upstream import ServerLink, UpstreamMongos
+from router.catalog.version import ServerIdentity
 from router.peers.cursor_ids import CursorIds
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.connection import Address, Connection
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 _CONNECT_TIMEOUT = 2.0
 _ANSWER_TIMEOUT = 2.0
@@ -65,7 +67,6 @@ class Peer:
                 self._paused_until = loop.time() + _PAUSE_AFTER_TIMEOUT
             log.warning(
                 "A worker does not answer",
-                component="CONTROL",
                 asked=self.number,
                 command=next(iter(command)),
                 error=str(error),
@@ -82,7 +83,6 @@ class Peers:
 
     Args:
         ids: this worker's cursor ids.
-        number: this worker's number.
         count: the number of workers.
         folder: the router's private folder.
         tell_parent: sends the parent a message, whose fields are the arguments.
@@ -91,17 +91,16 @@ class Peers:
     def __init__(
         self,
         ids: CursorIds,
-        number: int,
         count: int,
         folder: Path,
         tell_parent: Callable[..., None],
     ) -> None:
-        self.number = number
+        self.number = ids.worker
+        self.count = count
         self.tell_parent = tell_parent
         self._ids = ids
-        self._others = {
-            other: Peer(folder, other) for other in range(1, count + 1) if other != number
-        }
+        others = {*range(1, count + 1)} - {self.number}
+        self._others = {other: Peer(folder, other) for other in others}
 
     def new_cursor_id(self) -> int:
         """Return a new id for a cursor of this worker."""
@@ -111,6 +110,14 @@ class Peers:
         """Return the other worker that may own a cursor; None for our own and the upstream's."""
         number = self._ids.owner(cursor_id)
         return self._others.get(number) if number is not None else None
+
+    def announce(self, identity: ServerIdentity) -> None:
+        """Make all workers report the cluster's identity, through the parent."""
+        self.tell_parent(identity=asdict(identity))
+
+    def announce_upstream(self, upstream: UpstreamMongos) -> None:
+        """Make all workers use the mongos that this one has moved to, through the parent."""
+        self.tell_parent(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
 
     async def ask_all(self, database: str, command: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
         """Run a command on every other worker; return the answers received."""

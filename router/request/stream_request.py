@@ -133,8 +133,8 @@ class StreamRequest:
     ``collection`` is None for a stream of a database, or of the cluster if that is ``admin``.
     ``change_stream_options`` are the stage's options without the starting point; ``stages`` are the
     user's stages after it; ``extras`` are the aggregate's fields that are also sent to the shards
-    (collation, comment, let, hint, ...). ``batch_size`` is the client's (None: as many as fit).
-    ``passthrough_to_shard`` names the only shard to read, without a merge.
+    (collation, comment, let, hint, ...). ``passthrough_to_shard`` names the only shard to read,
+    without a merge.
     """
 
     database: str
@@ -142,7 +142,6 @@ class StreamRequest:
     change_stream_options: Mapping[str, Any] = field(default_factory=dict)
     stages: Sequence[Mapping[str, Any]] = ()
     start: Start = None
-    batch_size: int | None = None
     max_time_ms: int | None = None
     read_preference: Mapping[str, Any] | None = None
     extras: Mapping[str, Any] = field(default_factory=dict)
@@ -237,14 +236,12 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     check_namespace(spec, database, collection)
     splits = bool(stages) and stage_name(stages[-1]) == SPLIT
     passthrough, max_time = command.get("$_passthroughToShard"), command.get("maxTimeMS")
-    batch_size = command.get("cursor", {}).get("batchSize")
     return StreamRequest(
         database=database,
         collection=collection,
         change_stream_options={k: v for k, v in spec.items() if k not in STARTS},
         stages=tuple(stages),
         start=parse_start(spec, collection, splits=splits),
-        batch_size=None if batch_size is None else as_int64(batch_size),
         max_time_ms=None if max_time is None else as_int64(max_time),
         read_preference=command.get("$readPreference"),
         extras={name: command[name] for name in _PASSED_ON if name in command},

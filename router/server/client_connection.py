@@ -22,7 +22,7 @@ from router.commands.answer import (
     shutting_down,
     with_retry_labels,
 )
-from router.commands.call import Call, Client, Counters, Node, counted_name
+from router.commands.call import Call, Client, Node, counted_name
 from router.commands.elsewhere import take_user
 from router.commands.table import COMMANDS
 from router.cursors.cursor import Owner
@@ -38,7 +38,7 @@ from shard_client.wire.bson_slices import find
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
 _LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
@@ -56,22 +56,18 @@ class ClientConnection:
         stream: the frames of the connection.
         node: the state that all commands share.
         client: the client's state, as commands see it.
-        counters: the counters for the connection's traffic.
         shared: what the connection shares with others.
     """
 
-    def __init__(
-        self, stream: FrameStream, node: Node, client: Client, counters: Counters, shared: Shared
-    ) -> None:
+    def __init__(self, stream: FrameStream, node: Node, client: Client, shared: Shared) -> None:
         self.client = client
         self._stream = stream
         self._node = node
-        self._counters = counters
-        self._replies = ReplyWriter(stream, counters)
-        limits = node.client_limits
-        self._incoming = Incoming(stream, client, shared, limits, counters)
+        self._counters = shared.counters
+        self._replies = ReplyWriter(stream, shared.counters)
+        self._incoming = Incoming(stream, client, shared)
         self.idle = self._incoming.idle
-        self._deadlines = ClientDeadlines(limits, asyncio.get_running_loop().time())
+        self._deadlines = ClientDeadlines(shared.limits, asyncio.get_running_loop().time())
         self._task: asyncio.Task[None] | None = None
         self._interrupted = False
 
@@ -90,19 +86,17 @@ class ClientConnection:
         except ProtocolError as error:
             log.warning(
                 "Client broke the protocol; closing its connection",
-                component="NETWORK",
                 client=self.client.peer,
                 error=str(error),
             )
         except NetworkError as error:
             log.info(
                 "Connection ended in the middle of a command",
-                component="NETWORK",
                 client=self.client.peer,
                 error=str(error),
             )
         except Exception:  # one connection's bug must not end the others
-            log.exception("Unexpected error", component="NETWORK", client=self.client.peer)
+            log.exception("Unexpected error", client=self.client.peer)
         finally:
             self._incoming.release()
             self.client.cut_links()
@@ -128,7 +122,6 @@ class ClientConnection:
         if missed is not None and not self._stream.closed:
             log.info(
                 "Client takes too long; closing its connection",
-                component="NETWORK",
                 client=self.client.peer,
                 reason=missed,
             )

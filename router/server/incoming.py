@@ -71,9 +71,12 @@ class Shared:
 
     Args:
         limits: the limits of clients.
+        counters: the counters for the traffic of the port.
     """
 
-    def __init__(self, limits: ClientLimits) -> None:
+    def __init__(self, limits: ClientLimits, counters: Counters) -> None:
+        self.limits = limits
+        self.counters = counters
         self.turns = Turns()
         self.turns_before_login = Turns(MOST_BEFORE_LOGIN)
         self.intake = FairLimit.of_messages(limits.messages_bytes)
@@ -89,18 +92,9 @@ class Incoming:
         stream: the frames of the connection.
         client: the client.
         shared: what it shares with others.
-        limits: the limits of clients.
-        counters: the counters for the connection's traffic.
     """
 
-    def __init__(
-        self,
-        stream: FrameStream,
-        client: Client,
-        shared: Shared,
-        limits: ClientLimits,
-        counters: Counters,
-    ) -> None:
+    def __init__(self, stream: FrameStream, client: Client, shared: Shared) -> None:
         self.count = 0
         self.may_idle = False
         self.idle = asyncio.Event()
@@ -108,11 +102,10 @@ class Incoming:
         self._stream = stream
         self._client = client
         self._shared = shared
-        self._counters = counters
         self._turns = shared.turns_before_login
         self._receives = False
         self._room: tuple[str, int] | None = None
-        stream.max_frame = limits.message_size_before_login
+        stream.max_frame = shared.limits.message_size_before_login
         self.note_login()
 
     @property
@@ -137,7 +130,7 @@ class Incoming:
             return None
         self.idle.clear()
         self.count += 1
-        self._counters.bytes_in += size
+        self._shared.counters.bytes_in += size
         await self._turns.take(1 + size // LARGE)
         await self._make_room(uncompressed_size(frame, self._stream.max_frame))
         return await read_request(frame)

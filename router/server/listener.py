@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 from collections.abc import Callable, Sequence
 from itertools import count
 
@@ -17,7 +18,7 @@ from router.tls.sockets import BACKLOG, AcceptingPort
 from shard_client.wire.connection import is_loopback, probe_peer
 from shard_client.wire.frame_protocol import FrameStream
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _INTERRUPTED_TIMEOUT = 0.5
 _CHECKS_A_DEADLINE = 8
@@ -50,6 +51,8 @@ class Listener(AcceptingPort):
     ) -> None:
         limits = node.client_limits
         counts = ConnectionCounts(limits.connections, limits.connections_per_client, limits.exempt)
+        if for_workers:
+            counts = ConnectionCounts(sys.maxsize)
         super().__init__(handshakes, self._stream, counts)
         self._node = node
         self._for_workers = for_workers
@@ -57,8 +60,7 @@ class Listener(AcceptingPort):
         self._private: asyncio.Server | None = None
         self._connections: set[ClientConnection] = set()
         self._ids = count(1)
-        self._stopped = False
-        self._shared = Shared(limits)
+        self._shared = Shared(limits, self._counters)
         self._check: asyncio.TimerHandle | None = None
         shortest = limits.shortest_time / _CHECKS_A_DEADLINE
         self._check_interval = max(_SHORTEST_CHECK, min(_LONGEST_CHECK, shortest))
@@ -100,17 +102,11 @@ class Listener(AcceptingPort):
             stream.when_closed(ended)
             self._accept(stream, connection_id)
 
-        if self._handshakes is not None:
-            if not await self._handshakes.connect(connection, lambda: _ClientStream(accept)):
-                ended()
-            return
-        await asyncio.get_running_loop().connect_accepted_socket(
-            lambda: _ClientStream(accept, begins=check_first_header), connection
-        )
+        if not await self._connect(connection, lambda: self._stream_to(accept)):
+            ended()
 
     def close(self) -> None:
         """Accept no more clients; existing connections stay open."""
-        self._stopped = True
         if self._private is not None:
             self._private.close()
         super().close()
@@ -137,9 +133,11 @@ class Listener(AcceptingPort):
             arrived()
             self._accept(stream)
 
-        if self._handshakes is None:
-            return _ClientStream(accept, begins=check_first_header)
-        return _ClientStream(accept)
+        return self._stream_to(accept)
+
+    def _stream_to(self, accept: Callable[[FrameStream], None]) -> _ClientStream:
+        begins = check_first_header if self._handshakes is None else None
+        return _ClientStream(accept, begins=begins)
 
     async def _until_idle(self, timeout: float) -> None:
         try:
@@ -147,19 +145,14 @@ class Listener(AcceptingPort):
                 for connection in list(self._connections):
                     await connection.idle.wait()
         except TimeoutError:
-            log.info("Commands are still in flight", component="NETWORK", after=timeout)
+            log.info("Commands are still in flight", after=timeout)
 
     def _accept(self, stream: FrameStream, connection_id: int | None = None) -> None:
         assert isinstance(stream, _ClientStream)
         assert stream.transport is not None
-        if self._stopped:  # accepted in the same iteration of the loop as the stop
-            stream.abort()
-            return
         peername = stream.transport.get_extra_info("peername")
         address = peername[0] if peername and not self._for_workers else None
-        if not self._for_workers and not self._counts.admits(address):
-            self._counts.log_refusal(address, asyncio.get_running_loop().time())
-            stream.abort()
+        if not self._admits(stream.transport, address):
             return
         if not self._for_workers:
             probe_peer(stream.transport)
@@ -173,10 +166,9 @@ class Listener(AcceptingPort):
         )
         if self._node.access is not None and not self._for_workers:
             client.login = self._node.access.login(name, peer_certificate(stream.transport))
-        connection = ClientConnection(stream, self._node, client, self._counters, self._shared)
+        connection = ClientConnection(stream, self._node, client, self._shared)
         self._counters.connections += 1
         self._counters.connections_created += 1
-        self._counts.begun(address)
         self._log("Connection accepted", 22943, client)
         self._connections.add(connection)
         self.run(self._serve, connection, stream, address)
@@ -201,7 +193,6 @@ class Listener(AcceptingPort):
     def _log(self, event: str, number: int, client: Client) -> None:
         log.debug(
             event,
-            component="NETWORK",
             id=number,
             remote=client.peer,
             connectionId=client.connection_id,

@@ -58,7 +58,8 @@ class Membership:
         """``start_at`` is the stream's start: no remote that joins later starts before it."""
         self._merger = merger
         self._start_at = start_at
-        self._leaving: set[int] = set()
+        self.leaving: set[int] = set()
+        """The removed shards' remotes whose watermarks have not passed the removal."""
         self._removed: deque[RemoteQueue] = deque(maxlen=_MOST_REMOVED)
         self._next = 0
         self.draining: set[str] = set()
@@ -167,19 +168,14 @@ class Membership:
         self.draining &= draining
         return self.close_removed()
 
-    @property
-    def leaving(self) -> Set[int]:
-        """The removed shards' remotes whose watermarks have not passed the removal."""
-        return self._leaving
-
     def close_removed(self) -> list[Action]:
         """Close the removed shards' remotes whose watermarks have passed the removal."""
         gone: list[Action] = []
-        for number in sorted(self._leaving):
+        for number in sorted(self.leaving):
             remote = self._merger.remotes[number]
             removed_at = remote.removed_at
             if removed_at is not None and (remote.watermark or b"") >= removed_at:
-                self._leaving.discard(number)
+                self.leaving.discard(number)
                 self._merger.retire_remote(number, before=removed_at)
                 gone.append(CloseRemote(number))
         return gone
@@ -187,7 +183,7 @@ class Membership:
     def _leave(self, number: int, removed_at: bytes) -> None:
         remote = self._merger.remotes[number]
         remote.removed_at = removed_at
-        self._leaving.add(number)
+        self.leaving.add(number)
         self._removed.append(remote)
 
     def _join(self, shard: str, host: str, at: Timestamp) -> OpenRemote:

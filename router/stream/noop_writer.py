@@ -7,13 +7,14 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 import asyncio
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
+from router.memory import Memory
 from router.stream.loads import MemberLoads
 from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
@@ -134,6 +135,19 @@ class NoOpWriter:
             task = asyncio.get_running_loop().create_task(target.close())
             task.add_done_callback(self._ended.discard)
             self._ended.add(task)
+
+
+class StreamResources(NamedTuple):
+    """What a stream uses of its process.
+
+    ``noop_writer`` counts the load of members, too; ``memory`` counts remotes, and the bytes of
+    events that are held.
+    """
+
+    cluster: Cluster
+    settings: StreamSettings
+    noop_writer: NoOpWriter
+    memory: Memory
 
 
 @lru_cache(maxsize=1)

@@ -8,16 +8,14 @@ from typing import Any, Final
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster, may_be_view
-from router.memory import Memory
+from router.catalog.cluster import may_be_view
 from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
-from router.stream.noop_writer import NoOpWriter
+from router.stream.noop_writer import StreamResources
 from router.stream.opening import ClusterTimeFetcher, StreamOpening
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
-from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.replica_set import ReadPreference
@@ -31,19 +29,12 @@ class OpenStreams:
     """The streams that are open, by their identity, and the tasks that open and close them.
 
     Must be created in a running loop; ``await close()`` once all readers are closed. A stream's
-    events count in ``memory``, in the part of the user that has opened it.
+    events count in the part of the memory that belongs to the user that has opened it.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        noop_writer: NoOpWriter,
-        settings: StreamSettings,
-        admission: Admission,
-        memory: Memory,
-    ) -> None:
-        self.cluster = cluster
-        self.policy = SharingPolicy(settings, cluster)
+    def __init__(self, resources: StreamResources, admission: Admission) -> None:
+        self.cluster = resources.cluster
+        self.policy = SharingPolicy(resources.settings, lambda: resources.cluster.undefined_is_null)
         self.moving = 0
         """Readers that are moving to another stream."""
         self.moves_to_shared = 0
@@ -51,11 +42,10 @@ class OpenStreams:
         self.moves_to_own = 0
         """Readers that have moved back to their own stream."""
         self._admission = admission
-        self._noop_writer = noop_writer
-        self._settings = settings
-        self._memory = memory
+        self.resources = resources
+        self._settings = resources.settings
         self._loop = asyncio.get_running_loop()
-        self.cluster_time = ClusterTimeFetcher(cluster, settings)
+        self.cluster_time = ClusterTimeFetcher(resources.cluster, resources.settings)
         self._by_key: dict[bytes, list[StreamOpening]] = {}
         """The streams by their identity; readers that have caught up join the first one."""
         self._keys: dict[StreamOpening, bytes | None] = {}
@@ -167,10 +157,8 @@ class OpenStreams:
             request = replace(request, start=AtTime(start_at))
         streams = [] if key is None else self._by_key.setdefault(key, [])
         is_joined = streams and not self._is_late(streams[0], start_at)
-        opening = StreamOpening(
-            request, self.cluster, self.cluster_time, self._noop_writer, self._settings,
-            self._memory.of(quota.user), ticket, self._gone, needed,
-        )  # fmt: skip
+        charged = self.resources._replace(memory=self.resources.memory.of(quota.user))
+        opening = StreamOpening(request, charged, self.cluster_time, ticket, self._gone, needed)
         self._keys[opening] = key
         streams.insert(len(streams) if is_joined else 0, opening)
         return opening

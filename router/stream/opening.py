@@ -11,12 +11,11 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, ShardList, connected, stream_tasks
 from router.catalog.shared_answer import SharedAnswer, result_of
-from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Ticket
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import NoOpWriter
+from router.stream.noop_writer import StreamResources
 from router.stream.running_stream import RunningStream
 from router.stream_settings import StreamSettings
 from shard_client import spans
@@ -146,45 +145,6 @@ def _no_shards() -> CommandError:
     return CommandError(ErrorCode.ShardNotFound, "No shards found")
 
 
-async def merged_stream(
-    request: StreamRequest,
-    cluster: Cluster,
-    cluster_time: ClusterTimeFetcher,
-    settings: StreamSettings,
-    needed: Set[ShardSpan] = frozenset(),
-) -> MergedStream:
-    """Return the merged stream of ``request``, with its shards and its start.
-
-    ``needed`` are the spans of the stream that its client has left. Raises CommandError, labelled
-    as mongos labels it, after ``open_timeout`` at the latest; 70 ShardNotFound if the cluster has
-    no shards.
-    """
-    start_at = request.start_time
-    if start_at is None:
-        start_at, listed = await cluster_time.now(request)
-    else:
-        listed = await cluster.shards(settings.open_timeout)
-    shards = listed.hosts
-    if not shards and request.passthrough_to_shard is None:
-        raise _no_shards()
-    # A listed shard without a known end is still there. A missing shard without a known end left
-    # by the time the list was read, not long before.
-    left_by = first_key(next_tick(listed.by))
-    known = (
-        span._replace(until=left_by) if span.until is None and span.shard not in shards else span
-        for span in needed
-    )
-    return MergedStream(
-        request,
-        shards,
-        start_at=start_at,
-        topology_from=listed.before,
-        spans=sorted(known, key=lambda span: span[:3]),
-        draining=listed.draining,
-        sizes=settings.blocks,
-    )
-
-
 class StreamOpening:
     """The opening of a stream, in a task of its own, which no client's cancellation ends.
 
@@ -195,32 +155,26 @@ class StreamOpening:
 
     ``cluster_time`` tells the start of a stream that starts now; ``ticket`` is returned once the
     remotes are closed. ``gone`` is called when no reader can enter any more: run ``close`` then.
-    The shard spans ``needed`` are read even if their shards have left. The other arguments are as
-    for ``RunningStream``. Must be created in a running loop.
+    ``needed`` are the shard spans of the stream that its client has left: they are read even if
+    their shards have left. Must be created in a running loop.
     """
 
     def __init__(
         self,
         request: StreamRequest,
-        cluster: Cluster,
+        resources: StreamResources,
         cluster_time: ClusterTimeFetcher,
-        noop_writer: NoOpWriter,
-        settings: StreamSettings,
-        memory: Memory,
         ticket: Ticket,
         gone: Callable[["StreamOpening"], None],
         needed: Set[ShardSpan] = frozenset(),
     ) -> None:
         self.stream: RunningStream | None = None
         """The stream, once it is located."""
+        if request.passthrough_to_shard is not None:
+            resources = resources._replace(settings=resources.settings.for_one_shard())
         self._request = request
-        self._cluster = cluster
+        self._resources = resources
         self._cluster_time = cluster_time
-        self._noop_writer = noop_writer
-        self._settings = (
-            settings if request.passthrough_to_shard is None else settings.for_one_shard()
-        )
-        self._memory = memory
         self._ticket = ticket
         self._gone = gone
         self._needed = needed
@@ -231,18 +185,15 @@ class StreamOpening:
         self._task = loop.create_task(self._open(), name="open remotes")
 
     async def _open(self) -> RunningStream:
-        request, cluster, settings = self._request, self._cluster, self._settings
-        most = settings.opening_time(ReadPreference.of(request.read_preference))
+        request, resources = self._request, self._resources
+        preference = ReadPreference.of(request.read_preference)
+        most = resources.settings.opening_time(preference)
         deadline = asyncio.get_running_loop().time() + most
         try:
             with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
-                merged = await merged_stream(
-                    request, cluster, self._cluster_time, settings, self._needed
-                )
-                stream = self.stream = RunningStream(
-                    request, merged, cluster, self._noop_writer, settings, self._memory, self._end,
-                    self._readers,
-                )  # fmt: skip
+                merged = await self._locate()
+                stream = RunningStream(request, merged, resources, self._end, self._readers)
+                self.stream = stream
                 self._located.set_result(None)
                 await stream.open(most, deadline)
         except BaseException as error:
@@ -252,6 +203,40 @@ class StreamOpening:
             log.error("opening broke", exc_info=error)
             raise CommandError.unexpected(error) from error
         return stream
+
+    async def _locate(self) -> MergedStream:
+        """Return the merged stream of the request, with its shards and its start.
+
+        Raises CommandError, labelled as mongos labels it, after ``open_timeout`` at the latest; 70
+        ShardNotFound if the cluster has no shards.
+        """
+        request, (cluster, settings, *_) = self._request, self._resources
+        start_at = request.start_time
+        if start_at is None:
+            start_at, listed = await self._cluster_time.now(request)
+        else:
+            listed = await cluster.shards(settings.open_timeout)
+        shards = listed.hosts
+        if not shards and request.passthrough_to_shard is None:
+            raise _no_shards()
+        # A listed shard without a known end is still there. A missing shard without a known end
+        # left by the time the list was read, not long before.
+        left_by = first_key(next_tick(listed.by))
+        known = (
+            span._replace(until=left_by)
+            if span.until is None and span.shard not in shards
+            else span
+            for span in self._needed
+        )
+        return MergedStream(
+            request,
+            shards,
+            start_at=start_at,
+            topology_from=listed.before,
+            spans=sorted(known, key=lambda span: span[:3]),
+            draining=listed.draining,
+            sizes=settings.blocks,
+        )
 
     @property
     def is_locating(self) -> bool:

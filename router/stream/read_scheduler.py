@@ -10,13 +10,10 @@ import structlog
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster
-from router.memory import Memory
 from router.request.progress_command import progress_command
 from router.request.stream_request import StreamRequest, shard_command, topology_command
-from router.stream.loads import MemberLoads
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import NoOpResult, NoOpWriter
+from router.stream.noop_writer import NoOpResult, StreamResources
 from router.stream.pacing import COLLECTING, FlowControl, ReadState
 from router.stream.remote_queue import Laggard, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders
@@ -112,40 +109,29 @@ class ScheduledRemote(ReadState):
 class Remotes(dict[int, ScheduledRemote]):
     """The open remotes of one stream by number, each with a cursor that its owner reads and closes.
 
-    ``request`` is what the shards are asked for; ``memory`` counts the remotes, and ``loads`` what
-    is sent to members.
+    ``request`` is what the shards are asked for.
     """
 
-    def __init__(
-        self,
-        request: StreamRequest,
-        cluster: Cluster,
-        settings: StreamSettings,
-        memory: Memory,
-        loads: MemberLoads,
-    ) -> None:
+    def __init__(self, request: StreamRequest, resources: StreamResources) -> None:
         super().__init__()
         self._request = request
-        self._cluster = cluster
-        self._settings = settings
-        self._memory = memory
-        self._loads = loads
+        self._resources = resources
         self._preference = ReadPreference.of(request.read_preference)
 
     def remove(self, remote: ScheduledRemote) -> None:
         """Remove a remote."""
         del self[remote.number]
-        self._memory.add(remotes=-1)
+        self._resources.memory.add(remotes=-1)
 
     def open(self, action: OpenRemote | ReopenRemote, batch_bytes: int) -> ScheduledRemote:
         """Give a new or a known remote a new cursor with batches of ``batch_bytes`` at most.
 
         Return the remote, whose cursor nobody reads yet. If this raises, nothing has changed.
         """
-        request = self._request
+        request, (cluster, settings, noop_writer, memory) = self._request, self._resources
         first: Timestamp | bytes
         if isinstance(action, OpenRemote):
-            remote, first = ScheduledRemote(action, self._settings), action.start_at
+            remote, first = ScheduledRemote(action, settings), action.start_at
         else:
             remote, first = self[action.remote], action.start_after
 
@@ -161,17 +147,17 @@ class Remotes(dict[int, ScheduledRemote]):
             )
         remote.cursor = RemoteCursor(
             remote.target,
-            dialer=self._cluster.dialer(remote.target, remote.host or None, preference=preference),
+            dialer=cluster.dialer(remote.target, remote.host or None, preference=preference),
             opening=command,
-            clock=self._cluster.clock,
-            settings=replace(self._settings, batch_target_bytes=batch_bytes),
-            sent=self._loads.of(remote.target),
+            clock=cluster.clock,
+            settings=replace(settings, batch_target_bytes=batch_bytes),
+            sent=noop_writer.loads.of(remote.target),
             probing=probing,
         )
         if isinstance(action, OpenRemote):
             log.debug("open remote", target=action.target, start_at=action.start_at)
             self[action.remote] = remote
-            self._memory.add(remotes=1)
+            memory.add(remotes=1)
         return remote
 
     def describe(self, stream: MergedStream) -> dict[str, Any]:
@@ -216,9 +202,7 @@ class ReadScheduler:
         stream: MergedStream,
         remotes: Remotes,
         views: ViewReaders,
-        noop_writer: NoOpWriter,
-        settings: StreamSettings,
-        memory: Memory,
+        resources: StreamResources,
         probe: Callable[[ScheduledRemote, float], None],
     ) -> None:
         self.opening = True
@@ -226,11 +210,11 @@ class ReadScheduler:
         self._stream = stream
         self._remotes = remotes
         self._views = views
-        self._noop_writer = noop_writer
-        self._settings = settings
-        self._memory = memory
+        self._noop_writer = resources.noop_writer
+        self._settings = resources.settings
+        self._memory = resources.memory
         self._probe = probe
-        self.flow = FlowControl(settings, memory)
+        self.flow = FlowControl(resources.settings, resources.memory)
         self._loop = asyncio.get_running_loop()
         self._unread = False
         """Whether no client has read for so long that remotes are paused and get no no-ops."""

@@ -13,16 +13,14 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
-from router.catalog.cluster import Cluster
-from router.memory import Holding, Memory
+from router.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import NoOpWriter
+from router.stream.noop_writer import StreamResources
 from router.stream.read_scheduler import ReadScheduler, Remotes, ScheduledRemote
 from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders, Waiter, complete
-from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
@@ -43,8 +41,7 @@ class RunningStream:
     It ends soon after the last reader has left. Readers pass their log readers to ``take`` and
     ``wait``.
 
-    ``noop_writer`` counts the load of members, too; ``memory`` counts the remotes, and the bytes of
-    events that are held. ``gone`` is called when no reader can enter any more: run ``close`` then.
+    ``gone`` is called when no reader can enter any more: run ``close`` then.
     ``readers`` have entered already. Must be created in a running loop.
     """
 
@@ -52,10 +49,7 @@ class RunningStream:
         self,
         request: StreamRequest,
         merged: MergedStream,
-        cluster: Cluster,
-        noop_writer: NoOpWriter,
-        settings: StreamSettings,
-        memory: Memory,
+        resources: StreamResources,
         gone: Callable[[], None],
         readers: int = 0,
     ) -> None:
@@ -65,11 +59,10 @@ class RunningStream:
         self.number = next(_NUMBERS)
         """A number that tells it from the process's other streams."""
         self._request = request
-        self._cluster = cluster
-        self._noop_writer = noop_writer
-        self._loads = noop_writer.loads
-        self._settings = settings
-        self._memory = Holding(memory)
+        self._cluster = resources.cluster
+        self._loads = resources.noop_writer.loads
+        self._settings = settings = resources.settings
+        self._memory = Holding(resources.memory)
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
@@ -78,9 +71,9 @@ class RunningStream:
         self._step_at = math.inf
         """The time of the next step of the views; infinity if none is due."""
         self._next_step: asyncio.Handle | None = None
-        self._remotes = Remotes(request, cluster, settings, memory, self._loads)
+        self._remotes = Remotes(request, resources)
         self._read_scheduler = ReadScheduler(
-            merged, self._remotes, self.views, noop_writer, settings, memory, self._probe
+            merged, self._remotes, self.views, resources, self._probe
         )
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks that read remotes, or watch for shards that have left."""

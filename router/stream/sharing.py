@@ -2,11 +2,11 @@
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from hashlib import blake2b
 from math import ceil, inf
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
@@ -110,7 +110,9 @@ _PAUSE: Final = 60
 """A scan that costs more than it saves is shared again after so many times ``hold``."""
 
 
-class _Demand:
+class Scan:
+    """A wider stream that clients could share: the readers of each part, and the parts' costs."""
+
     __slots__ = ("cost", "let_through", "parts", "paused_until", "shared_until")
 
     def __init__(self) -> None:
@@ -121,7 +123,7 @@ class _Demand:
         self.let_through = 0.0
 
 
-_NONE: Final = _Demand()
+_NONE: Final = Scan()
 
 
 class SharingDemand:
@@ -137,14 +139,14 @@ class SharingDemand:
     def __init__(self, least: int, hold: float) -> None:
         self.least = least
         self._hold = hold
-        self._scans: dict[bytes, _Demand] = {}
+        self._scans: dict[bytes, Scan] = {}
 
     def join(self, scan: bytes, part: bytes, now: float, *, cost: int = 0, begins: bool) -> None:
         """Count a reader of ``part``; ``begins`` is whether the count may begin the sharing.
 
         ``cost`` is the part's, the same for all of its readers.
         """
-        state = self._scans.setdefault(scan, _Demand())
+        state = self._scans.setdefault(scan, Scan())
         state.cost += 0 if part in state.parts else cost
         state.parts[part] += 1
         if begins and len(state.parts) >= self.least:
@@ -175,7 +177,7 @@ class SharingDemand:
             state.let_through = 0.0
         self._count(state, now)
 
-    def _count(self, state: _Demand, now: float) -> None:
+    def _count(self, state: Scan, now: float) -> None:
         """Begin or end the time for which a scan with few parts is shared on."""
         count = len(state.parts)
         few = count * 2 < self.least
@@ -184,29 +186,18 @@ class SharingDemand:
         elif now < state.shared_until:
             state.shared_until = inf
 
-    def has(self, scan: bytes, part: bytes) -> bool:
-        """Return whether ``part`` has a reader."""
-        return part in self._of(scan).parts
-
-    def count(self, scan: bytes) -> int:
-        """Return the number of different parts that are read."""
-        return len(self._of(scan).parts)
-
-    def cost(self, scan: bytes) -> int:
-        """Return the sum of the costs of the different parts that are read."""
-        return self._of(scan).cost
+    def of(self, scan: bytes) -> Scan:
+        """Return what is counted of a scan, which may have no readers; do not change it."""
+        return self._scans.get(scan, _NONE)
 
     def is_paused(self, scan: bytes, now: float) -> bool:
         """Return whether a scan is not shared because the shards would send too much."""
-        return now < self._of(scan).paused_until
+        return now < self.of(scan).paused_until
 
     def is_shared(self, scan: bytes, now: float) -> bool:
         """Return whether the parts of a scan should share it."""
-        state = self._of(scan)
+        state = self.of(scan)
         return state.paused_until <= now < state.shared_until
-
-    def _of(self, scan: bytes) -> _Demand:
-        return self._scans.get(scan, _NONE)
 
 
 AUTO, ALWAYS, NEVER = "auto", "always", "never"
@@ -375,14 +366,6 @@ MOST_TRIED: Final = 200
 event some 100 µs. Conditions that a required value finds do not count (docs/sharing.md)."""
 
 
-class QuerySemantics(Protocol):
-    """What is known of the servers that would evaluate the filters."""
-
-    @property
-    def undefined_is_null(self) -> bool:
-        """Whether null equals undefined in their queries."""
-
-
 class SharingPolicy:
     """Chooses between a client's own stream and those that serve others as well; does no I/O.
 
@@ -393,9 +376,10 @@ class SharingPolicy:
     (``FailedStreams``). All times are on the loop's clock.
     """
 
-    def __init__(self, settings: StreamSettings, servers: QuerySemantics) -> None:
+    def __init__(self, settings: StreamSettings, undefined_is_null: Callable[[], bool]) -> None:
+        """``undefined_is_null`` returns whether null equals undefined in the servers' queries."""
         self._settings = settings
-        self._servers = servers
+        self._undefined_is_null = undefined_is_null
         self._failed = FailedStreams()
         self._filters = SharingDemand(settings.share_filters_from, settings.share_filters_hold)
         self._scopes = SharingDemand(settings.share_scopes_from, settings.share_filters_hold)
@@ -429,14 +413,13 @@ class SharingPolicy:
 
     def _unfiltered(self, request: StreamRequest) -> Source:
         """Return the request's scope without its filter; raises Declined."""
-        undefined_is_null = self._servers.undefined_is_null
-        compiled = compile_filter(request.stages, undefined_is_null=undefined_is_null)
+        compiled = compile_filter(request.stages, undefined_is_null=self._undefined_is_null())
         source = Source(replace(request, stages=()), compiled)
-        tried = self._filters.cost(source.key)
-        known = self._filters.has(source.key, source.part)
-        if source.cost and not known and tried + source.cost > MOST_TRIED:
+        scan = self._filters.of(source.key)
+        known = source.part in scan.parts
+        if source.cost and not known and scan.cost + source.cost > MOST_TRIED:
             raise Declined(
-                f"the filters of its scope have {tried} conditions that are tried "
+                f"the filters of its scope have {scan.cost} conditions that are tried "
                 f"on every event, with this filter more than {MOST_TRIED}"
             )
         return source
@@ -524,5 +507,5 @@ class SharingPolicy:
         if any(demand.is_paused(key, now) for key in keys):
             return PAUSED
         what = way.parameter.removeprefix("share").lower()
-        count = max(map(demand.count, keys))
+        count = max(len(demand.of(key).parts) for key in keys)
         return f"{count} different {what} are read, {way.parameter}From is {demand.least}"

@@ -9,7 +9,7 @@ import structlog
 from router.config.tls import Tls
 from shard_client.wire.tls import TlsContexts
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _SOON = timedelta(days=30)
 """How long before a certificate expires it is reported, as by mongos."""
@@ -33,7 +33,7 @@ class Certificates:
         self._rotated: list[Callable[[], None]] = []
         self.contexts = TlsContexts(settings.files())
         for warning in settings.warnings():
-            log.warning(warning, component="NETWORK")
+            log.warning(warning)
         self._log_expiry()
 
     @property
@@ -56,13 +56,11 @@ class Certificates:
         except (ValueError, OSError) as error:
             log.error(
                 "Cannot exchange the certificates; the former ones stay in use",
-                component="NETWORK",
                 error=str(error),
             )
             return str(error)
         log.info(
             "Successfully rotated X.509 certificates",
-            component="NETWORK",
             id=4913400,
             **self.describe(),
         )
@@ -93,7 +91,6 @@ class Certificates:
             if left < _SOON:
                 log.warning(
                     "Server certificate expiration information",
-                    component="NETWORK",
                     subject=certificate.subject,
                     daysLeft=left.days,
                 )

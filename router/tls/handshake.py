@@ -16,7 +16,7 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import ProtocolError
 from shard_client.wire.tls import Certificate
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _SHUTDOWN_SECONDS = 2.0
 _PEEKED = 3
@@ -133,7 +133,7 @@ def peer_certificate(transport: asyncio.BaseTransport) -> Certificate | None:
     try:
         return Certificate.of_peer(der)
     except ValueError as error:  # stricter than OpenSSL
-        log.warning("Cannot read a client's certificate", component="NETWORK", error=str(error))
+        log.warning("Cannot read a client's certificate", error=str(error))
         return None
 
 
@@ -199,7 +199,6 @@ def log_refused_client(
     """Log mongos's line for a client whose connection is closed before its first command."""
     log.info(
         "Error receiving request from client. Ending connection from remote",
-        component="NETWORK",
         id=22988,
         error={"code": code.value, "codeName": code.name, "errmsg": cause},
         remote=peer,

@@ -13,7 +13,7 @@ from router.client_limits import ConnectionCounts
 from router.owned_tasks import END_TIMEOUT, OwnedTasks
 from router.tls.handshake import Handshakes
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 BACKLOG = 1024
 """The number of connections that the system keeps until they are accepted."""
@@ -59,7 +59,7 @@ async def accept(listening: socket.socket) -> AsyncIterator[socket.socket]:
         try:
             connection, _address = await loop.sock_accept(listening)
         except OSError as error:  # no descriptors left, or the client has disconnected
-            log.warning("Cannot accept a connection", component="NETWORK", error=str(error))
+            log.warning("Cannot accept a connection", error=str(error))
             await asyncio.sleep(_PAUSE)
             continue
         yield connection
@@ -104,6 +104,7 @@ class AcceptingPort(OwnedTasks):
         self._counts = counts
         self._servers: list[asyncio.Server] = []
         self._handshaking: list[anyio.CancelScope] = []
+        self._stopped = False
 
     async def __aexit__(
         self,
@@ -140,13 +141,37 @@ class AcceptingPort(OwnedTasks):
         self.run(self._accept_all, bound, self._handshakes, self._handshaking[-1])
         return int(bound[0].getsockname()[1])
 
+    async def _connect(
+        self, connection: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]
+    ) -> bool:
+        """Connect a client's socket that another process has accepted; return whether it is.
+
+        Raises OSError.
+        """
+        if self._handshakes is not None:
+            return await self._handshakes.connect(connection, protocol)
+        await asyncio.get_running_loop().connect_accepted_socket(protocol, connection)
+        return True
+
     def close(self) -> None:
         """Accept no more clients, and end the handshakes of those that arrive."""
+        self._stopped = True
         for server in self._servers:
             server.close()
         self._servers.clear()
         for scope in self._handshaking:
             scope.cancel()
+
+    def _admits(self, transport: asyncio.WriteTransport, address: str | None) -> bool:
+        """Count a client that has connected, or cut its connection and return False.
+
+        It is one too many, or was accepted in the same iteration of the loop as the stop.
+        """
+        now = asyncio.get_running_loop().time()
+        if not self._stopped and self._counts.admit(address, now):
+            return True
+        transport.abort()
+        return False
 
     async def _accept_all(
         self, bound: Sequence[socket.socket], handshakes: Handshakes, until: anyio.CancelScope
@@ -169,11 +194,9 @@ class AcceptingPort(OwnedTasks):
         with ExitStack() as counted:
             try:
                 address = peer_address(connection)
-                if not self._counts.admits(address):
-                    self._counts.log_refusal(address, asyncio.get_running_loop().time())
+                if not self._counts.admit(address, asyncio.get_running_loop().time()):
                     connection.close()
                     return
-                self._counts.begun(address)
             except Exception:
                 connection.close()
                 raise

@@ -15,7 +15,7 @@ from router.workers.channel import DRIVER, HandedConnection
 from router.workers.child import Child
 from router.workers.placement import choose_worker
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="NETWORK")
 
 _LOAD_TIMEOUT = 0.01
 _WAITING = 256
@@ -132,8 +132,7 @@ class ConnectionDispatcher:
             self._dispatched.popleft()
         recent = Counter(number for _time, number in self._dispatched)
         address = peer_address(handed.connection)
-        if handed.port == DRIVER and not self._counts.admits(address):
-            self._counts.log_refusal(address, now)
+        if handed.port == DRIVER and not self._counts.admit(address, now):
             return
         while loads:
             number = choose_worker(loads, recent, self._last)
@@ -142,15 +141,15 @@ class ConnectionDispatcher:
             except OSError as error:
                 log.warning(
                     "A worker accepts no connection",
-                    component="NETWORK",
                     worker=number,
                     error=str(error),
                 )
                 del loads[number]
             else:
                 if handed.port == DRIVER:
-                    self._counts.begun(address)
                     self._given[number][handed.connection_id] = address
                 self._last = number
                 self._dispatched.append((now, number))
                 return
+        if handed.port == DRIVER:
+            self._counts.ended(address)

@@ -27,7 +27,7 @@ from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
 from shard_client.backoff import Backoff
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 
 class WorkersStatus:
@@ -150,7 +150,7 @@ class Supervisor:
         finally:
             self._dispatcher.close()
             shutil.rmtree(self._folder, ignore_errors=True)
-        log.info("Shut down", component="CONTROL")
+        log.info("Shut down")
 
     async def _rotate(self, asked: asyncio.Event) -> None:
         """Make all processes exchange their certificates each time ``asked`` is set."""
@@ -205,7 +205,6 @@ class Supervisor:
             pause = backoff.next_pause()
             log.error(
                 "A worker has ended; restarting it",
-                component="CONTROL",
                 worker=number,
                 status=status,
                 ranSeconds=round(loop.time() - began, 3),
@@ -230,7 +229,7 @@ class Supervisor:
         try:
             child = await self._start_child(start)
         except OSError as error:
-            log.error("Cannot start a worker", component="CONTROL", error=str(error))
+            log.error("Cannot start a worker", error=str(error))
             return _CANNOT_START
         self._alive.add(child)
         try:
@@ -277,9 +276,7 @@ class Supervisor:
         """Give connections to a worker that is ready."""
         self._ready[child.number] = child
         self._dispatcher.add(child)
-        log.info(
-            "A worker is ready", component="CONTROL", worker=child.number, pid=child.process.pid
-        )
+        log.info("A worker is ready", worker=child.number, pid=child.process.pid)
         if len(self._ready) == self._settings.workers:
             self._started_up = True
             self._all_ready.set()
@@ -297,7 +294,7 @@ class Supervisor:
         self._dispatcher.close()
         children = list(self._ready.values())
         seconds = self._settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
-        log.info("Shutting down", component="CONTROL", drainSeconds=seconds)
+        log.info("Shutting down", drainSeconds=seconds)
         for child in children:
             child.send(drain=seconds)
         # A drained worker stays up: clients of other workers may still read its cursors.
@@ -309,7 +306,7 @@ class Supervisor:
             if child.drained.is_set():
                 child.send(end=True)
             elif not child.gone.is_set():
-                log.warning("A worker hangs; killing it", component="CONTROL", worker=child.number)
+                log.warning("A worker hangs; killing it", worker=child.number)
                 child.process.kill()
         with suppress(TimeoutError):
             async with asyncio.timeout(_END_TIMEOUT):
@@ -324,7 +321,6 @@ async def _ended(child: Child) -> int:
     except TimeoutError:
         log.error(
             "A worker does not end; killing it",
-            component="CONTROL",
             worker=child.number,
             pid=child.process.pid,
         )

@@ -30,12 +30,12 @@ from router.owned_tasks import OwnedTasks
 from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
-from router.service import Share, assemble
+from router.service import assemble
 from router.workers.channel import DRIVER, Arrivals, Channel, HandedConnection
 from router.workers.child import WorkerStart
 from router.workers.placement import Load
 
-log = structlog.get_logger()
+log = structlog.get_logger(component="CONTROL")
 
 _SHORTEST_MEASURE = 0.5
 _REPORTED = 10_000
@@ -54,37 +54,11 @@ class WorkerRuntime:
     def __init__(self, start: WorkerStart, channel: Channel, handoff_socket: socket.socket) -> None:
         self.start = start
         ids = CursorIds(start.number, start.mark)
-        self._peers = Peers(ids, start.number, start.count, start.folder, channel.send)
+        self.peers = Peers(ids, start.count, start.folder, channel.send)
         self._channel = channel
         self._handoff_socket = handoff_socket
         self._ended: deque[int] = deque()
         self._busy = _Busy()
-
-    @property
-    def share(self) -> Share:
-        """What this worker shares with the others."""
-        return Share(
-            number=self.start.number,
-            count=self.start.count,
-            started=self.start.started,
-            topology=TopologyVersion(self.start.process_id),
-            peers=self._peers,
-            announce=self._announce,
-            announce_upstream=self._announce_upstream,
-        )
-
-    def _announce(self, identity: ServerIdentity) -> None:
-        """Send the cluster's identity to the parent, which sends it to all workers."""
-        self._channel.send(
-            identity={
-                "build_info": dict(identity.build_info),
-                "max_wire_version": identity.max_wire_version,
-            }
-        )
-
-    def _announce_upstream(self, upstream: UpstreamMongos) -> None:
-        """Send this worker's new choice of upstream to the parent, which informs all workers."""
-        self._channel.send(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
 
     async def serve(self, node: Node, listener: Listener, feed: FeedPort | None) -> None:
         """Serve connections until the parent sends "end" or is gone.
@@ -110,7 +84,7 @@ class WorkerRuntime:
                 await self._handle_messages(node, listener, arrivals)
             finally:
                 arrivals.close()
-                self._peers.close()
+                self.peers.close()
 
     async def _handle_messages(self, node: Node, listener: Listener, arrivals: Arrivals) -> None:
         while True:
@@ -135,7 +109,7 @@ class WorkerRuntime:
                 case {"end": _}:
                     return
                 case None:
-                    log.error("The parent is gone; ending", component="CONTROL")
+                    log.error("The parent is gone; ending")
                     shutil.rmtree(self.start.folder, ignore_errors=True)
                     return
 
@@ -212,7 +186,10 @@ async def _run(
     channel = await Channel.over(channel_end)
     try:
         runtime = WorkerRuntime(start, channel, handoff_socket)
-        async with assemble(settings, start.arguments, share=runtime.share) as parts:
+        topology = TopologyVersion(start.process_id)
+        async with assemble(
+            settings, start.arguments, peers=runtime.peers, topology=topology, started=start.started
+        ) as parts:
             await runtime.serve(*parts)
     finally:
         channel.close()

@@ -118,7 +118,8 @@ class Connection:
         self._cut = False
         self._request_ids = count(1)
         self._expected = 0
-        self._busy = False
+        self.busy = False
+        """Whether a request is in flight."""
         self._credentials: Credentials | None = None
 
     @classmethod
@@ -186,11 +187,6 @@ class Connection:
         """Whether the server sees this connection as coming from its own machine."""
         transport = self._stream.transport
         return transport is not None and is_loopback(transport.get_extra_info("peername"))
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is in flight."""
-        return self._busy
 
     async def greet(self, timeout: float) -> None:
         """Exchange another hello within ``timeout`` seconds; updates ``hello`` and ``round_trip``.
@@ -272,7 +268,7 @@ class Connection:
         try:
             self._stream.write(message)
         except BaseException:
-            self._busy = False
+            self.busy = False
             raise
 
     async def receive_raw(self, *, timeout: float | None) -> bytes:
@@ -280,7 +276,7 @@ class Connection:
         try:
             return await self._receive(partial(reply_body, response_to=self._expected), timeout)
         finally:
-            self._busy = False
+            self.busy = False
 
     async def exchange(self, message: bytes) -> AsyncGenerator[bytes, None]:
         """Forward one whole uncompressed frame under a new request id; yield the replies.
@@ -299,12 +295,12 @@ class Connection:
                 frame = await self._receive(bytes, None)
                 more = more_to_come(frame)
                 if not more:
-                    self._busy = False
+                    self.busy = False
                 yield frame
         finally:
             if more:
                 self.abort()
-            self._busy = False
+            self.busy = False
 
     async def close(self) -> None:
         """Close the connection, waiting at most a second for it to end."""
@@ -326,9 +322,9 @@ class Connection:
         self.round_trip = loop.time() - asked_at
 
     def _begin(self, request_id: int) -> None:
-        if self._busy:
+        if self.busy:
             raise RuntimeError("another request is in flight on this connection")
-        self._busy = True
+        self.busy = True
         self._expected = request_id
 
     async def _receive(self, take: Callable[[memoryview], bytes], timeout: float | None) -> bytes:

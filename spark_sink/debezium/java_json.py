@@ -55,7 +55,7 @@ from shard_client.bson.values import (
     UNDEFINED,
 )
 from spark_sink.rows.layouts import Field, JoinedEvents
-from spark_sink.rows.text_columns import Pieces, TextColumns, special_bytes
+from spark_sink.rows.text_columns import Pieces, TextColumns
 
 _INT = struct.Struct("<i").unpack_from
 _LONG = struct.Struct("<q").unpack_from
@@ -242,7 +242,7 @@ class JavaColumns(TextColumns):
 
     quote = '\\"'
     colon = ": "
-    special = special_bytes(ascii_only=True)
+    ascii_only = True
 
     def __init__(self, json: JavaJson) -> None:
         self._json = json

@@ -84,8 +84,10 @@ class MessageTable:
 
         Raises StreamError for an event that cannot be read.
         """
-        wanted = pc.or_(rows["op"].is_valid(), pc.equal(rows["operationType"], HEARTBEAT))
-        chosen = rows.select(("token", "clusterTime", "event")).filter(wanted)
+        chosen = rows.select(("token", "clusterTime", "event"))
+        if rows["op"].null_count:
+            heartbeats = pc.equal(rows["operationType"], HEARTBEAT)
+            chosen = chosen.filter(pc.or_(rows["op"].is_valid(), heartbeats))
         try:
             for part, made in self._messages.of_parts([chosen]):
                 topic, key, value = self._messages.converted(made).columns

@@ -82,7 +82,9 @@ class Made(NamedTuple):
 
     def of_rows(self, column: pa.Array) -> pa.Array:
         """Return for each message the value that a column has for its event."""
-        return column.take(pa.array(self.rows, pa.int64()))
+        if np.array_equal(self.rows, np.arange(len(column))):
+            return column
+        return column.take(pa.array(self.rows))
 
     @property
     def index(self) -> pa.Array:

@@ -10,7 +10,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -104,9 +104,10 @@ class JobFolder:
     @property
     def checkpoint(self) -> str:
         """Where the query keeps its offsets."""
+        own = f"{self.address}/checkpoint"
         if not self._checkpoint and self.exists:
-            self._checkpoint = self.record().checkpoint
-        return self._checkpoint or f"{self.address}/checkpoint"
+            self._checkpoint = self.record().checkpoint or own
+        return self._checkpoint or own
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -150,12 +151,10 @@ class JobFolder:
         With `once`, an earlier start may have interrupted the snapshot, but not finished it. Raises
         OptionError if the folder has a job that these options cannot continue.
         """
-        batches = self.batches()
-        old = self.require_continues(record, once=once)
-        since = ""
-        if batches:
+        last, old, since = self.last_planned(), self.require_continues(record, once=once), ""
+        if last is not None:
             is_same = old.options == record.options
-            since = old.since if is_same else key_of(batches[-1].end.position)
+            since = old.since if is_same else key_of(last.end.position)
         inside = self.checkpoint == f"{self.address}/checkpoint"
         checkpoint = "" if inside else self.checkpoint
         cluster = record.cluster or old.cluster
@@ -167,11 +166,11 @@ class JobFolder:
 
     def require_continues(self, record: JobRecord, *, once: bool = False) -> JobRecord:
         """Return what the job was started with before. Raises OptionError as `begin`."""
-        batches = self.batches()
-        old = self.record() if batches or self.exists else JobRecord()
-        if batches:
+        last = self.last_planned()
+        old = self.record() if last is not None or self.exists else JobRecord()
+        if last is not None:
             self._refuse(old, record, once=once)
-            if once and batches[-1].end.signals.initial is None:
+            if once and last.end.signals.initial is None:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )
@@ -244,10 +243,20 @@ class JobFolder:
         found: dict[str, Any] = {} if lines[-1] == "-" else json.loads(lines[-1])
         return found
 
+    def last_planned(self) -> LoggedBatch | None:
+        """Return the newest batch, which may be in progress. Raises StreamError as `batches`."""
+        return self._newest(self._numbered("offsets"))
+
     def last_committed(self) -> LoggedBatch | None:
-        """Return the newest batch with a commit entry."""
-        done = [batch for batch in self.batches() if batch.committed is not None]
-        return done[-1] if done else None
+        """Return the newest batch with a commit entry. Raises StreamError as `batches`."""
+        return self._newest(self._numbered("offsets").keys() & self._numbered("commits"))
+
+    def _newest(self, numbers: Collection[int]) -> LoggedBatch | None:
+        if not numbers:
+            return None
+        number, commits = max(numbers), self._numbered("commits")
+        self._whole(f"commits/{number}")
+        return LoggedBatch(number, self.offset(number), commits.get(number))
 
     def query(self) -> str | None:
         """Return the id of the query, which begins with its checkpoint; None before the first."""

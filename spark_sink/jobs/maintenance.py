@@ -48,17 +48,17 @@ def compact_tables(folder: JobFolder) -> Iterator[str]:
 
 
 def schedule(
-    folder: JobFolder, seconds: float, clock: Callable[[], float] = time.monotonic
+    folder: JobFolder, seconds: float | None, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], None]:
     """Return what compacts the tables of a running job each time that an interval has passed.
 
-    A failure is printed, and the job continues.
+    Without an interval it does nothing. A failure is printed, and the job continues.
     """
     last = clock()
 
     def tend() -> None:
         nonlocal last
-        if clock() - last < seconds:
+        if seconds is None or clock() - last < seconds:
             return
         try:
             with work_told():
@@ -95,16 +95,16 @@ def merge_small_files(log: DeltaLog) -> tuple[int, int]:
 
 
 def _replace(log: DeltaLog, files: _Files) -> set[str]:
-    """Replace files by others with the same rows; return the paths of these."""
-    while small := _small(files):
-        with log.failures():
-            written = _rewritten(log, small)
-        paths = {each["path"] for each in written}
-        if log.exchange(small, written):
-            return paths
-        remove_files(log.address, paths)
-        left = log.paths()  # which has some less each time
-        files = [each for each in small if each["path"] in left]
+    """Replace files by others with the same rows; return the paths of these.
+
+    There are none if another writer has replaced one of the files.
+    """
+    with log.failures():
+        written = _rewritten(log, files)
+    paths = {each["path"] for each in written}
+    if log.exchange(files, written):
+        return paths
+    remove_files(log.address, paths)
     return set()
 
 

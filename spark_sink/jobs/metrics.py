@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
 from pyspark.sql.streaming.listener import (
@@ -26,71 +26,61 @@ class JobMetrics:
     """A job's metrics, which `serve` offers to Prometheus on a port of their own."""
 
     def __init__(self) -> None:
-        self.registry = CollectorRegistry()
-        made = self.registry
-        started = Gauge(
-            "mergerouter_job_start_time_seconds", "Time of the start since 1970.", registry=made
-        )
+        made = self.registry = CollectorRegistry()
+        counter, gauge = partial(Counter, registry=made), partial(Gauge, registry=made)
+        histogram = partial(Histogram, buckets=_BATCH_SECONDS, registry=made)
+        started = gauge("mergerouter_job_start_time_seconds", "Time of the start since 1970.")
         started.set_to_current_time()
-        self._batches = Counter("mergerouter_job_batches", "Batches committed.", registry=made)
-        self._events = Counter(
-            "mergerouter_job_events", "Events and documents written.", registry=made
-        )
-        self._seconds = Histogram(
-            "mergerouter_job_batch_seconds",
-            "Time of a batch.",
-            buckets=_BATCH_SECONDS,
-            registry=made,
-        )
-        self._through = Gauge(
+        self._batches = counter("mergerouter_job_batches", "Batches committed.")
+        self._events = counter("mergerouter_job_events", "Events and documents written.")
+        self._seconds = histogram("mergerouter_job_batch_seconds", "Time of a batch.")
+        self._through = gauge(
             "mergerouter_job_through_timestamp_seconds",
             "Cluster time up to which the tables have all events; 0 before the first batch.",
-            registry=made,
         )
-        self._changes = Counter(
+        self._changes = counter(
             "mergerouter_job_changes",
             "Rows in the tables, by collection and operation.",
             ("namespace", "operation"),
-            registry=made,
         )
-        self._commits = Histogram(
+        self._commits = histogram(
             "mergerouter_job_commit_seconds",
             "Time in which the driver merged and committed a batch's part of a table.",
             ("table",),
-            buckets=_BATCH_SECONDS,
-            registry=made,
         )
         self._named: set[str] = set()
-        self._snapshot = Gauge(
+        self._snapshot = gauge(
             "mergerouter_job_snapshot_ratio",
             "Part of the snapshot that is done, 1 where none is in progress.",
-            registry=made,
         )
         self._snapshot.set(1)
-        self._verified = Gauge(
+        self._verified = gauge(
             "mergerouter_job_verified_through_timestamp_seconds",
             "Cluster time through which the current table is verified.",
-            registry=made,
         )
-        self._compared = Counter(
-            "mergerouter_job_verified_rows", "Rows and keys compared.", registry=made
-        )
-        self._differences = Gauge(
+        self._compared = counter("mergerouter_job_verified_rows", "Rows and keys compared.")
+        self._differences = gauge(
             "mergerouter_job_differences",
             "Keys that differed from the collections in the last round of verification.",
-            registry=made,
         )
 
-    def serve(self, port: int, host: str = "127.0.0.1") -> None:
-        """Offer the metrics over HTTP. Raises OSError if the port is in use."""
-        start_http_server(port, host, self.registry)
+    def serve(self, port: int) -> None:
+        """Offer the metrics over HTTP on 127.0.0.1. Raises OSError if the port is in use."""
+        start_http_server(port, "127.0.0.1", self.registry)
 
     def add(self, batch: BatchProgress) -> None:
-        """Count a batch."""
+        """Count a batch; the rows of collections after the first 200 are those of "other"."""
         self._batches.inc()
         self._events.inc(batch.events)
         self._seconds.observe(batch.seconds)
         self._snapshot.set(batch.share)
+        for table, seconds in batch.written.seconds.items():
+            self._commits.labels(table).observe(seconds)
+        for namespace, op, number in batch.written.counts:
+            if len(self._named) < _MOST_NAMESPACES:
+                self._named.add(namespace)
+            name = namespace if namespace in self._named else "other"
+            self._changes.labels(name, _OPERATIONS.get(op, op)).inc(number)
 
     def reach(self, through: int, *, waits: bool) -> None:
         """Note the cluster time up to which the tables have all events."""
@@ -102,18 +92,6 @@ class JobMetrics:
         self._compared.inc(rows)
         self._differences.set(differences)
 
-    def committed(self, table: str, seconds: float) -> None:
-        """Count the commit of a batch to one of the job's tables."""
-        self._commits.labels(table).observe(seconds)
-
-    def count(self, rows: Iterable[tuple[str, str, int]]) -> None:
-        """Count the rows of a batch, by namespace and `op`; further collections are "other"."""
-        for namespace, op, number in rows:
-            if len(self._named) < _MOST_NAMESPACES:
-                self._named.add(namespace)
-            name = namespace if namespace in self._named else "other"
-            self._changes.labels(name, _OPERATIONS.get(op, op)).inc(number)
-
 
 class ProgressListener(StreamingQueryListener):
     """Tells the batches of all queries of a session as metrics, for queries of one's own.
@@ -121,14 +99,13 @@ class ProgressListener(StreamingQueryListener):
     Add it with `spark.streams.addListener(ProgressListener(metrics))`.
     """
 
-    def __init__(self, metrics: JobMetrics, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, metrics: JobMetrics) -> None:
         self._metrics = metrics
-        self._clock = clock
 
     def onQueryProgress(self, event: QueryProgressEvent) -> None:  # noqa: N802
         """Count a batch."""
         progress = json.loads(event.progress.json)
-        batch, through = batch_progress(progress, self._clock()), reached(progress)
+        batch, through = batch_progress(progress, time.time()), reached(progress)
         if batch is not None:
             self._metrics.add(batch)
         if through is not None:

@@ -7,9 +7,10 @@ commit times a tick apart (docs/protocol.md#events), so a cut that divides one m
 from __future__ import annotations
 
 import warnings
+from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, islice, takewhile
+from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
 
@@ -20,9 +21,10 @@ from bson.timestamp import Timestamp
 from pyspark.sql import DataFrame, SparkSession
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, after, key_of, time_of, to_offset
+from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import (
     BRONZE,
     CURRENT,
@@ -32,24 +34,24 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
+from spark_sink.jobs.job_source import COUNT_COLUMNS, Transactions
 from spark_sink.jobs.tables_job import table_form
-from spark_sink.jobs.task_tables import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
-from spark_sink.options.values import cluster_time
+from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.log_state import Batch, commit_path, end_of, states_in
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
 from spark_sink.tables.table_scan import Chosen, TableScan
-from spark_sink.tables.table_state import TableScope, TableState, Unread, unread_after
+from spark_sink.tables.table_state import TableScope, TableState, unread_after, unread_names
 from spark_sink.tables.tasks import TOLD
 
 _Versions = Mapping[str, tuple[int, dict[str, Any]]]
@@ -68,14 +70,6 @@ class TableVersions:
     batch: int
     cut: Timestamp
     versions: Mapping[str, int]
-
-
-def time_from_text(text: str, name: str) -> Timestamp:
-    """Return the cluster time of an argument. Raises OptionError, with the argument's name."""
-    try:
-        return cluster_time(text)
-    except ValueError as error:
-        raise OptionError(f"{name}: {error}") from None
 
 
 def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
@@ -105,7 +99,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         time: such as 2026-01-31T12:00:00Z, or "seconds,increment".
     """
     folder = JobFolder(out)
-    moment = time_from_text(time, "time")
+    moment = argument(cluster_time, time, "time")
     history = _History(folder, moment)
     cut = history.whole_cut(after(moment).time)
     found: dict[str, DataFrame] = {}
@@ -146,11 +140,6 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
 
 UNREAD_THEN = "at this time the job had not read them again yet. Give a later time"
 """Why collections are not complete in a table of an earlier time, and the remedy."""
-
-
-def unread_names(unread: Unread) -> str:
-    """Return the first of the collections that lack documents, for messages; empty for none."""
-    return ", ".join(sorted(map(".".join, unread))[:20])
 
 
 def _scope_at(record: JobRecord, at: Offset) -> TableScope | None:
@@ -248,11 +237,29 @@ class _History:
     def _states(
         self, name: str, is_before: Callable[[Mapping[str, Any]], bool]
     ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Return versions of a table with states by its present query, as `DeltaLog.states`."""
-        log = self.logs[name]
-        query = log.position().get("query")
-        found = log.states(lambda state: state.get("query") != query or is_before(state))
-        return takewhile(lambda each: query and each[1].get("query") == query, found)
+        """Return versions of a table by its present query, the newest first, and their states.
+
+        The first is the newest one whose state `is_before`, as those of all older ones are. It is
+        searched for, and of the older commits only those are read that the caller asks for.
+        Versions of other writers are left out, and those whose commits a clean-up has removed; if
+        it has removed all, the newest version remains.
+        """
+        log, newest = self.logs[name], self.logs[name].position()
+        folder, query, version = Folder(log.address), newest.get("query"), -1
+
+        def is_later(version: int) -> bool:
+            _, state = next(states_in(folder, version), (0, {"query": None}))
+            return state.get("query") == query and not is_before(state)
+
+        with log.failures():
+            every = range(0 if log.version is None or not query else log.version + 1)
+            first = bisect_left(every, True, key=is_later)
+            for version, state in states_in(folder, first - 1):
+                if state.get("query") != query:
+                    return
+                yield version, state
+            if version < 0 and 0 < first == len(every) and is_before(newest):
+                yield first - 1, newest
 
     def _before(self, cut: Timestamp) -> Iterator[tuple[int, Offset, Mapping[str, Any]]]:
         """Return the batches that end before a cut, the newest first, with their ends.
@@ -261,22 +268,21 @@ class _History:
         """
 
         def is_before(state: Mapping[str, Any]) -> bool:
-            end = _end_in(state)
+            end = end_of(state)
             if end is not None and end.sought is not None:  # it leaves out the events after that
                 return _cut_of(Offset(end.sought)) < cut
-            return end is None or _cut_of(end) <= cut
+            return end is None or end.time is None or _cut_of(end) <= cut
 
         for name in self._whole[:1]:
             walk = (state for _, state in self._states(name, is_before))
             for number, (state, *_) in groupby(walk, itemgetter(BATCH)):
-                if (end := _end_in(state)) is not None:
+                if (end := end_of(state)) is not None and end.time is not None:
                     yield number, end, state
 
     def _require_reached(self) -> None:
         """Raise StreamError unless the tables have all events of the time."""
-        positions = [self.logs[name].position() for name in self._whole]
-        offsets = [Offset.read(each["offset"]) for each in positions if each.get("offset")]
-        reached = [each.position for each in offsets if each.time is not None]
+        ends = (end_of(self.logs[name].position()) for name in self._whole)
+        reached = [end.position for end in ends if end is not None and end.time is not None]
         first = min(reached, key=key_of, default=None)
         if first is None or key_of(first) < key_of(after(self._time)):
             moment = None if first is None else time_of(first)
@@ -371,7 +377,7 @@ class _History:
             version = next(self._states(name, lambda state: state[BATCH] <= batch), None)
             if version is not None:
                 found[name] = version
-            elif log.position().get("query") and not log.has_all_commits:
+            elif log.position().get("query") and not Folder(log.address).has(commit_path(0)):
                 raise self.nothing()
         return found
 
@@ -382,12 +388,6 @@ class _History:
             f"{self._time.as_datetime().isoformat()}: a snapshot was in progress, or their commits "
             "have been deleted. Give a later time, or make the table again with job rebuild --to"
         )
-
-
-def _end_in(state: Mapping[str, Any]) -> Offset | None:
-    """Return the end of a state's batch; None if that has no cluster time."""
-    end = Offset.read(state["offset"]) if state.get("offset") else None
-    return None if end is None or end.time is None else end
 
 
 def _cut_of(end: Offset) -> Timestamp:

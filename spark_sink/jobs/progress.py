@@ -8,20 +8,18 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from shutil import get_terminal_size
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import StreamError, say
+from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.tasks import TOLD
-
-if TYPE_CHECKING:
-    from spark_sink.jobs.job_folder import LoggedBatch
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""
@@ -32,18 +30,31 @@ STANDS = 60
 _WORK_SECONDS = 10
 
 
-Written = Mapping[int, tuple[int, int]]
-"""The events of batches, and the files with their rows in bronze and messages, by their numbers."""
+@dataclass(frozen=True)
+class Written:
+    """What a job has written of a batch.
+
+    Args:
+        events: their number, with the documents of a snapshot.
+        files: the files with their rows in bronze and messages.
+        counts: the rows by namespace and `op`.
+        seconds: in which the driver merged and committed the batch, by table.
+    """
+
+    events: int = 0
+    files: int = 0
+    counts: Sequence[tuple[str, str, int]] = ()
+    seconds: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class BatchProgress:
     """A batch that has run: its number, events, seconds, and the cluster time at its end.
 
-    `events` includes the documents of a snapshot; `files` is the number of files with its rows.
-    `lag` is the age of `through` when the batch ended, in seconds; both are None while the batch's
-    position has no time. `snapshot` is the progress of a snapshot that has not ended, and `share`
-    how much of it is done, from 0 to 1, by the chunks that are known.
+    `events` includes the documents of a snapshot; `written` says more of a job's batch. `lag` is
+    the age of `through` when the batch ended, in seconds; both are None while the batch's position
+    has no time. `snapshot` is the progress of a snapshot that has not ended, and `share` how much
+    of it is done, from 0 to 1, by the chunks that are known.
     """
 
     number: int
@@ -53,29 +64,30 @@ class BatchProgress:
     lag: float | None
     snapshot: str = ""
     share: float = 1.0
-    files: int = 0
+    written: Written = Written()
 
     def __str__(self) -> str:
         rate = self.events / self.seconds if self.seconds else 0.0
         text = (
             f"batch {self.number}: {self.events:,} events in {self.seconds:.1f} s ({rate:,.0f}/s)"
         )
-        if self.files:
-            text += f", {self.files} files"
+        if self.written.files:
+            text += f", {self.written.files} files"
         if self.through is not None and self.lag is not None:
             text += f", through {_moment(self.through)}, {self.lag:.0f} s behind"
         return f"{text}, {self.snapshot}" if self.snapshot else text
 
 
 def batch_progress(
-    progress: Mapping[str, Any], now: float, written: Written | None = None
+    progress: Mapping[str, Any], now: float, written: Mapping[int, Written] | None = None
 ) -> BatchProgress | None:
     """Return the batch of one of Spark's progress reports; None for a trigger without a batch.
 
     Args:
         progress: an element of `StreamingQuery.recentProgress`.
         now: the time of the report, in seconds since 1970.
-        written: what a job's batches have written; Spark counts the rows of other queries.
+        written: by their numbers, what a job's batches have written; Spark counts the rows of other
+            queries.
     """
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
@@ -89,18 +101,18 @@ def batch_progress(
             f"{found.chunks_planned} chunks"
         )
     number = int(progress["batchId"])
-    events, files = progress.get("numInputRows", 0), 0
+    done = Written(progress.get("numInputRows", 0))
     if written is not None:
-        events, files = written.get(number, (0, 0))
+        done = written.get(number, Written())
     return BatchProgress(
         number,
-        events,
+        done.events,
         durations.get("triggerExecution", 0) / 1000,
         through,
         None if through is None else max(0.0, now - through),
         snapshot,
         share,
-        files,
+        done,
     )
 
 
@@ -171,7 +183,7 @@ class ProgressReport:
         self,
         listeners: Sequence[ProgressReader] = (),
         clock: Callable[[], float] = time.time,
-        written: Written | None = None,
+        written: Mapping[int, Written] | None = None,
     ) -> None:
         self._written = written
         self._listeners = listeners

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT, say
+from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT, SourceError, StreamError, say
 from spark_sink.jobs.stop_request import StopRequest
 
 # Seconds in which the batch in progress may commit after a signal.
@@ -106,56 +106,43 @@ def quiet_stop(end: StopRequest) -> Iterator[None]:
 def run_until_stopped(
     query: StreamingQuery,
     end: StopRequest,
-    reports: Sequence[Callable[[StreamingQuery], None]] = (),
-    tend: Callable[[], None] | None = None,
-    failed: Callable[[str], None] = lambda _cause: None,
-    *,
-    timeout: int = STOP_TIMEOUT,
-) -> int:
-    """Wait for the end of the query, and return the job's exit status.
+    turns: Sequence[Callable[[], None]] = (),
+    tend: Callable[[], None] = lambda: None,
+) -> None:
+    """Wait for the end of the query, or for a signal.
 
-    After a signal the batch in progress may commit within `timeout` seconds, and the status is 0.
-    A clock that is set back counts as a failure: Spark starts batches by it, and would wait. After
-    a failure the cause is printed on one line and the status is 1; the next start continues
-    from the checkpoint; a failure after a signal is raised. Each of `reports` is called every
-    second, and at the end; `tend` every second; `failed` with the cause of a failure.
+    After a signal the batch in progress may commit within STOP_TIMEOUT. Each of `turns` is
+    called every second, and at the end; `tend` every second. Raises StreamError with the cause of a
+    failure; the next start continues from the checkpoint. A clock that is set back counts as one:
+    Spark starts batches by it, and would wait. A failure after a signal is raised as Spark's.
     """
     ahead = _clock_ahead()
     try:
         while not end.requested:
             ended = query.awaitTermination(_POLL_SECONDS)
-            for report in reports:
-                report(query)
+            for turn in turns:
+                turn()
             if ended:
-                return 0
+                return
             now = _clock_ahead()
             if ahead - now > _SET_BACK_SECONDS:
                 query.stop()
-                return _failed(_SET_BACK.format(ahead - now), failed)
+                raise StreamError(_SET_BACK.format(ahead - now))
             ahead = max(ahead, now)
-            if tend is not None:
-                tend()
-        _await_commit(query, timeout)
-        for report in reports:
-            report(query)
+            tend()
+        _await_commit(query)
+        for turn in turns:
+            turn()
         query.stop()
     except StreamingQueryException as error:
         if end.requested:
             raise
-        return _failed(cause_of(error), failed)
-    return 0
+        raise StreamError(cause_of(error)) from None
 
 
 def _clock_ahead() -> float:
     """Return the difference between the wall clock and the monotonic clock, in seconds."""
     return time.time() - time.monotonic()
-
-
-def _failed(cause: str, failed: Callable[[str], None]) -> int:
-    """Tell the cause of a failure; return the exit status."""
-    say(f"error: {cause}")
-    failed(cause)
-    return 1
 
 
 def cause_of(error: BaseException) -> str:
@@ -165,6 +152,8 @@ def cause_of(error: BaseException) -> str:
     is the innermost cause that Java or Python reports, after a remedy if there is one.
     """
     text = str(error)
+    if isinstance(error, SourceError):
+        return text
     for name in ("StreamError: ", "OptionError: ", "HistoryLostError: "):
         _, found, message = text.partition(f"spark_sink.errors.{name}")
         if found:
@@ -187,10 +176,10 @@ def _innermost(text: str) -> str:
     return re.sub(r"(Detail: )?\[[Ee]rrno \d+\] ", "", plain)
 
 
-def _await_commit(query: StreamingQuery, timeout: int) -> None:
+def _await_commit(query: StreamingQuery) -> None:
     """Wait until the batch in progress ends; a new batch id also shows that it was committed."""
     begun = _last_batch(query)
-    polls = timeout // _POLL_SECONDS
+    polls = STOP_TIMEOUT // _POLL_SECONDS
     while query.status["isTriggerActive"] and _last_batch(query) == begun and polls:
         polls -= 1
         if query.awaitTermination(_POLL_SECONDS):

@@ -35,13 +35,13 @@ from spark_sink.jobs.point_in_time import bronze_at
 from spark_sink.jobs.tables_job import table_form, take_over
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
-from spark_sink.options.values import position
+from spark_sink.options.values import argument, position
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.log_state import Batch, end_of
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
     ChangeReport,
@@ -158,36 +158,22 @@ def lacks_current(folder: JobFolder) -> bool:
     return CURRENT in folder.record().tables and logs[0].exists and not logs[1].exists
 
 
-def rebuild_current(spark: SparkSession | None, folder: JobFolder) -> CurrentTable:
-    """Make the lost current table again, with all batches of bronze; the job continues with it.
-
-    Without `spark` the work is done in this process. Raises StreamError.
-    """
-    return _replayed(spark, folder, folder.address)
-
-
-def rebuild_at(
-    spark: SparkSession | None, folder: JobFolder, time: Timestamp, into: str
+def rebuild_table(
+    spark: SparkSession | None, folder: JobFolder, time: Timestamp | None = None, into: str = ""
 ) -> CurrentTable:
-    """Make a current table as of a cluster time, in the folder `into`, from bronze alone.
+    """Make a current table of the rows of bronze alone, and commit it as their batch.
 
-    `into` gets the tables `current` and `quarantine`. Raises OptionError if it has such a table,
-    and StreamError if bronze has not reached the time, or begins later. Without `spark` the work is
-    done in this process.
+    It is the job's lost table, with which the job continues, or one as of a cluster time in the
+    folder `into`, which gets the tables `current` and `quarantine`. Raises OptionError if `into`
+    has such a table, and StreamError if bronze has not reached the time, or begins later. Without
+    `spark` the work is done in this process.
     """
-    if DeltaLog(JobFolder(into).table(CURRENT)).exists:
+    made = JobFolder(into or folder.address)
+    if DeltaLog(made.table(CURRENT)).exists:
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
-    return _replayed(spark, folder, into, time)
-
-
-def _replayed(
-    spark: SparkSession | None, folder: JobFolder, into: str, time: Timestamp | None = None
-) -> CurrentTable:
-    """Make a current table in `into` of the rows of bronze, and commit it as their batch."""
     scans, batch, scope = bronze_at(folder, time)
-    made = JobFolder(into)
     table = CurrentTable(made.table(CURRENT), form=table_form(folder.record()))
     remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
     tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
@@ -217,7 +203,9 @@ def seek(folder: JobFolder, to: str) -> str:
     last = _last_whole(folder)
     if last is None:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
-    gap, told = _gap(folder, last.end, _position(to), to)
+    found = argument(position, to, "--to")
+    wanted = AtTime(found.cluster_time) if isinstance(found, Token) else found
+    gap, told = _gap(folder, last.end, wanted, to)
     take_over(folder)  # a start on another machine may still run
     return _leave_out(folder, last.number + 1, gap) + told
 
@@ -266,10 +254,10 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
 
     Spark repeats a batch as it was planned, and would fail at every start. Raises SourceError.
     """
-    last, batches = _last_whole(folder), folder.batches()
-    if last is None or batches[-1].number == last.number:
+    last, planned = _last_whole(folder), folder.last_planned()
+    if last is None or planned is None or planned.number == last.number:
         return
-    before, at = last.end, batches[-1].end
+    before, at = last.end, planned.end
     batch = at.batch_after(before)
     if batch.events == 0:
         return
@@ -294,11 +282,11 @@ def _last_whole(folder: JobFolder) -> LoggedBatch | None:
     A batch writes its notifications last: with them it is whole, though Spark did not note that.
     """
     batches, query = folder.batches(), folder.query()
-    notified = DeltaLog(folder.table(NOTIFIED)).position()
-    for batch in batches[-1:]:
-        of = (notified.get("query"), notified.get("batch"))
-        if query is not None and batch.committed is None and of == (query, batch.number):
-            folder.write_checkpoint(query, {batch.number: batch.offset}, batch.number)
+    notified = Batch.of(DeltaLog(folder.table(NOTIFIED)).position())
+    if query is not None and notified is not None and notified.query == query:
+        for batch in batches[-1:]:
+            if batch.committed is None and batch.number == notified.number:
+                folder.write_checkpoint(query, {batch.number: batch.offset}, batch.number)
     return folder.last_committed()
 
 
@@ -307,9 +295,8 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
     A batch of a seek has no events, so another seek may take its place.
     """
-    names = (*APPENDED, CURRENT)
-    offsets = (DeltaLog(folder.table(name)).position().get("offset") for name in names)
-    ends = [Offset.read(offset) for offset in offsets if offset]
+    states = (DeltaLog(folder.table(name)).position() for name in (*APPENDED, CURRENT))
+    ends = filter(None, map(end_of, states))
     return [before.position, *(each.sought or each.position for each in ends)]
 
 
@@ -320,11 +307,3 @@ def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None
         batch = Batch.of(log.position())
         if batch is not None and batch.number == number:
             log.amend(replace(batch, offset=offset))
-
-
-def _position(text: str) -> AtTime:
-    try:
-        found = position(text)
-    except ValueError as error:
-        raise OptionError(f"--to: {error}") from None
-    return AtTime(found.cluster_time) if isinstance(found, Token) else found

@@ -12,7 +12,6 @@ from typing import Any, Self
 import pymongo
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
-from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import say
 from spark_sink.jobs.progress import BatchProgress
@@ -77,7 +76,7 @@ class RouterReport:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, Exception):
+        if isinstance(error, Exception) and "error" not in self._report:
             self.failed(cause_of(error))
         elif error is None and "error" not in self._report:
             self._send(ended=True)
@@ -94,7 +93,7 @@ class RouterReport:
         """Take in what the job has reached, which the next `turn` reports."""
         self._report |= {"through": Timestamp(through, 0), "waits": waits}
 
-    def turn(self, _query: StreamingQuery) -> None:
+    def turn(self) -> None:
         """Report what is due; call it about every second."""
         if self._clock() >= self._next:
             self._send()

@@ -14,14 +14,13 @@ from uuid import uuid4
 import pyarrow.compute as pc
 from bson.timestamp import Timestamp
 
-from spark_sink.errors import HistoryLostError, OptionError
+from spark_sink.errors import HistoryLostError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
-from spark_sink.jobs.job_folder import ALL_BATCHES, CURRENT, JobFolder
-from spark_sink.jobs.point_in_time import unread_names
+from spark_sink.jobs.job_folder import ALL_BATCHES, CURRENT, QUARANTINE, JobFolder
 from spark_sink.options.stream_options import parse_options
-from spark_sink.options.values import position
+from spark_sink.options.values import argument, position
 from spark_sink.rows.typed_documents import RESCUED
 from spark_sink.signals.signal import LOG
 from spark_sink.signals.state import SignalState
@@ -30,9 +29,9 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import newest_state
+from spark_sink.tables.log_state import end_of, newest_state
 from spark_sink.tables.table_rows import scan
-from spark_sink.tables.table_state import TableState
+from spark_sink.tables.table_state import TableState, unread_names
 
 # Seconds between two looks at the tables, and that a stream is waited for.
 _POLL_SECONDS = 0.5
@@ -44,9 +43,9 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     With a `uri` the router gives the newest cluster time, for the lag. Raises OptionError if there
     is no job, and StreamError if the router cannot be reached.
     """
-    record = folder.record()
-    batches = folder.batches()
-    last = folder.last_committed()
+    record, batches = folder.record(), folder.batches()
+    last = next((each for each in reversed(batches) if each.committed is not None), None)
+    current = DeltaLog(folder.table(CURRENT))
     found: dict[str, Any] = {
         "folder": folder.address,
         "checkpoint": folder.checkpoint,
@@ -54,13 +53,13 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         "tables": list(record.tables),
         "batch": None if last is None else last.number,
         "committedAt": None if last is None or last.committed is None else _iso(last.committed),
-        "running": [batch.number for batch in batches if batch.committed is None],
+        "running": [each.number for each in batches if each.committed is None],
         "snapshot": None,
         "requestedSnapshots": [],
         "through": None,
-        "verified": DeltaLog(folder.table("current")).position().get("verified"),
-        "quarantinedEvents": DeltaLog(folder.table("quarantine")).count(),
-        "rescuedDocuments": _rescued(folder),
+        "verified": current.position().get("verified"),
+        "quarantinedEvents": DeltaLog(folder.table(QUARANTINE)).count(),
+        "rescuedDocuments": _rescued(current),
     }
     if last is None:
         return found
@@ -94,10 +93,9 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         text = f"{status['rescuedDocuments']} documents with fields that fit no column"
         rows.append(("rescued", text))
     if snapshot is not None and not snapshot["ended"]:
-        rows.append(("snapshot", f"{_chunks(snapshot)}; {_collections(snapshot)}"))
+        rows.append(("snapshot", _planned(snapshot)))
     for number, each in enumerate(status["requestedSnapshots"]):
-        stage = "paused" if each["paused"] else _chunks(each)
-        text = f"{each['type']} snapshot {each['id']}: {stage}; {_collections(each)}"
+        text = f"{each['type']} snapshot {each['id']}: {_planned(each)}"
         rows.append(("" if number else "requested", text))
     if status["verified"] is not None:
         rows.append(("verified", verified_line(status["verified"])))
@@ -106,9 +104,8 @@ def lines_of(status: dict[str, Any]) -> list[str]:
     return [f"{name:<11} {text}" for name, text in rows]
 
 
-def _rescued(folder: JobFolder) -> int | None:
+def _rescued(log: DeltaLog) -> int | None:
     """Return how many documents of a typed table have something in RESCUED; else None."""
-    log = DeltaLog(folder.table("current"))
     if not log.exists or RESCUED not in [each["name"] for each in log.schema["fields"]]:
         return None
     found = scan(log, [RESCUED], [pc.field(RESCUED).is_valid()])
@@ -120,13 +117,11 @@ def verified_line(found: Mapping[str, Any]) -> str:
     return f"through {found['through']}: {found['rows']:,} rows, {found['differences']} differences"
 
 
-def _chunks(progress: dict[str, Any]) -> str:
+def _planned(progress: dict[str, Any]) -> str:
+    """Return how far a snapshot is, as text."""
     rows = f" with about {progress['rowsPlanned']:,} rows" if progress["rowsPlanned"] else ""
-    return f"{progress['chunksPlanned']} chunks{rows}"
-
-
-def _collections(progress: dict[str, Any]) -> str:
-    return f"{progress['collectionsPlanned']} of {progress['collections']} collections"
+    stage = "paused" if progress.get("paused") else f"{progress['chunksPlanned']} chunks{rows}"
+    return f"{stage}; {progress['collectionsPlanned']} of {progress['collections']} collections"
 
 
 def _requested(signals: SignalState) -> list[dict[str, Any]]:
@@ -164,10 +159,7 @@ def position_to_reach(to: str | datetime | Timestamp, uri: str, name: str = "to"
             return after(client.with_retries(client.snapshot_time))
     if isinstance(to, Timestamp):
         to = f"{to.time},{to.inc}"
-    try:
-        found = position(to if isinstance(to, str) else to.isoformat())
-    except ValueError as error:
-        raise OptionError(f"{name}: {error}") from None
+    found = argument(position, to if isinstance(to, str) else to.isoformat(), name)
     if isinstance(found, Token):
         return AtTime(found.cluster_time) if found.is_high_water_mark else found
     return after(found.time)
@@ -223,10 +215,9 @@ class _Tables:
         self._folder = folder
         names = folder.record().tables if folder.exists else ()
         self._states = {name: newest_state(folder.table(name)) for name in names}
-        offsets = {n: each.get("offset") for n, each in self._states.items() if n in ALL_BATCHES}
-        last = None if offsets else folder.last_committed()
-        offsets = offsets or {"the job": last and last.offset}
-        self._ends = {name: Offset.read(each) if each else None for name, each in offsets.items()}
+        ends = {n: end_of(state) for n, state in self._states.items() if n in ALL_BATCHES}
+        last = None if ends else folder.last_committed()
+        self._ends = ends or {"the job": None if last is None else last.end}
 
     def have_signal(self, identifier: str) -> bool:
         """Return whether a batch has processed a signal."""

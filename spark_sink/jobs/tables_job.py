@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import pyarrow as pa
 from pymongo.errors import OperationFailure
@@ -36,15 +36,20 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
-from spark_sink.jobs.task_tables import (
+from spark_sink.jobs.job_source import (
+    BATCH_PROPERTY,
+    FORMAT,
     PARTITIONS,
+    TABLES,
+    JobSource,
+    JobStreamReader,
     TaskReport,
     TaskTables,
     Transactions,
     bronze_schema,
     message_schema,
 )
+from spark_sink.jobs.progress import Written
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
@@ -65,9 +70,6 @@ from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_i
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in
 from spark_sink.tables.table_state import TableScope
-
-if TYPE_CHECKING:
-    from spark_sink.jobs.metrics import JobMetrics
 
 NOTIFICATIONS = pa.schema(
     [
@@ -119,14 +121,12 @@ class Findings:
         """Rows of PREPARED, which delete documents: the next batch applies them."""
         self._address = address
 
-    def removals(self) -> list[ChangeReport]:
+    def removals(self) -> ChangeReport:
         """Return the changes in `gone`, each once."""
         gone = [self.gone.get() for _ in range(self.gone.qsize())]
-        if not gone:
-            return []
         stage = ChangeStage(self._address, tolerant=True)
         stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
-        return [stage.close()]
+        return stage.close()
 
 
 @dataclass
@@ -136,7 +136,6 @@ class TablesJob:
     Args:
         uri: the router.
         findings: of a verifier of the current table, which go into the batches.
-        figures: count the batches that are in the tables.
         epoch: what `take_over` has returned.
         keep_files: the seconds for which replaced files are kept for their readers; None for those
             of the tables.
@@ -146,7 +145,6 @@ class TablesJob:
     record: JobRecord
     uri: str
     findings: Findings | None = None
-    figures: JobMetrics | None = None
     epoch: int = 0
     keep_files: float | None = None
 
@@ -160,8 +158,8 @@ class TablesJob:
         self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
-        self.written: dict[int, tuple[int, int]] = {}
-        """What the latest batches have written (`progress.Written`)."""
+        self.written: dict[int, Written] = {}
+        """What the latest batches have written, by their numbers."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -199,8 +197,8 @@ class TablesJob:
 
     def _namespaces(self, scope: Scope) -> tuple[tuple[str, str], ...]:
         """Return the collections in the current table; none if the last batch has this scope."""
-        batches = self.folder.batches()
-        at = batches[-1].end if batches else None
+        last = self.folder.last_planned()
+        at = None if last is None else last.end
         if CURRENT not in self._tables or at is None:
             return ()
         if at.scope in (None, scope) and at.sought is None:
@@ -208,57 +206,66 @@ class TablesJob:
         return tuple(sorted(namespaces_in(DeltaLog(self.folder.table(CURRENT)))))
 
     def _commit(self, batch: DataFrame, number: int) -> None:
-        """Commit a batch to the tables, from the reports of its tasks."""
-        findings = self.findings
-        begin, end = self.folder.offset(number - 1), self.folder.offset(number)
-        of = Batch(self.folder.query() or "", number, end, begin)
+        """Commit a batch to the tables, from the reports of its tasks.
+
+        The notifications are last: a batch whose notifications are written is in all tables.
+        """
+        folder, written, seconds = self.folder, TaskReport(), dict[str, float]()
+        of = Batch(folder.query() or "", number, folder.offset(number), folder.offset(number - 1))
         at = Offset.read(of.offset)
-        reports = self._reports(batch, of, at)
-        counted = Transactions()
-        for report in reports:
-            counted.add(Transactions(report.transactions))
-        names = (BRONZE, MESSAGES, QUARANTINE)
-        parts = {n: [part for each in reports for part in each.parts.get(n, ())] for n in names}
-        filled = {name: bool(found) for name, found in parts.items()}
-        filled |= {NOTIFIED: bool(at.signals.notifications), TRANSACTIONS: bool(counted.by_id)}
-        filled = {n: now for n, now in filled.items() if n in (*self._tables, QUARANTINE, NOTIFIED)}
-        before = {n: self._table(n).position().get("written", {}).get(n, -1) for n in filled}
-        newest = {n: number if now else before[n] for n, now in filled.items()}
-        verified = {} if findings is None else findings.found
-        of = replace(of, verified=verified, written={n: b for n, b in newest.items() if b >= 0})
+        for report in self._reports(batch, of, at):
+            written.add(report)
+        if self.findings is not None:
+            written.changes.add(self.findings.removals())
+            of = replace(of, verified=self.findings.found)
+        counted = Transactions(written.transactions).rows()
+        notified = _notifications(at)
+        beside = {NOTIFIED: notified.num_rows, TRANSACTIONS: counted.num_rows}
+        of = self._after(of, [n for n, some in {**written.parts, **beside}.items() if some])
         for name, schema in ((BRONZE, self._rows), (MESSAGES, message_schema())):
             if name in self._tables:
-                with self._timed(name):
-                    self._table(name).append(parts[name], schema, of)
+                with _timed(seconds, name):
+                    self._table(name).append(written.parts.get(name, ()), schema, of)
         if CURRENT in self._tables:
-            if self._current is None:
-                address = self.folder.table(CURRENT)
-                self._current = CurrentTable(address, form=self._form, epoch=self.epoch)
-            self._current.reload()
-            changes = [report.changes for report in reports if report.changes is not None]
-            changes += [] if findings is None else findings.removals()
-            contains = (at.scope or Scope()).accepts
-            scope = TableScope(contains, at.gained_since) if self._reads_again else None
-            quarantine, spark = self._table(QUARANTINE), batch.sparkSession
-            leads = not {BRONZE, MESSAGES} & {*self._tables}
-            with self._timed(CURRENT):
-                self._current.apply_staged(spark, changes, of, quarantine, scope, leads=leads)
-            self._keep_columns(self._current.form)
-        elif parts[QUARANTINE]:
-            self._table(QUARANTINE).append(parts[QUARANTINE], arrow_schema(UNAPPLIED), of)
+            with _timed(seconds, CURRENT):
+                self._merge(batch.sparkSession, written.changes, of, at)
+        elif found := written.parts.get(QUARANTINE):
+            self._table(QUARANTINE).append(found, arrow_schema(UNAPPLIED), of)
         if TRANSACTIONS in self._tables:
-            with self._timed(TRANSACTIONS):
-                self._table(TRANSACTIONS).append_rows(counted.rows(), of)
-        self._notify(of, at)
+            with _timed(seconds, TRANSACTIONS):
+                self._table(TRANSACTIONS).append_rows(counted, of)
+        self._table(NOTIFIED).append_rows(notified, of)
         if self.keep_files is not None:
             current = [] if self._current is None else [self._current.log]
             for log in (*self._opened.values(), *current):
                 log.keep_files(self.keep_files)
-        files = len(parts[BRONZE]) + len(parts[MESSAGES])
-        self.written[number] = sum(report.events for report in reports), files
+        files = sum(len(written.parts.get(name, ())) for name in (BRONZE, MESSAGES))
+        self.written[number] = Written(written.events, files, written.counts, seconds)
         self.written.pop(number - _KEPT, None)
-        if self.figures is not None:
-            self.figures.count([each for report in reports for each in report.counts])
+
+    def _after(self, batch: Batch, filled: Collection[str]) -> Batch:
+        """Return the batch, with the newest one that has rows in each table it is appended to.
+
+        It has some itself in the tables `filled`.
+        """
+        newest = {}
+        for name in {*self._tables, QUARANTINE, NOTIFIED} - {CURRENT}:
+            before = self._table(name).position().get("written", {}).get(name, -1)
+            newest[name] = batch.number if name in filled else before
+        return replace(batch, written={name: n for name, n in newest.items() if n >= 0})
+
+    def _merge(self, spark: SparkSession, changes: ChangeReport, of: Batch, at: Offset) -> None:
+        """Merge the changes of a batch into the current table, and commit them."""
+        if self._current is None:
+            address = self.folder.table(CURRENT)
+            self._current = CurrentTable(address, form=self._form, epoch=self.epoch)
+        self._current.reload()
+        contains = (at.scope or Scope()).accepts
+        scope = TableScope(contains, at.gained_since) if self._reads_again else None
+        leads = not {BRONZE, MESSAGES} & {*self._tables}
+        quarantine = self._table(QUARANTINE)
+        self._current.apply_staged(spark, [changes], of, quarantine, scope, leads=leads)
+        self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:
         """Write the columns of a typed table down: those of deleted documents are nowhere else."""
@@ -269,38 +276,39 @@ class TablesJob:
 
     def _reports(self, batch: DataFrame, of: Batch, at: Offset) -> list[TaskReport]:
         """Write the files of a batch, in the driver or in tasks; return the tasks' reports."""
-        reader, start = self._reader, self.folder.offset(of.number - 1)
-        if reader is not None and start:
-            tasks = reader.small_batch(Offset.read(start), at)
+        if self._reader is not None and of.begin:
+            tasks = self._reader.small_batch(Offset.read(of.begin), at)
             if tasks is not None:
-                return [reader.write(tasks, at.scope, of.number)]
+                return [self._reader.write(tasks, at.scope, of.number)]
         batch.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(of.number))
         return [from_json(TaskReport, row.report) for row in batch.collect()]
-
-    @contextmanager
-    def _timed(self, table: str) -> Iterator[None]:
-        begun = time.monotonic()
-        yield
-        if self.figures is not None:
-            self.figures.committed(table, time.monotonic() - begun)
-
-    def _notify(self, batch: Batch, at: Offset) -> None:
-        """Write the notifications of a batch, which its offset contains."""
-        found = [
-            {
-                **each,
-                "additional_data": list(each["additional_data"].items()),
-                "timestamp": each["timestamp"] * 1000,
-            }
-            for each in at.signals.notifications
-        ]
-        self._table(NOTIFIED).append_rows(pa.Table.from_pylist(found, NOTIFICATIONS), batch)
 
     def _table(self, name: str) -> DeltaLog:
         if name not in self._opened:
             address, partitions = self.folder.table(name), PARTITIONS.get(name, ())
             self._opened[name] = DeltaLog(address, partitions, epoch=self.epoch)
         return self._opened[name]
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], table: str) -> Iterator[None]:
+    """Note the seconds that the block takes."""
+    begun = time.monotonic()
+    yield
+    seconds[table] = time.monotonic() - begun
+
+
+def _notifications(at: Offset) -> pa.Table:
+    """Return the notifications of a batch, which its offset contains."""
+    found = [
+        {
+            **e,
+            "additional_data": [*e["additional_data"].items()],
+            "timestamp": e["timestamp"] * 1000,
+        }
+        for e in at.signals.notifications
+    ]
+    return pa.Table.from_pylist(found, NOTIFICATIONS)
 
 
 def job_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:

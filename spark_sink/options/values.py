@@ -72,6 +72,14 @@ def parsed_option(name: str, parse: Callable[[str], _Value], text: str, of: str 
         raise OptionError(f"option {name!r}{of}: {error}") from error
 
 
+def argument(parse: Callable[[Any], _Value], given: Any, name: str) -> _Value:
+    """Return what a parser makes of an argument. Raises OptionError, with the argument's name."""
+    try:
+        return parse(given)
+    except ValueError as error:
+        raise OptionError(f"{name}: {error}") from None
+
+
 def canonical(
     options: Mapping[str, _Value],
     known: Iterable[str],

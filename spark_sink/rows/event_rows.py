@@ -28,7 +28,7 @@ from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
 from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, rescued
 
 # An Arrow batch ends with the first of these.
-ROWS_PER_BATCH = 2_500
+ROWS_PER_BATCH = 5_000
 BYTES_PER_BATCH = 8 * 1024 * 1024
 
 

@@ -22,7 +22,7 @@ from bson.objectid import ObjectId
 from shard_client.bson.values import DOCUMENT, INT32
 from spark_sink.events.slices import UNREADABLE, Slice, decoded_documents, string_of
 from spark_sink.rows.layouts import Field, JoinedEvents, Layout, Places, in_order, layouts_of
-from spark_sink.rows.text_columns import Pieces, TextColumns, joined_text, special_bytes
+from spark_sink.rows.text_columns import Pieces, TextColumns, joined_text
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     tz_aware=True,
@@ -116,7 +116,7 @@ class JsonColumns(TextColumns):
     def __init__(self, *, canonical: bool = False) -> None:
         self._canonical = canonical
         self.separator, self.colon = (", ", ": ") if canonical else (",", ":")
-        self.special = special_bytes(ascii_only=canonical)
+        self.ascii_only = canonical
         self._depth = 0
 
     def texts(self, documents: JoinedEvents) -> pa.Array:

@@ -51,11 +51,14 @@ def joined_text(pieces: Pieces, rows: int) -> pa.Array:
     return pc.binary_join_element_wise(*_merged(pieces), "")
 
 
-def special_bytes(*, ascii_only: bool) -> NDArray[np.bool_]:
-    """Return which bytes are written otherwise in a string of JSON."""
-    found = np.zeros(256, np.bool_)
-    found[:0x20] = found[[ord('"'), ord("\\")]] = True
-    found[0x7F:] = ascii_only
+def _specials(content: NDArray[np.uint8], *, ascii_only: bool) -> NDArray[np.bool_]:
+    """Return which bytes are written otherwise in a string of JSON.
+
+    These are quotes, backslashes and all below a space, with `ascii_only` all above a tilde, too.
+    """
+    found: NDArray[np.bool_] = content - np.uint8(0x20) >= (0x5F if ascii_only else 0xE0)
+    found |= content == ord('"')
+    found |= content == ord("\\")
     return found
 
 
@@ -76,8 +79,8 @@ class TextColumns:
     quote: str = '"'
     separator: str
     colon: str
-    special: NDArray[np.bool_]
-    """The bytes with which a string is written one by one."""
+    ascii_only: bool
+    """Whether strings with other characters than ASCII's are written one by one."""
 
     def name(self, name: bytes) -> str:
         """Return the text of a field's name, with what separates it from the value."""
@@ -137,7 +140,7 @@ class TextColumns:
         texts = joined.pieces(starts, np.maximum(field.stops - 1, starts)).view(pa.string())
         offsets = np.frombuffer(texts.buffers()[1], np.int32)[: len(starts) + 1]
         content = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[: offsets[-1]]
-        places = np.flatnonzero(self.special[content])
+        places = np.flatnonzero(_specials(content, ascii_only=self.ascii_only))
         if len(places):
             special = np.unique(np.searchsorted(offsets, places, side="right") - 1)
             mask = np.zeros(len(starts), np.bool_)

@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from zipfile import ZipFile
@@ -24,7 +24,7 @@ from pyspark import SparkContext
 from pyspark.sql import SparkSession
 from pyspark.sql.utils import is_remote
 
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, SourceError
 from spark_sink.rows.row_schema import UNIQUE_COLUMNS
 from spark_sink.source.data_source import MergerouterDataSource
 
@@ -62,11 +62,11 @@ def local_session(
     `cores` is the number of worker threads; `settings` override the Spark configuration. With a
     `spark.master` among them, tasks may run elsewhere. Raises JavaNotFoundError.
     """
-    ensure_java()
+    os.environ["JAVA_HOME"] = str(find_java(os.environ))
     # Spark starts Python workers with "python3" by default.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     given = {"spark.master": f"local[{cores}]", **(settings or {})}
-    if _is_local(given["spark.master"]):
+    if given["spark.master"].startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # without it Spark looks for another
         given = {**_ON_ONE_MACHINE, **given}
     return _session(app_name, {**_CONFIGURATION, **given}, settings)
@@ -92,11 +92,6 @@ def job_session(command: str, settings: Mapping[str, str]) -> Iterator[SparkSess
         yield spark
     finally:
         spark.stop()
-
-
-def _is_local(master: str) -> bool:
-    """Return whether tasks run in the driver's JVM."""
-    return master.startswith("local")
 
 
 # Without an appender Spark would take its own configuration.
@@ -174,7 +169,7 @@ def _equip(context: SparkContext) -> None:
     # Arrow keeps its memory: to get it again for each batch costs a fifth of the tasks' CPU.
     environment.setdefault("MIMALLOC_PURGE_DELAY", "-1")
     if root.is_dir():  # no archive of --py-files
-        if _is_local(str(context.master)) or _ARCHIVE in (context._python_includes or ()):
+        if str(context.master).startswith("local") or _ARCHIVE in (context._python_includes or ()):
             return
         folder = Path(tempfile.mkdtemp(prefix="mergerouter-zip-"))
         atexit.register(shutil.rmtree, folder, ignore_errors=True)
@@ -246,13 +241,8 @@ exec {java} "$@"
 """
 
 
-class JavaNotFoundError(RuntimeError):
+class JavaNotFoundError(SourceError):
     """There is no Java that Spark runs on; the message lists what was tried."""
-
-
-def ensure_java(environment: MutableMapping[str, str] = os.environ) -> None:
-    """Set JAVA_HOME to what `find_java` returns, for the JVM of PySpark."""
-    environment["JAVA_HOME"] = str(find_java(environment))
 
 
 def find_java(environment: Mapping[str, str]) -> Path:

@@ -187,13 +187,10 @@ class SignalCollection:
         watch: Callable[[Position], StreamCursor],
         newest: Callable[[], Timestamp],
         retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
-        *,
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._watch = watch
         self._newest = newest
         self._retry_policy = retry_policy
-        self._clock = clock
         self._stream: EventStream | None = None
         self._reached: Position | None = None
         self._empty_from: Position | None = None  # no signal up to `_reached`
@@ -212,11 +209,9 @@ class SignalCollection:
             start = position
             if isinstance(start, Token) and not start.is_high_water_mark:
                 start = AtTime(start.cluster_time)
-            self._stream = EventStream(
-                self._watch, start, retry_policy=self._retry_policy, clock=self._clock
-            )
+            self._stream = EventStream(self._watch, start, retry_policy=self._retry_policy)
             limit = key_of(after(self._newest()))
-        until = self._clock() + _CATCH_UP_TIMEOUT
+        until = time.monotonic() + _CATCH_UP_TIMEOUT
         found: list[ReceivedSignal] = []
         while len(found) < MAX_SIGNALS:
             event = self._stream.next()
@@ -226,7 +221,7 @@ class SignalCollection:
                     found.append(received)
                 continue
             reached = self._stream.position
-            if self._clock() >= until or (reached is not None and reached.data >= limit):
+            if time.monotonic() >= until or (reached is not None and reached.data >= limit):
                 break
         self._empty_from = None if found else position
         self._reached = self._stream.position or position

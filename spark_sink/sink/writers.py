@@ -273,7 +273,7 @@ _BATCH_SIZE = 1000
 
 
 @dataclass
-class Written(WriterCommitMessage):
+class WrittenChanges(WriterCommitMessage):
     """What a task has written: the number of rows with a change."""
 
     changes: int
@@ -297,14 +297,14 @@ class RowWriter:
                 f"and {', '.join(options.keys)}"
             )
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> Written:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenChanges:
         """Write the rows of a task. Raises StreamError."""
         total = 0
         with without_traceback(), closing(DocumentWriter(self._options)) as writer:
             for batch in write_batches(self._changes(iterator), _BATCH_SIZE):
                 total += batch.size
                 writer.write(batch)
-        return Written(total)
+        return WrittenChanges(total)
 
     def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Change]:
         for batch in batches:

@@ -16,8 +16,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from bisect import bisect_left
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 from urllib.parse import unquote
@@ -37,7 +36,7 @@ from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
-from spark_sink.folders import Folder, absolute, open_folder, remove_files
+from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.log_state import (
     APPLICATION,
@@ -45,9 +44,7 @@ from spark_sink.tables.log_state import (
     STATE,
     Batch,
     TableStates,
-    commit_path,
     restored_error,
-    states_in,
 )
 from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
 from spark_sink.tables.table_scan import Chosen
@@ -288,36 +285,6 @@ class DeltaLog:
         """The checksum of the rows that a job has written to the table, as the state says."""
         document = self.position().get(CHECKSUM)
         return from_document(Checksum, document) if document else NO_ROWS
-
-    def states(
-        self, is_before: Callable[[Mapping[str, Any]], bool]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
-        """Return versions, the newest first, and the states that their commits have.
-
-        The first is the newest one whose state `is_before`, as those of all older ones are. It is
-        searched for, and of the older commits only those are read that the caller asks for.
-        Versions of other writers are left out, and those whose commits a clean-up has removed; if
-        it has removed all, the newest version remains.
-        """
-        folder, version = Folder(self.address), -1
-
-        def is_later(version: int) -> bool:
-            found = next(states_in(folder, version), None)
-            return found is not None and not is_before(found[1])
-
-        with self.failures():
-            every = range(0 if self.version is None else self.version + 1)
-            first = bisect_left(every, True, key=is_later)
-            for version, state in states_in(folder, first - 1):
-                yield version, state
-            state = self.position() if version < 0 and first == len(every) else {}
-            if state and is_before(state):
-                yield first - 1, state
-
-    @property
-    def has_all_commits(self) -> bool:
-        """Whether no commit of the table has been deleted."""
-        return Folder(self.address).has(commit_path(0))
 
     def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
         """Return an older version to read; its commit has the state `position`.

@@ -26,6 +26,7 @@ import pyarrow.parquet as pq
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, stored, to_document
 from spark_sink.folders import Folder, open_folder
+from spark_sink.source.offsets import Offset
 
 APPLICATION = "mergerouter"
 """The application transaction with the number of a version's state."""
@@ -88,6 +89,11 @@ class Batch:
         is_next = self.number == last.number + 1
         begins_there = not (is_next and self.begin) or self.begin == last.offset
         return self.query == last.query and begins_there
+
+
+def end_of(state: Mapping[str, Any]) -> Offset | None:
+    """Return the end of the newest batch of which a state tells; None if that is unknown."""
+    return Offset.read(state["offset"]) if state.get("offset") else None
 
 
 class TableStates:

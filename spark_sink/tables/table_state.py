@@ -73,6 +73,11 @@ class TableScope:
     unread: Unread = field(default_factory=dict)
 
 
+def unread_names(unread: Unread) -> str:
+    """Return the first of the collections that lack documents, for messages; empty for none."""
+    return ", ".join(sorted(map(".".join, unread))[:20])
+
+
 def unread_document(unread: Unread) -> list[list[str]]:
     """Return what is unread as part of a state."""
     return [[*place, token] for place, token in sorted(unread.items())]

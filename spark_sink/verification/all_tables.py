@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -28,14 +29,14 @@ from spark_sink.jobs.job_folder import (
     TRANSACTIONS,
     JobFolder,
     JobRecord,
+    LoggedBatch,
 )
-from spark_sink.jobs.point_in_time import snapshot_ends, unread_names
+from spark_sink.jobs.point_in_time import snapshot_ends
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.rebuilding import lacking_tables
 from spark_sink.jobs.tables_job import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
@@ -43,12 +44,12 @@ from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
+from spark_sink.tables.table_state import unread_names
 from spark_sink.tables.tasks import run_tasks
 from spark_sink.verification.comparison import Comparison, document_options
 from spark_sink.verification.ranges import DIFFERENCES, rows_checksum, unlike_columns
 from spark_sink.verification.stream import (
     MARKS,
-    NOT_EVENTS,
     Events,
     bronze_differences,
     events_of,
@@ -136,37 +137,148 @@ def verify_job(
         if name not in logs:
             raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
     found = {name: Outcome() for name in wanted}
-    for name, outcome in found.items():
-        if name in lost:
-            outcome.failed = True
-            outcome.remarks.append(
-                "the table lacks batches that the job has written: the next start says what to do"
-            )
-        if not logs[name].exists:
-            outcome.remarks.append("not compared: there is no Delta table yet")
-            continue
-        with _failures(found, name):
-            rows = logs[name].checksum.rows
-            if difference := checksum_difference(spark, logs[name]):
-                outcome.first.append(difference)
-                outcome.count += 1
-            outcome.compared.append(f"all rows with the checksum of the {rows:,} that were written")
-    compared = {name: logs[name] for name in wanted if logs[name].exists}
+    for name in found.keys() & {*lost}:
+        found[name].failed = True
+        found[name].remarks.append(
+            "the table lacks batches that the job has written: the next start says what to do"
+        )
+    present = {name: logs[name] for name in found if logs[name].exists}
+    for name in found.keys() - present:
+        found[name].remarks.append("not compared: there is no Delta table yet")
     options = {**record.options, "uri": uri}
-    if last is None or not _is_of_scope(last.end, options):
+    job = _Verification(spark, folder.address, record, options, present, found, shown)
+    for name in present:
+        job.compare_with_written(name)
+    if last is None or last.end.scope not in (None, parse_options(options).scope):
         why = "no batch is committed yet" if last is None else "the job has not changed them yet"
-        for name in compared:
+        for name in present:
             found[name].remarks.append(f"not compared with the collections: {why}")
         return found
-    of_events = [name for name in (BRONZE, MESSAGES, TRANSACTIONS) if name in compared]
-    with _failures(found, *of_events):
-        _compare_events(
-            spark, record, options, last.number, last.end, compared, found, since, shown
-        )
-    if CURRENT in compared:
-        with _failures(found, CURRENT):
-            _compare_documents(spark, folder, uri, compared[CURRENT], found[CURRENT], rate, shown)
+    job.compare_with_stream(last, since)
+    job.compare_with_collections(rate)
     return found
+
+
+@dataclass(frozen=True)
+class _Verification:
+    """Compares tables of a job, and notes in their outcomes what was found.
+
+    Args:
+        folder: the job's.
+        options: of its source, with `uri`.
+        logs: the tables that exist, by name.
+        shown: the most differences of a table that are kept.
+    """
+
+    spark: SparkSession
+    folder: str
+    record: JobRecord
+    options: Mapping[str, str]
+    logs: Mapping[str, DeltaLog]
+    found: Mapping[str, Outcome]
+    shown: int
+
+    @contextmanager
+    def _failures(self, *names: str) -> Iterator[None]:
+        """Note a failure of Spark or of the source in the outcomes of these tables."""
+        try:
+            yield
+        except (SourceError, PySparkException, OSError) as error:
+            for name in names:
+                self.found[name].failed = True
+                self.found[name].remarks.append(f"not compared: {cause_of(error)}")
+
+    def compare_with_written(self, name: str) -> None:
+        """Compare the checksum of a table's rows with that of those that were written."""
+        log, found = self.logs[name], self.found[name]
+        with self._failures(name):
+            rows = log.checksum.rows
+            if difference := checksum_difference(self.spark, log):
+                found.first.append(difference)
+                found.count += 1
+            found.compared.append(f"all rows with the checksum of the {rows:,} that were written")
+
+    def compare_with_collections(self, rate: float | None) -> None:
+        """Compare the current table, if there is one, at a rate as of `verify_job`."""
+        if CURRENT not in self.logs:
+            return
+        log, found, record = self.logs[CURRENT], self.found[CURRENT], self.record
+        with self._failures(CURRENT):
+            given = document_options({**namespace_options(record.namespaces), **self.options})
+            given = {"uri": self.options["uri"], **given}
+            comparison = Comparison(self.spark, log.address, given, rate, self.shown)
+            compared = comparison.compare(Folder(self.folder), _KEPT_IN)
+            found.count += compared.count
+            found.first += [{n: t for n, t in e.items() if n != "token"} for e in compared.first]
+            form = replace(
+                TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
+            )
+            mapped = partial(unlike_columns, form), DIFFERENCES
+            found.add(read_rows(self.spark, log, mapped=mapped).drop("token"), self.shown)
+            now = datetime.now(UTC).isoformat(timespec="seconds")
+            found.compared.append(
+                f"the documents with the collections, from {compared.begin} to {now} "
+                f"({compared.rows:,} rows and keys, for which {compared.bytes:,} bytes were read), "
+                "and with their columns"
+            )
+            if names := unread_names(CurrentTable.existing(log.address).state.unread):
+                found.remarks.append(f"not compared: {names}, which the job must read again")
+
+    def compare_with_stream(self, last: LoggedBatch, since: Timestamp | None) -> None:
+        """Compare the rows of tables up to a batch with the stream, from a time on if it is given.
+
+        Without it the comparison begins with the first event of the tables.
+        """
+        compare: dict[str, Callable[[DataFrame, Events], DataFrame]] = {
+            BRONZE: bronze_differences,
+            MESSAGES: partial(message_differences, options=self.record.messages),
+            TRANSACTIONS: transaction_differences,
+        }
+        names, at = [name for name in compare if name in self.logs], last.end
+        with self._failures(*names):
+            if not names:
+                return
+            if at.signals.initial is not None:
+                self._remark(names, "the snapshot has not ended yet")
+                return
+            until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
+            rows = {name: read_rows(self.spark, self.logs[name]).where(until) for name in names}
+            every = (_first_tokens(name, self.logs[name], rows[name]) for name in names)
+            first = min(chain.from_iterable(every), default=None)
+            if first is None:
+                return
+            if since is not None:
+                first = key_of(AtTime(since))
+            if at.since is not None:
+                first = max(first, key_of(AtTime(at.since)))
+            begin, end, whole = map(_iso, (first, key_of(at.position), self.record.since))
+            try:
+                events = events_of(self.spark, self.options, first, self.record.since, at.position)
+            except HistoryLostError:
+                told = (
+                    f"the oplogs no longer contain {begin}, with which the comparison begins. Pass "
+                    "a later time with --since"
+                )
+                self._remark(names, told)
+                return
+            events.rows.persist(StorageLevel.MEMORY_AND_DISK)
+            try:
+                for name in names:
+                    with self._failures(name):
+                        found = self.found[name]
+                        found.add(compare[name](rows[name], events), self.shown)
+                        found.compared.append(f"the events from {begin} to {end} with the stream")
+                        if self.record.since > first:
+                            found.compared.append(
+                                f"of the events up to {whole} only whether they are there, because "
+                                "the job had other options"
+                            )
+            finally:
+                events.rows.unpersist()
+
+    def _remark(self, names: Iterable[str], why: str) -> None:
+        for name in names:
+            self.found[name].remarks.append(f"not compared with the stream: {why}")
 
 
 def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[str, Any] | None:
@@ -193,117 +305,11 @@ def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     return lacking_tables(kept, done)
 
 
-@contextmanager
-def _failures(found: Mapping[str, Outcome], *names: str) -> Iterator[None]:
-    """Note a failure of Spark or of the source in the outcomes of these tables."""
-    try:
-        yield
-    except (SourceError, PySparkException, OSError) as error:
-        for each in map(found.__getitem__, names):
-            each.failed = True
-            each.remarks.append(f"not compared: {cause_of(error)}")
-
-
-def _is_of_scope(at: Offset, options: Mapping[str, str]) -> bool:
-    return at.scope in (None, parse_options(options).scope)
-
-
-def _compare_documents(
-    spark: SparkSession,
-    folder: JobFolder,
-    uri: str,
-    log: DeltaLog,
-    found: Outcome,
-    rate: float | None,
-    shown: int,
-) -> None:
-    record = folder.record()
-    given = document_options({**namespace_options(record.namespaces), **record.options})
-    comparison = Comparison(spark, log.address, {"uri": uri, **given}, rate, shown)
-    compared = comparison.compare(Folder(folder.address), _KEPT_IN)
-    found.count += compared.count
-    found.first += [{n: text for n, text in e.items() if n != "token"} for e in compared.first]
-    form = replace(
-        TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
-    )
-    mapped = partial(unlike_columns, form), DIFFERENCES
-    found.add(read_rows(spark, log, mapped=mapped).drop("token"), shown)
-    now = datetime.now(UTC).isoformat(timespec="seconds")
-    found.compared.append(
-        f"the documents with the collections, from {compared.begin} to {now} "
-        f"({compared.rows:,} rows and keys, for which {compared.bytes:,} bytes were read), "
-        "and with their columns"
-    )
-    if names := unread_names(CurrentTable.existing(log.address).state.unread):
-        found.remarks.append(f"not compared: {names}, which the job must read again")
-
-
-def _compare_events(
-    spark: SparkSession,
-    record: JobRecord,
-    options: Mapping[str, str],
-    number: int,
-    at: Offset,
-    logs: Mapping[str, DeltaLog],
-    found: Mapping[str, Outcome],
-    since: Timestamp | None,
-    shown: int,
-) -> None:
-    """Compare the rows of tables up to a batch, which ends at an offset, with the stream."""
-    compare: dict[str, Callable[[DataFrame, Events], DataFrame]] = {
-        BRONZE: bronze_differences,
-        MESSAGES: partial(message_differences, options=record.messages),
-        TRANSACTIONS: transaction_differences,
-    }
-    chosen = {name: logs[name] for name in compare if name in logs}
-    if not chosen:
-        return
-    if at.signals.initial is not None:
-        for name in chosen:
-            found[name].remarks.append(
-                "not compared with the stream: the snapshot has not ended yet"
-            )
-        return
-    until = F.coalesce(F.col(BATCH) <= number, F.lit(True))
-    rows = {name: read_rows(spark, log).where(until) for name, log in chosen.items()}
-    firsts = [each for name, log in chosen.items() for each in _first_tokens(name, log, rows[name])]
-    if not firsts:
-        return
-    first = min(firsts) if since is None else key_of(AtTime(since))
-    if at.since is not None:
-        first = max(first, key_of(AtTime(at.since)))
-    begin = _iso(cluster_time_of(first))
-    try:
-        events = events_of(spark, options, first, record.since, at.position)
-    except HistoryLostError:
-        for name in chosen:
-            found[name].remarks.append(
-                f"not compared with the stream: the oplogs no longer contain {begin}, with which "
-                "the comparison begins. Pass a later time with --since"
-            )
-        return
-    events.rows.persist(StorageLevel.MEMORY_AND_DISK)
-    try:
-        for name in chosen:
-            with _failures(found, name):
-                found[name].add(compare[name](rows[name], events), shown)
-                end = _iso(cluster_time_of(key_of(at.position)))
-                found[name].compared.append(f"the events from {begin} to {end} with the stream")
-                if record.since > first:
-                    found[name].compared.append(
-                        f"of the events up to {_iso(cluster_time_of(record.since))} only whether "
-                        "they are there, because the job had other options"
-                    )
-    finally:
-        events.rows.unpersist()
-
-
 def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
     """Return where the events of a table begin: with the first one, or after the first snapshot."""
     token = "first_token" if name == TRANSACTIONS else "token"
     events = rows.where(~F.col(token).rlike(MARKS))
     if name == BRONZE:
-        events = events.where(~F.col("snapshot") & ~F.col("operationType").isin(*NOT_EVENTS))
         ends = sorted(
             (each for each in snapshot_ends(log) if not each.get("requested")),
             key=lambda event: str(event["_id"]["_data"]),
@@ -314,5 +320,6 @@ def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
         yield least
 
 
-def _iso(time: Timestamp) -> str:
-    return time.as_datetime().isoformat()
+def _iso(token: str) -> str:
+    """Return the time of a token, for people; empty for none."""
+    return cluster_time_of(token).as_datetime().isoformat() if token else ""

@@ -33,12 +33,12 @@ from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
+from spark_sink.tables.log_state import end_of
 from spark_sink.tables.table_state import unread_after
 from spark_sink.tables.tasks import TOLD, MadeRows, rows_of
 from spark_sink.verification.ranges import (
@@ -287,10 +287,9 @@ def _start(table: CurrentTable) -> dict[str, str]:
     a seek has left events out. Before a snapshot has ended, the table lacks what follows its last
     event.
     """
-    through, offset = table.state.through, table.log.position().get("offset")
-    if offset:
-        at = Offset.read(offset)
-        is_whole = at.signals.initial is None and at.sought is None
-        if is_whole and isinstance(at.position, AtTime) and key_of(at.position) > through:
-            return {"startAtOperationTime": f"{at.position.time.time},{at.position.time.inc}"}
+    through, at = table.state.through, end_of(table.log.position())
+    if at is None or at.signals.initial is not None or at.sought is not None:
+        return {"startAfter": through}
+    if isinstance(at.position, AtTime) and key_of(at.position) > through:
+        return {"startAtOperationTime": f"{at.position.time.time},{at.position.time.inc}"}
     return {"startAfter": through}

@@ -23,7 +23,7 @@ from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
 from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
-from spark_sink.jobs.task_tables import COUNT_COLUMNS, COUNTED, DATE, Transactions
+from spark_sink.jobs.job_source import COUNT_COLUMNS, COUNTED, DATE, Transactions
 from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
@@ -31,10 +31,8 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.tasks import MadeRows
 from spark_sink.verification.ranges import DOUBLED
 
-NOT_EVENTS = ("snapshotEnd", "heartbeat", "read")
-"""The operation types of rows that are not events of the stream."""
 MARKS = "^82.{16}2B..29"
-"""The tokens of such rows, as a regular expression."""
+"""The tokens of rows that are not events of the stream: high water marks, which no event has."""
 _OTHER_STARTS = (*MODE_OPTIONS, "startAtOperationTime", "resumeAfter", "startAfter")
 _LOOKED_UP = "updateLookup"
 # Whether the stream has all documents of an event that a table may have. Servers keep images for a
@@ -98,8 +96,7 @@ def bronze_differences(kept: DataFrame, events: Events) -> DataFrame:
     Columns: token, namespace, operationType; difference: "missing" or DOUBLED in the rows, "extra",
     which the stream does not have, or "different"; and the `fields` that are different.
     """
-    is_event = ~F.col("operationType").isin(*NOT_EVENTS) & ~F.col("snapshot")
-    kept = kept.where(F.coalesce(is_event, F.lit(True)) & (F.col("token") >= events.first))
+    kept = kept.where(~F.col("token").rlike(MARKS) & (F.col("token") >= events.first))
     shown = ["token", "namespace", "operationType"]
     found = _differences(kept, _dated(events.rows), ["token"], shown, events.whole)
     return _of_one_version(found).orderBy("token")

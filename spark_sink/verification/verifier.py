@@ -28,8 +28,8 @@ from spark_sink.jobs.tables_job import Findings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.snapshot.plan import filter_of
-from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import end_of
 from spark_sink.tables.prepare import EVENT
 from spark_sink.verification.comparison import Comparison, document_options
 
@@ -154,7 +154,6 @@ class Verifier:
 
 def _is_whole(log: DeltaLog) -> bool:
     """Return whether a table has all documents, so that no snapshot must complete it."""
-    position = log.position() if log.exists else {}
-    offset = position.get("offset")
-    at = Offset.read(offset) if offset else None
-    return at is not None and at.signals.initial is None and not position.get("unread")
+    state = log.position()
+    at = end_of(state)
+    return at is not None and at.signals.initial is None and not state.get("unread")

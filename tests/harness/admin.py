@@ -12,9 +12,8 @@ from typing import Any, NamedTuple
 from bson.timestamp import Timestamp
 
 from router.admin.server import AdminServer
-from router.admin.sources import collect_own
+from router.admin.sources import LAG_BOUNDS, collect_own
 from router.commands.job_reports import JobReport
-from router.loop_lag import BOUNDS
 from router.status_sums import Histogram
 from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
@@ -103,7 +102,7 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
     """Return a facade with one stream on two shards, of which north is behind."""
     checks: Any = FixedChecks(NOW - 3600)
     certificates: Any = FixedCertificates()
-    shown = {"checks": checks, "lag": Histogram(BOUNDS), "certificates": certificates}
+    shown = {"checks": checks, "lag": Histogram(LAG_BOUNDS), "certificates": certificates}
     async with facade(**{**shown, **fields}) as made:
         made.cursors.streams = [
             stream(

@@ -128,7 +128,7 @@ class TableQuery:
             batch = Batch("q", self._number, end)
             if findings is not None:
                 batch = replace(batch, verified=findings.found)
-                changed += findings.removals()
+                changed.append(findings.removals())
             CurrentTable(self._target).apply_staged(None, changed, batch)
         self.reader.commit(end)
         self.offset = end

@@ -19,7 +19,6 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.tables_job import TablesJob, namespace_options
 from spark_sink.verification.all_tables import verify_job
 from tests.spark.conftest import Shop
@@ -36,10 +35,9 @@ def run_job(
     *,
     names: Sequence[str] = (),
     options: Mapping[str, str] = _NONE,
-    figures: JobMetrics | None = None,
     **record: Any,
-) -> None:
-    """Run a job up to the present.
+) -> TablesJob:
+    """Run a job up to the present, and return it.
 
     Args:
         spark: the session.
@@ -48,7 +46,6 @@ def run_job(
         tables: that it writes.
         names: what it follows, the whole database of the shop without them.
         options: of the source.
-        figures: the metrics that count its batches.
         record: more fields of its record.
     """
     namespaces = tuple(names) or (shop.database,)
@@ -56,7 +53,9 @@ def run_job(
     where = JobFolder(str(folder))
     kept = JobRecord(namespaces, chosen, tables, **record)
     where.begin(kept)
-    TablesJob(where, kept, shop.uri, figures=figures).start(spark, None).awaitTermination()
+    job = TablesJob(where, kept, shop.uri)
+    job.start(spark, None).awaitTermination()
+    return job
 
 
 def forget_last_commit(folder: Path) -> int:

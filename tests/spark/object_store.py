@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from spark_sink import local_session, read_at
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.rebuilding import rebuild_at
+from spark_sink.jobs.rebuilding import rebuild_table
 from spark_sink.source.offsets import Offset
 from spark_sink.verification.all_tables import verify_job
 from tests.harness.clusters import start_cluster
@@ -154,7 +154,7 @@ def _problems_of_readers(
         for name, each in verify_job(spark, folder, uri).items():
             if each.count or each.remark:
                 problems.append(f"verify of {name}: {each}")
-        made = rebuild_at(spark, folder, time, f"s3://{BUCKET}/restored")
+        made = rebuild_table(spark, folder, time, f"s3://{BUCKET}/restored")
         tables = {
             "rebuilt": made.read(spark),
             "read": read_at(spark, _OUT, f"{time.time},{time.inc}")["current"],

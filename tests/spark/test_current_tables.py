@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_sink import apply_changes, verify
 from spark_sink.errors import OptionError
-from spark_sink.tables.delta_log import DeltaLog
 from tests.spark.conftest import Shop
 from tests.spark.tables import change_at_random, collections_of, follow, table_of
 
@@ -34,7 +34,7 @@ def test_a_table_follows_its_collections(spark: SparkSession, shop: Shop, tmp_pa
     follow(spark, shop, tmp_path)
     assert table_of(spark, tmp_path) == collections_of(shop)
     target = str(tmp_path / "table")
-    states = [state for _, state in DeltaLog(target).states(lambda _: True)]
+    states = [each["mergerouter"] for each in DeltaTable(target).history() if "mergerouter" in each]
     assert states[0]["batch"] > 0
     times = [each.get("clusterTime", "") for each in states]
     assert times == sorted(times, reverse=True)

@@ -1,4 +1,4 @@
-"""The router as a client of the members: a key file, or a user of least privilege."""
+"""The router as a client of the members, and its logins: by key file or by user."""
 
 import re
 from collections.abc import Iterator
@@ -19,10 +19,14 @@ from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY
 from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
-from spark_sink.errors import stream_refused
+from spark_sink.errors import SourceError, stream_refused
+from spark_sink.jobs.job_settings import JobSettings
+from spark_sink.jobs.router_beside import require_cluster, router_beside
 from tests.harness.admin import get
 from tests.harness.clusters import Client, TestCluster, on_real_servers
-from tests.harness.routers import start_router
+from tests.harness.ports import free_port
+from tests.harness.routers import run_command, start_router
+from tests.harness.server_settings import ROOT
 from tests.harness.until import PATIENCE
 from tests.integration.security.clients import Servers, client
 
@@ -216,3 +220,62 @@ def granting(secured: TestCluster, target: str, privileges: list[dict[str, Any]]
             yield
         finally:
             client_there.admin.command({**role, "privileges": before["privileges"]})
+
+
+def test_it_takes_key_file_and_user_from_a_configuration_file(
+    secured: TestCluster, key_file: Path, tmp_path: Path
+) -> None:
+    address = f"127.0.0.1:{free_port()}"
+    password = tmp_path / "password"
+    password.touch(mode=0o600)
+    password.write_text(ROOT)
+    config = tmp_path / "router.yaml"
+    config.write_text(
+        f"sharding: {{configDB: {secured.configdb}}}\n"
+        f"upstream: mongodb://{secured.mongos}\n"
+        f"net: {{port: 1}}\n"  # the connection string has another port
+        f"security: {{keyFile: {key_file}, user: {ROOT}, passwordFile: {password}}}\n"
+    )
+    uri = f"mongodb://{ROOT}:{ROOT}@{address}/"
+    with (
+        router_beside(JobSettings(out="x", uri=uri, router_config=str(config))),
+        Client(uri) as client,
+        client.shop.orders.watch() as stream,
+    ):
+        require_cluster({"uri": uri})
+        client.shop.orders.insert_one({"_id": "of a job's own router"})
+        assert next(stream)["operationType"] == "insert"
+    with pytest.raises(SourceError, match="cannot be reached"):
+        require_cluster({"uri": uri})
+
+
+@pytest.mark.parametrize(
+    ("password", "status", "said"),
+    [
+        ("swordfish", 0, "ok   login on the upstream as router"),
+        ("wrong", 1, "FAIL login on the upstream as router"),
+    ],
+)
+def test_the_login_on_the_upstream_is_tried(
+    secured: TestCluster,
+    servers: Servers,
+    key_file: Path,
+    tmp_path: Path,
+    password: str,
+    status: int,
+    said: str,
+) -> None:
+    secret = tmp_path / "password"
+    secret.write_text(password)
+    secret.chmod(0o600)
+    config = tmp_path / "router.yaml"
+    config.write_text(
+        f"sharding: {{configDB: '{secured.configdb}'}}\nnet: {{port: 0}}\n"
+        f"upstream: mongodb://{secured.mongos}\n"
+        f"security: {{keyFile: {key_file}, user: router, passwordFile: {secret}}}\n"
+    )
+    checked = run_command("check-config", "--config", config)
+    assert checked.returncode == status, checked.stdout + checked.stderr
+    assert said in checked.stdout
+    assert "ok   shard shard0" in checked.stdout
+    assert password not in checked.stdout.replace(str(secret), "")

@@ -1,11 +1,13 @@
-"""Members' errors as the router reports them to clients."""
+"""Members' errors as the router reports them to clients and in spans."""
 
 import bson
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from router.commands.answer import without_state_change
+from shard_client import spans
 from shard_client.backoff import Backoff
 from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import (
@@ -80,3 +82,18 @@ def test_a_failure_is_attributed_to_the_member_or_not():
     assert blames_member(CommandError(ErrorCode.NotWritablePrimary, ""))
     assert blames_member(from_network(NetworkError("cut"), "h:1"))
     assert not blames_member(CommandError(ErrorCode.CursorNotFound, ""))
+
+
+FAILURE = CommandError(237, "cursor 7 of alice was killed", code_name="CursorKilled")
+
+
+def test_a_failure_has_its_name_without_its_message(exported: InMemorySpanExporter) -> None:
+    with pytest.raises(CommandError), spans.recorded("fails", {}):
+        raise FAILURE
+    with pytest.raises(KeyError), spans.recorded("fails", {}):
+        raise KeyError("alice")
+    failed = exported.get_finished_spans()
+    assert [each.attributes["error.type"] for each in failed] == ["CursorKilled", "KeyError"]
+    for each in failed:
+        assert not each.status.is_ok
+        assert "alice" not in each.to_json()

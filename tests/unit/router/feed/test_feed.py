@@ -8,13 +8,15 @@ import struct
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
+from router.commands.call import Node
+from router.config.settings import Feed
 from router.feed.feed import FeedPort
 from router.feed.watch import Watch, parse_watch
 from shard_client.errors import CommandError
@@ -25,10 +27,12 @@ REFUSALS = ("BadValue", "FailedToParse", "TypeMismatch", "Unauthorized")
 
 
 @asynccontextmanager
-async def feed(**settings: Any) -> AsyncIterator[tuple[FakeCursors, int]]:
-    cursors = FakeCursors()
-    settings = {"request_wait": 0.02, **settings}
-    async with FeedPort(cast(Any, cursors), **settings) as listening:
+async def feed(
+    request_wait: float = 0.02, access: Any = None, **limits: int
+) -> AsyncIterator[tuple[FakeCursors, int]]:
+    cursors: Any = FakeCursors()
+    node = Node(clock=cursors.clock, cursors=cursors, cluster=cursors, access=access)
+    async with FeedPort(node, Feed(request_wait_ms=request_wait * 1000), **limits) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)
 
 

@@ -1,6 +1,7 @@
-"""Filters by example: what is declined, and which filters an event is routed to."""
+"""Filters by example: what is declined, which filters an event is routed to, reading by paths."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from random import Random
 from typing import Any
 
 import bson
@@ -8,9 +9,12 @@ import pytest
 from bson import Int64, ObjectId, Regex
 from bson.decimal128 import Decimal128
 
+from router.filters.fields import Path
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
+from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter, compile_filter
+from tests.filters.chance import Chance
 
 Document = dict[str, Any]
 
@@ -110,3 +114,28 @@ def test_remembered_values_find_the_same_filters() -> None:
             assert routed(index, event) == routed(index_of(filters), event)
     index.remove(0)
     assert routed(index, events[0]) == set()
+
+
+def paths_into(value: Any, above: Path = ()) -> Iterator[Path]:
+    """Yield the paths into a document, and paths to names that it lacks and below its values."""
+    if isinstance(value, dict):
+        for name in (*value, "d"):
+            yield (*above, name.encode())
+            yield (*above, name.encode(), b"x")
+            yield from paths_into(value.get(name), (*above, name.encode()))
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_a_reader_finds_what_a_walk_finds(seed: int) -> None:
+    random = Random(seed)
+    events = Chance(random, repeated=True).events(random.choice((3, 10, 40)))
+    known = sorted({path for each in events for path in paths_into(each)})
+    reader = PathReader(random.sample(known, min(len(known), random.choice((1, 1, 1, 2, 4)))))
+    raw = [bson.encode(each) for each in events]
+    for _ in range(60):
+        event = random.choice(raw)
+        found = reader.walk(event)
+        assert reader.read(event) == found
+        if len(reader.paths) == 1 and (value := reader.value(event)) is not None:
+            ((kind, start, end),) = found[0]
+            assert value == (kind, event[start:end])

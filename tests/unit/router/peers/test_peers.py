@@ -36,7 +36,7 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Pa
             asked.reply({"of": "upstream", "ok": 1.0})
 
     ids = CursorIds(2, MARK)
-    peers = Peers(ids, 2, 2, tmp_path, lambda **message: None)
+    peers = Peers(ids, 2, tmp_path, lambda **message: None)
     async with (
         scripted_server(script) as mongos,
         facade(UpstreamMongos([("127.0.0.1", mongos.port)]), peers=peers) as router,

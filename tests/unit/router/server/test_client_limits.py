@@ -69,19 +69,16 @@ def test_each_deadline_is_checked() -> None:
 def test_connections_are_counted_for_each_client() -> None:
     counts = ConnectionCounts(10, exempt=[ip_network("10.0.0.0/8"), ip_network("::1")])
     assert counts.limit_per_client == 8
-    for _ in range(8):
-        assert counts.admits("1.2.3.4")
-        counts.begun("1.2.3.4")
-    assert not counts.admits("1.2.3.4")
-    assert not counts.admits("::ffff:1.2.3.4")
-    counts.begun("2001:db8::1")
-    counts.begun("2001:db8::2")
+    admitted = [*["1.2.3.4"] * 8, "2001:db8::1", "2001:db8::2"]
+    exempt = ["10.1.2.3", "::ffff:10.1.2.3", "::1"]
+    assert all(counts.admit(address, 0.0) for address in admitted[:8])
+    assert not counts.admit("1.2.3.4", 0.0)
+    assert not counts.admit("::ffff:1.2.3.4", 0.0)
+    assert all(counts.admit(address, 0.0) for address in admitted[8:])
     assert counts.by_client["2001:db8::/64"] == 2
-    assert not counts.admits("1.2.3.5")
-    assert counts.admits("10.1.2.3")
-    assert counts.admits("::ffff:10.1.2.3")
-    assert counts.admits("::1")
-    for address in ("2001:db8::3", "2001:db8::4", *["1.2.3.4"] * 8):
+    assert not counts.admit("1.2.3.5", 0.0)
+    assert all(counts.admit(address, 0.0) for address in exempt)
+    for address in (*admitted, *exempt):
         counts.ended(address)
     assert (counts.open, dict(counts.by_client)) == (0, {})
     assert counts.refused == 3

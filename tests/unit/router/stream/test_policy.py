@@ -25,14 +25,8 @@ TOO_LARGE = CommandError(10334, 'BSONObj size is invalid. First element: _id: { 
 TOO_MANY = CommandError(365, "too many change streams")
 
 
-class QuerySemantics:
-    """Servers of MongoDB 6.0."""
-
-    undefined_is_null = True
-
-
 def policy(**limits: Any) -> SharingPolicy:
-    return SharingPolicy(StreamSettings(**limits), QuerySemantics())
+    return SharingPolicy(StreamSettings(**limits), lambda: True)
 
 
 def request(

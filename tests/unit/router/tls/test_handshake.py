@@ -252,7 +252,7 @@ async def test_an_error_with_one_client_leaves_the_port_open(
 ) -> None:
     async with listening(files.tls()) as router:
         with monkeypatch.context() as planted, capture_logs() as logged:
-            planted.setattr(ConnectionCounts, "admits", lambda *_: 1 / 0)
+            planted.setattr(ConnectionCounts, "admit", lambda *_: 1 / 0)
             assert await asyncio.to_thread(greet, router.port, None) == b""
             await until(lambda: "Unexpected error" in [line["event"] for line in logged])
         assert await ping(router.port, files.client_context(files.client)) == 1

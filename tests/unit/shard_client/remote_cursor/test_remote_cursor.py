@@ -1,13 +1,20 @@
-"""A remote cursor on a scripted member: prefetching, pausing, closing."""
+"""A remote cursor on a scripted member: reading, failures, its progress cursor, its end."""
 
+import asyncio
+import time
+from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 
 import pytest
+import structlog.testing
+from bson import Int64, Timestamp
 
-from shard_client.errors import ProtocolError
+from shard_client.errors import NetworkError, ProtocolError
 from shard_client.remote_cursor import remote_cursor
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.cursor_state import CursorState, follow
+from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
 from tests.doubles.scripted_member import ScriptedMember, invalidate
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
@@ -121,3 +128,200 @@ async def test_each_step_of_a_cursor_is_one_of_its_transitions(
     failed = {("Reading", "Failing"), ("Failing", "Connecting")}
     ended = {("Reading", "Ended"), ("Ended", "Closing"), ("Closing", "Ended")}
     assert passed >= opened | paused | failed | ended
+
+
+async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.05, close_timeout=4.0))
+    reader.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    member.hang.add("getMore")
+    await until(lambda: member.commands["hello"] >= 3)
+    assert reader.suspected == []
+    assert reader.failures == []
+    async with asyncio.timeout(PATIENCE):
+        await reader.close()
+
+
+async def test_paused_time_does_not_count_as_failure(
+    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+):
+    reader = Reader(member)
+    reader.start()
+    await until(lambda: reader.batches)
+    reader.cursor.pause()
+    member.cut()
+    await until(lambda: member.commands["aggregate"] > 1)
+    await until(lambda: reader.cursor.state == "paused")
+    assert reader.cursor.failing_for is None, "it is open again"
+    loop = asyncio.get_running_loop()
+    later = loop.time() + 2 * SETTINGS.failure_timeout - time.monotonic()
+    monkeypatch.setattr(loop, "time", lambda: time.monotonic() + later)
+    member.cut()
+    reader.cursor.resume()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    assert not reader.failures
+    await reader.cursor.close()
+
+
+async def test_a_cursor_that_is_closed_as_it_is_opened_is_opened_again(member: ScriptedMember):
+    reader = Reader(member)
+    closed = {"id": Int64(0), "ns": "db.$cmd.aggregate", "firstBatch": []}
+    member.failures["aggregate"] = [{"ok": 1.0, "cursor": closed}]
+    reader.start()
+    member.insert(101)
+    await until(lambda: reader.keys == keys(101))
+    assert member.commands["aggregate"] == 2
+    await reader.close()
+    assert not reader.failures
+
+
+async def test_an_outage_and_its_end_are_logged_once(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, backoff_first=0.001, backoff_max=0.002))
+    with structlog.testing.capture_logs() as lines:
+        reader.start()
+        await until(lambda: reader.batches)
+        member.fail("getMore", 189, times=20)
+        await until(lambda: not member.failures["getMore"])
+        member.insert(101)
+        await until(lambda: reader.has(1))
+    await reader.cursor.close()
+    told = [line["event"] for line in lines if line["log_level"] in ("info", "warning")]
+    assert told == ["remote cursor failed", "remote cursor resumed"]
+
+
+async def test_a_watermark_is_reported_while_a_getmore_waits(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
+    await reader.start_waiting()
+    for number in range(5):
+        member.noop(101 + 10 * number)
+        assert reader.cursor.can_probe(0.1)
+        reader.probe(0.001)
+        await asyncio.sleep(0)
+        assert not reader.cursor.can_probe(0.1), "a probe is in progress"
+        reader.probe(0.001)
+        await until(partial(reader.has_watermark, 101 + 10 * number))
+        member.insert(102 + 10 * number)
+        await until(partial(reader.has, number + 1))
+    assert reader.keys == keys(*range(102, 152, 10))
+    assert len(member.opened) == 2
+    assert not member.commands["killCursors"]
+    assert not reader.cursor.can_probe(30)
+    await reader.close()
+    assert not reader.failures
+    assert not reader.suspected
+
+
+async def test_a_watermark_waits_for_all_fragments_of_an_event(member: ScriptedMember):
+    """A fragment sorts after the whole event that the progress cursor returns."""
+    reader = Reader(member, replace(SETTINGS, await_unknown=20.0), fragments=True)
+    await reader.start_waiting()
+    member.insert(110)
+    await until(partial(reader.has, 1))
+    member.noop(120)
+    await reader.probed()
+    assert reader.watermark == Timestamp(110, 1), "there may be more of the event's fragments"
+    member.insert(130)
+    await until(partial(reader.has, 2))
+    assert reader.watermark == Timestamp(130, 1)
+    await reader.close()
+
+
+async def test_a_failed_progress_cursor_is_reopened(member: ScriptedMember):
+    reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
+    await reader.start_waiting()
+    await reader.probed()
+    for code in (43, 237, 280):  # the last code would end the first cursor
+        member.fail("getMore", code)
+        reader.probe(0.001)
+        await until(partial(reader.cursor.can_probe, 0.1))
+        member.noop(100 + code)
+        reader.probe(0.001)
+        await until(partial(reader.has_watermark, 100 + code))
+    assert not member.failures["getMore"], "only the progress cursor failed"
+    assert not reader.failures
+    await reader.close()
+
+
+AWAY = ("127.0.0.1", 9)
+
+
+class Unreachable:
+    """A member that accepts no connection; counts the attempts."""
+
+    attempts = 0
+
+    @asynccontextmanager
+    async def borrow(self, address, timeout):
+        self.attempts += 1
+        raise NetworkError("refused")
+        yield
+
+
+async def closed_while_hanging(member: ScriptedMember) -> Reader:
+    """Return a reader whose cursor was closed while its member hangs; the member still has it."""
+    reader = Reader(member, replace(SETTINGS, close_timeout=0.3))
+    reader.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    member.hang |= {"getMore", "hello", "killCursors"}
+    await reader.cursor.close()
+    assert member.cursors
+    return reader
+
+
+async def test_the_cursor_of_a_closed_stream_is_killed_once_its_member_answers(
+    member: ScriptedMember,
+):
+    reader = await closed_while_hanging(member)
+    assert len(reader.cursor_reaper) == 1
+    member.hang.clear()
+    await until(lambda: not member.cursors)
+    await until(lambda: not len(reader.cursor_reaper))
+    reader.pool.close()
+    await until(lambda: not member.writers)
+
+
+@pytest.mark.parametrize("hanging", [("killCursors",), ("getMore", "killCursors")], ids=str)
+async def test_a_cancelled_close_leaves_no_cursor(member: ScriptedMember, hanging: tuple[str, ...]):
+    reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
+    await reader.start_waiting()
+    member.noop(101)
+    await reader.probed()
+    assert len(member.cursors) == 2, "the main cursor and the progress cursor"
+    member.hang |= {*hanging}
+    if "getMore" not in hanging:
+        member.stop_waiting()
+    closing = asyncio.create_task(reader.cursor.close())
+    if "getMore" not in hanging:
+        await until(lambda: member.commands["killCursors"])
+    else:
+        await asyncio.sleep(0)
+    closing.cancel()
+    await asyncio.wait({closing})
+    member.hang.clear()
+    await until(lambda: not member.cursors)
+    await reader.cursor_reaper.close()
+
+
+async def test_a_member_that_was_slow_at_the_end_keeps_no_cursor(member: ScriptedMember):
+    reader = await closed_while_hanging(member)
+    member.hang.clear()
+    await reader.cursor_reaper.close()
+    assert not member.cursors
+
+
+async def test_attempts_end_when_the_member_has_ended_the_cursor_itself():
+    member = Unreachable()
+    kills = CursorReaper(member.borrow, lasting=0.05, first_pause=0.01)
+    kills.add(OpenCursor(AWAY, "db.c", 1))
+    await until(lambda: len(kills) == 0)
+    assert member.attempts > 0
+
+
+async def test_a_member_s_cursors_are_bounded_in_number():
+    kills = CursorReaper(Unreachable().borrow, most=3)
+    for number in range(5):
+        kills.add(OpenCursor(AWAY, "db.c", number))
+    assert len(kills) == 3
+    await kills.close()
+    assert len(kills) == 0

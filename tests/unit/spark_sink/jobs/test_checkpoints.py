@@ -1,9 +1,11 @@
-"""Checkpoints beside a job's folder, which are made again from the tables."""
+"""Checkpoints beside a job's folder: made again from the tables, and two starts on one folder."""
 
 from __future__ import annotations
 
+import os
 import shutil
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,13 +23,21 @@ from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
-from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
+from spark_sink.jobs.point_in_time import versions_at
+from spark_sink.jobs.rebuilding import (
+    leave_out_lost,
+    rebuild_table,
+    restore_checkpoint,
+    seek,
+)
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.log_state import Batch
+from tests.doubles.scripted_job import SIX, Script, check_tables, documents_in, follow
 from tests.doubles.scripted_member import event_token
+from tests.doubles.two_starts import check_two_starts, pause_starts
 
 
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
@@ -338,3 +348,84 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
     assert ("the oplogs have lost events" in capsys.readouterr().err) == replaced
     leave_out_lost(folder, "mongodb://127.0.0.1:1")  # of the gap nothing is read
     assert Offset.read(folder.offset(1)) == at
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_of_two_starts_no_event_is_lost_or_doubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    pause_starts(monkeypatch)
+    check_two_starts(str(tmp_path / "job"), tmp_path, seed)
+
+
+def of_delta_rs(folder: Path) -> None:
+    """Clean up a log as delta-rs does, beyond a retention that has passed."""
+    table = DeltaTable(folder)
+    table.alter.set_table_properties({"delta.logRetentionDuration": "interval 1 seconds"})
+    table.create_checkpoint()
+    for each in (folder / "_delta_log").glob("*.json"):
+        os.utime(each, (0, 0))
+    table.cleanup_metadata()
+
+
+def all_commits(folder: Path) -> None:
+    """Leave a checkpoint, and the commit at its version, as Spark's clean-up does."""
+    table = DeltaTable(folder)
+    table.create_checkpoint()
+    for each in (folder / "_delta_log").glob("*.json"):
+        if int(each.stem) < table.version():
+            each.unlink()
+
+
+def behind_others(folder: Path) -> None:
+    """Compact and vacuum a table as others do, which say nothing of the job, and clean up."""
+    table = DeltaTable(folder)
+    table.optimize.compact()
+    table.vacuum(0, enforce_retention_duration=False, dry_run=False, full=True)
+    all_commits(folder)
+
+
+@pytest.mark.parametrize("clean_up", [of_delta_rs, all_commits, behind_others])
+def test_a_job_whose_logs_have_expired_goes_on(
+    tmp_path: Path, clean_up: Callable[[Path], None]
+) -> None:
+    out, script = str(tmp_path / "job"), Script(5, size=1)
+    follow(out, tmp_path / "first", script, batches=4)
+    folder = JobFolder(out, str(tmp_path / "first"))
+    last = folder.last_committed()
+    assert last is not None
+    count = script.before(last.offset)
+    half, reached = script.time(count // 2), script.time(count)
+    versions_at(folder, half)
+    made = rebuild_table(None, folder, half, str(tmp_path / "before")).count()
+    for name in SIX:
+        clean_up(tmp_path / "job" / name)
+
+    assert set(versions_at(folder, reached).versions) >= {"bronze", "messages", "current"}
+    with pytest.raises(StreamError, match=r"has no versions of .*make the table again"):
+        versions_at(folder, half)
+    assert rebuild_table(None, folder, half, str(tmp_path / "then")).count() == made
+    assert documents_in(str(tmp_path / "then")) == documents_in(str(tmp_path / "before"))
+    documents = documents_in(out)
+    shutil.rmtree(tmp_path / "job" / "current")
+    rebuild_table(None, folder)
+    assert documents_in(out) == documents
+    follow(out, tmp_path / "another", script)
+    check_tables(out, script)
+
+
+@pytest.mark.parametrize(
+    ("name", "has_checkpoint"), [("bronze", True), ("messages", False), ("current", True)]
+)
+def test_a_table_that_was_restored_is_not_continued_once_its_log_has_expired(
+    tmp_path: Path, name: str, has_checkpoint: bool
+) -> None:
+    """No commit tells it any more, only the files."""
+    out, script = str(tmp_path / "job"), Script(5)
+    follow(out, tmp_path / "first", script, batches=3)
+    table = DeltaTable(tmp_path / "job" / name)
+    table.restore(table.version() - 1)
+    behind_others(tmp_path / "job" / name)
+    checkpoint = tmp_path / ("first" if has_checkpoint else "another")
+    with pytest.raises(StreamError, match=f"older version of the table at .*{name} was restored"):
+        follow(out, checkpoint, script)

@@ -15,7 +15,7 @@ from spark_sink.jobs.job_folder import CURRENT, NOTIFIED, JobFolder
 from spark_sink.jobs.maintenance import compact_tables, schedule
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.progress import work_told
-from spark_sink.jobs.rebuilding import rebuild_at
+from spark_sink.jobs.rebuilding import rebuild_table
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
@@ -105,7 +105,9 @@ LONG: dict[str, tuple[Callable[[JobFolder, Script], Any], set[str]]] = {
         {"replaced files of bronze looked up"},
     ),
     "rebuild": (
-        lambda folder, script: rebuild_at(None, folder, script.time(30), f"{folder.address}/then"),
+        lambda folder, script: rebuild_table(
+            None, folder, script.time(30), f"{folder.address}/then"
+        ),
         {"parts of bronze read", "files merged"},
     ),
 }

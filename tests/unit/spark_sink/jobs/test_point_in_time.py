@@ -93,8 +93,8 @@ def test_a_batch_that_leaves_out_events_is_no_version_of_a_time(folder: JobFolde
     append(folder, 5, Offset(AtTime(time(30)), sought=AtTime(time(20))), [row])
     assert versions_at(folder, time(29)).batch == 4
     with pytest.raises(StreamError, match="has left out the events from"):
-        rebuilding.rebuild_at(None, folder, time(21), f"{folder.address}/then")
-    assert rebuilding.rebuild_at(None, folder, time(19), f"{folder.address}/then").count() == 0
+        rebuilding.rebuild_table(None, folder, time(21), f"{folder.address}/then")
+    assert rebuilding.rebuild_table(None, folder, time(19), f"{folder.address}/then").count() == 0
 
 
 def test_a_table_that_is_made_again_names_what_was_not_read_then(
@@ -113,7 +113,7 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     named["collections"] = [{"db": "shop", "coll": "items"}]
     append(folder, 1, Offset(AtTime(time(9)), scope), [{**read, "event": bson.encode(named)}])
 
-    made = rebuilding.rebuild_at(None, folder, time(3), str(tmp_path / "then"))
+    made = rebuilding.rebuild_table(None, folder, time(3), str(tmp_path / "then"))
     assert made.state.unread == {("shop", "items"): token(2), ("shop", "late"): token(3)}
     monkeypatch.setattr("spark_sink.session.spark_session.job_session", lambda *_: nullcontext())
     for inc, lacking in ((3, "it lacks documents of shop.items, shop.late: "), (8, "")):
@@ -135,9 +135,9 @@ def test_no_table_is_made_of_a_bronze_that_has_lost_its_beginning(tmp_path: Path
             append(folder, 0, end, rows)
         told = pytest.raises(StreamError, match="does not have the snapshot any more")
         with told if is_refused else nullcontext():
-            rebuilding.rebuild_at(None, folder, time(5), str(tmp_path / f"{mode} then"))
+            rebuilding.rebuild_table(None, folder, time(5), str(tmp_path / f"{mode} then"))
         with told if is_refused else nullcontext():
-            rebuilding.rebuild_current(None, folder)
+            rebuilding.rebuild_table(None, folder)
 
 
 def test_a_table_that_is_made_again_quarantines_no_event_twice(tmp_path: Path) -> None:
@@ -149,7 +149,7 @@ def test_a_table_that_is_made_again_quarantines_no_event_twice(tmp_path: Path) -
     )
     append(folder, 0, Offset(AtTime(time(9)), Scope("shop")), [update])
     for _ in range(2):  # as the table was made at first, and after it was lost
-        rebuilding.rebuild_current(None, folder)
+        rebuilding.rebuild_table(None, folder)
         assert DeltaTable(tmp_path / "quarantine").to_pyarrow_table()["token"].to_pylist() == [
             token(1)
         ]

@@ -16,7 +16,7 @@ from prometheus_client import generate_latest
 from spark_sink.events.documents import to_document
 from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.jobs.metrics import JobMetrics, ProgressListener
-from spark_sink.jobs.progress import ProgressReport, batch_progress
+from spark_sink.jobs.progress import BatchProgress, ProgressReport, Written, batch_progress
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
@@ -49,7 +49,7 @@ class Query:
 def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[str]) -> None:
     query = Query()
     metrics = JobMetrics()
-    written = {0: (500, 3)}
+    written = {0: Written(500, 3)}
     report = ProgressReport((metrics,), lambda: THROUGH + 4.0, written)
     idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
@@ -122,8 +122,9 @@ def test_a_batch_that_runs_for_long_is_told_once(capsys: pytest.CaptureFixture[s
 def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spark_sink.jobs.metrics._MOST_NAMESPACES", 1)
     metrics = JobMetrics()
-    metrics.count([("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)])
-    metrics.count([("shop.orders", "c", 4), ("shop.more", "c", 5)])
+    first = [("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)]
+    for counts in (first, [("shop.orders", "c", 4), ("shop.more", "c", 5)]):
+        metrics.add(BatchProgress(0, 1, 1.0, None, None, written=Written(counts=counts)))
     lines = generate_latest(metrics.registry).decode().splitlines()
     assert [each for each in lines if each.startswith("mergerouter_job_changes_total")] == [
         'mergerouter_job_changes_total{namespace="shop.orders",operation="create"} 7.0',
@@ -144,7 +145,8 @@ def test_a_listener_counts_the_batches_of_any_query() -> None:
 def test_the_board_asks_for_metrics_that_exist() -> None:
     panels = json.loads((ROOT / "deploy" / "grafana" / "jobs.json").read_text())["panels"]
     metrics = JobMetrics()
-    metrics.committed("current", 0.2)
+    done = Written(seconds={"current": 0.2})
+    metrics.add(BatchProgress(0, 1, 1.0, None, None, written=done))
     text = generate_latest(metrics.registry).decode()
     asked = {name for each in panels for name in re.findall(r"mergerouter_\w+", str(each))}
     assert asked

@@ -5,7 +5,6 @@ import socket
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
 
 import pytest
 from bson import Timestamp
@@ -19,9 +18,6 @@ from tests.harness.facade import Facade, facade
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 COMMAND = "mergerouterReportJob"
-
-
-QUERY: Any = None
 
 
 class Clock:
@@ -49,20 +45,20 @@ async def test_batches_are_reported_with_their_rate() -> None:
     clock = Clock()
     async with facade(now=lambda: NOW) as made:
         report = reporting(made.port, clock)
-        report.turn(QUERY)
+        report.turn()
         assert kept(made) == []  # before the first batch only after a minute
         clock.seconds += 20
         report.add(batch(6, 500))
         report.add(batch(7, 700))
         report.reach(1_795_163_230, waits=True)
-        await asyncio.to_thread(report.turn, QUERY)
+        await asyncio.to_thread(report.turn)
         (found,) = kept(made)
         assert found == JobReport(
             "s3://place/tables", "127.0.0.1", "shop.orders", NOW, 7,
             Timestamp(1_795_163_230, 0), 60.0, waits=True,
         )  # fmt: skip
         clock.seconds += 61
-        await asyncio.to_thread(report.turn, QUERY)
+        await asyncio.to_thread(report.turn)
         assert [each.rate for each in kept(made)] == [0]
         await asyncio.to_thread(report.__exit__, None, None, None)
         assert [each.ended for each in kept(made)] == [True]
@@ -121,7 +117,7 @@ def test_a_silence_is_told_and_a_refusal_ends_the_reports(
     with reporting(1, clock) as report:
         report.add(batch(1, 1))
         for _ in range(4):
-            report.turn(QUERY)
+            report.turn()
             clock.seconds += 10
     assert sent == [COMMAND, *[further] * 4]
     told = capsys.readouterr().err.splitlines()
@@ -137,5 +133,5 @@ def test_a_router_that_does_not_answer_delays_a_job_little() -> None:
         report = reporting(silent.getsockname()[1], Clock())
         report.add(batch(1, 1))
         began = time.monotonic()
-        report.turn(QUERY)
+        report.turn()
         assert time.monotonic() - began < 20  # a driver waits for 30 s by default

@@ -4,7 +4,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar
@@ -17,6 +17,7 @@ import spark_sink.cli as command
 import spark_sink.job as running
 from spark_sink.errors import SourceError
 from spark_sink.jobs import query_run, router_beside
+from spark_sink.jobs.progress import Written
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.tables_job import TablesJob
 from tests.doubles.query_progress import progress
@@ -34,6 +35,16 @@ class EndedQuery:
 
     def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802
         return True
+
+
+class WaitingQuery(EndedQuery):
+    """A query whose `tick` says whether it has ended."""
+
+    def __init__(self, tick: Callable[[], bool], events: list[str]) -> None:
+        super().__init__()
+        self.status, self.lastProgress = {"isTriggerActive": False}, None
+        self.awaitTermination = lambda _seconds: tick()
+        self.stop = lambda: events.append("query stops")
 
 
 @pytest.fixture(autouse=True)
@@ -71,7 +82,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
     def start(job: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
-        job.written[0] = (7, 1)
+        job.written[0] = Written(7, 1)
         return EndedQuery()
 
     def send(report: RouterReport, *, ended: bool = False) -> None:
@@ -160,17 +171,22 @@ job(["run", "shop.orders", "--uri", "{URI}", "--out", "{tmp_path}/job"])
     assert (done.returncode, done.stderr) == (0, "stopped before the first batch\n")
 
 
-def test_the_cause_of_a_failure_is_printed_and_reported(
-    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("others", ["", "  shop.good:\n"])
+def test_a_failure_ends_all_jobs_and_is_printed_and_reported_once(
+    others: str, events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_self: EndedQuery, _seconds: int) -> bool:
+    def fail() -> bool:
         raise StreamingQueryException("x\nCaused by: java.io.IOException: disk is gone")
 
-    monkeypatch.setattr(EndedQuery, "awaitTermination", fail)
-    result = run(tmp_path, "--configdb", "cfg/h:1")
-    assert result.exit_code == 1
-    assert "error: disk is gone\n" in result.output
-    assert events[-2:] == ["reports disk is gone", "router ends"]
+    ticks = {"shop.bad": fail, "shop.good": bool}
+    start = lambda job, *_: WaitingQuery(ticks[job.record.namespaces[0]], events)  # noqa: E731
+    monkeypatch.setattr(TablesJob, "start", start)
+    (tmp_path / "jobs.yaml").write_text(f"collections:\n  shop.bad:\n{others}")
+    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
+    result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+    assert (result.exit_code, result.output.count("error: disk is gone\n")) == (1, 1)
+    assert events.count("reports disk is gone") == 1
+    assert events[-2:] == [f"reports {'0 ended' if others else 'disk is gone'}", "router ends"]
 
 
 def test_a_clock_that_is_set_back_ends_the_job(
@@ -178,16 +194,12 @@ def test_a_clock_that_is_set_back_ends_the_job(
 ) -> None:
     """Spark starts batches by the clock: it would wait until that shows the same time again."""
 
-    class WaitingQuery(EndedQuery):
-        def awaitTermination(self, _seconds: int) -> bool:  # noqa: N802
-            monkeypatch.setattr(query_run.time, "time", lambda: before() - 3600)
-            return False
-
-        def stop(self) -> None:
-            events.append("query stops")
+    def tick() -> bool:
+        monkeypatch.setattr(query_run.time, "time", lambda: before() - 3600)
+        return False
 
     before = time.time
-    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery())
+    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery(tick, events))
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 1
     assert "error: the clock of this machine was set back by 3600 s" in result.output

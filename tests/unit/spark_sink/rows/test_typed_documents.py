@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from datetime import UTC, date, datetime
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -20,6 +23,7 @@ from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
 from bson.regex import Regex
 from bson.timestamp import Timestamp
+from deltalake import DeltaTable
 from hypothesis import given
 from hypothesis import strategies as st
 from pyspark.sql.pandas.types import to_arrow_type
@@ -44,7 +48,18 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from spark_sink.rows.typed_documents import TypedDocuments, ddl_of, document_schema, from_json
+from spark_sink.events.slices import CODEC
+from spark_sink.rows import inferred_schema
+from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of
+from spark_sink.rows.typed_documents import (
+    InferredDocuments,
+    TypedDocuments,
+    ddl_of,
+    document_schema,
+    from_json,
+)
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.log_state import Batch
 from tests.doubles.event_history import event_token
 from tests.unit.spark_sink.documents import documents
 
@@ -208,3 +223,157 @@ def test_invalid_schemas_are_refused(text, message):
 @pytest.mark.parametrize("text", ["`not null` INT, `a``b` INT, `*` INT COMMENT 'is NOT NULL'"])
 def test_quoted_names_and_comments_may_contain_anything(text: str) -> None:
     assert document_schema(text) == text
+
+
+SCALARS = (
+    5, Int64(7), 0.5, Decimal128("1.25"), "x", ObjectId("0" * 24), True, b"x", None, Regex("x"),
+    datetime(2024, 2, 29, 12, tzinfo=UTC),
+)  # fmt: skip
+
+
+def document(chance: random.Random, depth: int = 2) -> dict[str, Any]:
+    """A document with fields of few names, so that types meet."""
+    return {name: value(chance, depth) for name in "abcd" if chance.random() < 0.6}
+
+
+def value(chance: random.Random, depth: int) -> Any:
+    kind = chance.randrange(6)
+    if kind == 0 and depth:
+        return document(chance, depth - 1)
+    if kind == 1 and depth:
+        return [value(chance, depth - 1) for _ in range(chance.randrange(3))]
+    return chance.choice(SCALARS)
+
+
+def schema(documents: list[dict[str, Any]]) -> StructType:
+    return schema_of([bson.decode(bson.encode(each), CODEC) for each in documents])
+
+
+def normal(kind: Any) -> Any:
+    """A type with the fields of structs in the order of their names."""
+    if isinstance(kind, StructType):
+        fields = sorted(kind.fields, key=lambda each: str(each.name))
+        return [(each.name, normal(each.dataType)) for each in fields]
+    return normal(kind.elementType) if hasattr(kind, "elementType") else kind
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_the_merge_of_schemas_is_commutative_associative_and_idempotent(seed: int) -> None:
+    chance = random.Random(seed)
+    documents = [document(chance) for _ in range(6)]
+    a, b, c = (schema(documents[at : at + 2]) for at in (0, 2, 4))
+    assert normal(merged(a, b)) == normal(merged(b, a))
+    assert merged(merged(a, b), c) == merged(a, merged(b, c))
+    assert merged(a, a) == a
+    assert merged(merged(a, b), b) == merged(a, b)
+    assert normal(merged(merged(a, b), c)) == normal(schema(documents))
+    assert extends(merged(a, b), a) or merged(a, b) != a
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_documents_fit_the_schema_of_all_of_them(seed: int) -> None:
+    chance = random.Random(seed)
+    documents = [{**document(chance), "_id": number} for number in range(20)]
+    typed = InferredDocuments(schema(documents))
+    for each in documents:
+        encoded = bson.encode(each)
+        structs, misfits = typed.read_all([encoded])
+        pa.array(structs, to_arrow_type(typed.schema, timezone="UTC"))
+        assert (misfits == []) == (typed.misfits(encoded) is None)
+        has_no_type = any(not schema([{"v": item}]).fields for item in each.values())
+        has_no_type |= "Regex" in str(each) or "[]" in str(each) or "{}" in str(each)
+        assert not misfits or has_no_type
+
+
+def bare(value: Any) -> Any:
+    """A value without nulls, empty arrays and empty documents, which have no type."""
+    if isinstance(value, dict):
+        found = {name: bare(each) for name, each in value.items()}
+        return {name: each for name, each in found.items() if each not in (None, [], {})} or None
+    return [bare(each) for each in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_rows_of_a_growing_table_are_those_of_its_last_schema(seed: int) -> None:
+    chance = random.Random(seed)
+    documents = [{"_id": number, **document(chance)} for number in range(12)]
+    known, rows = StructType([]), dict[int, tuple[Any, str | None]]()
+    for count, each in enumerate(documents, 1):
+        wider = merged(known, schema([each]))
+        written = documents[count - 1 : count] if extends(wider, known) else documents[:count]
+        known, typed = wider, InferredDocuments(wider)
+        for other in map(bson.encode, written):
+            row = bare(typed.read_all([other])[0][0]), typed.misfits(other)
+            rows[bson.decode(other)["_id"]] = row
+    typed = InferredDocuments(known)
+    for each in documents:
+        encoded = bson.encode(each)
+        assert rows[each["_id"]] == (bare(typed.read_all([encoded])[0][0]), typed.misfits(encoded))
+
+
+@pytest.mark.parametrize(
+    ("values", "name", "kept"),
+    [
+        ([1, 2], "int", [1, 2]),
+        ([1, Int64(2)], "bigint", [1, 2]),
+        ([1, 2.5], "double", [1.0, 2.5]),
+        ([Int64(2**60), 2.5], "double", [None, 2.5]),
+        ([0.1, Decimal128("2")], "decimal(38,18)", [Decimal("0.1"), Decimal(2)]),
+        ([float("nan"), Decimal128("2")], "decimal(38,18)", [None, Decimal(2)]),
+        ([1, "x", 2.0, Decimal128("2.50")], "string", ["1", "x", "2.0", "2.50"]),
+        ([True, "x", None], "string", ["true", "x", None]),
+        ([[1], {"a": 1}], "string", ["[1]", '{"a":1}']),
+        ([datetime(2024, 1, 1, tzinfo=UTC), "x"], "string", ["2024-01-01T00:00:00Z", "x"]),
+        ([[1], [2.5], []], "array<double>", [[1.0], [2.5], []]),
+    ],
+)
+def test_types_widen_by_the_rule(values: list[Any], name: str, kept: list[Any]) -> None:
+    found = schema([{"v": each} for each in values])
+    assert found["v"].dataType.simpleString() == name
+    typed = InferredDocuments(found)
+    encoded = [bson.encode({"v": each}) for each in values]
+    read, misfits = typed.read_all(encoded)
+    assert [each.get("v") for each in read] == kept
+    assert [encoded.index(each) for each in encoded if typed.misfits(each)] == misfits
+    lost = [
+        at for at, (value, each) in enumerate(zip(values, kept, strict=True))
+        if each is None and value is not None
+    ]  # fmt: skip
+    assert misfits == lost
+
+
+def test_a_table_does_not_get_every_column(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inferred_schema, "MOST_FIELDS", 4)
+    begun = schema([{"_id": 1, "s": {"x": 1}}])
+    more = schema([{"TOKEN": 1, "S": 1, "s": {"X": 1, "y": 1}, "a b": 1, "q": 1}])
+    found = grown(begun, more, ["token"])
+    assert found.simpleString() == "struct<_id:int,s:struct<x:int,y:int>>"
+    assert grown(begun, schema([{"_id": 1.5}])) == StructType(
+        [StructField("_id", schema([{"_id": 1.5}])["_id"].dataType), begun["s"]]
+    )
+    assert grown(StructType([]), schema([{"a": 1}, {"a": "x"}])) == StructType(
+        [StructField("a", StringType())]
+    )
+    monkeypatch.setattr(inferred_schema, "MOST_FIELDS", 5)
+    assert "q" in grown(begun, more, ["token"]).fieldNames()
+
+
+@pytest.mark.parametrize("nest", [lambda value: {"d": value}, lambda value: [value]])
+def test_a_table_does_not_get_columns_that_its_readers_cannot_read(
+    tmp_path: Path, nest: Callable[[Any], Any]
+) -> None:
+    deep: Any = 1
+    for _ in range(90):
+        deep = nest(deep)
+    shallow = {"_id": 1, "in": {"x": {"y": 1}}}
+    found = grown(StructType([]), schema([shallow, {"_id": 2, "in": {"deep": deep}}]))
+    assert found == schema([shallow])
+    assert InferredDocuments(found).misfits(bson.encode({"in": {"deep": deep}})) is not None
+
+    # The deepest columns can be read.
+    while deep != 1 and grown(StructType([]), schema([{"v": deep}])) == StructType([]):
+        deep = next(iter(deep.values() if isinstance(deep, dict) else deep))
+    assert deep != 1
+    rows = pa.Table.from_pylist([{"v": deep}])
+    DeltaLog(str(tmp_path)).append_rows(rows, Batch("q", 0))
+    assert DeltaTable(tmp_path).to_pyarrow_table()["v"].to_pylist() == [deep]

@@ -404,17 +404,15 @@ def test_files_that_delta_rs_has_rewritten_are_searched(
     write_deltalake(tmp_path, rows, partition_by=partitions)
     DeltaTable(tmp_path).delete("token = '82000003'")
     left = [row for row in rows.to_pylist() if row["token"] != "82000003"]
-    token, bucket = pc.field("token"), pc.field("bucket")
+    token, bucket, event = map(pc.field, ("token", "bucket", "event"))
     conditions: list[tuple[pc.Expression, Callable[[dict[str, Any]], bool]]] = [
         (token <= "82000010", lambda row: row["token"] <= "82000010"),
         (token.isin(["82000003", "82000007"]), lambda row: row["token"] == "82000007"),
-        (
-            (bucket == 1) & (pc.field("event") != b"\0"),
-            lambda row: row["bucket"] == 1 < len(row["event"]),
-        ),
+        ((bucket == 1) & (event != b"\0"), lambda row: row["bucket"] == 1 < len(row["event"])),
     ]
     for chosen, holds in conditions:
-        batches = scan(DeltaLog(str(tmp_path)), ["event", "token"], [chosen])
-        found = [row for batch in batches for row in batch.to_pylist()]
-        expected = [{name: row[name] for name in ("event", "token")} for row in left if holds(row)]
-        assert sorted(found, key=lambda row: row["token"]) == expected
+        batches = scan(DeltaLog(str(tmp_path)), ["token", "event"], [chosen])
+        found = sorted(
+            row for each in batches for row in zip(*each.to_pydict().values(), strict=True)
+        )
+        assert found == [(row["token"], row["event"]) for row in left if holds(row)]

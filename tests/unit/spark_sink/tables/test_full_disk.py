@@ -1,4 +1,4 @@
-"""A full disk: no file is left over, so that each attempt does not take more of it."""
+"""Files that fail to be written: none is left over, and readers see whole ones only."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import random
 import resource
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,8 +18,8 @@ from deltalake.exceptions import DeltaError
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
+from spark_sink.jobs.job_source import TaskTables, TaskWriter
 from spark_sink.jobs.maintenance import merge_small_files
-from spark_sink.jobs.task_tables import TaskTables, TaskWriter
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.schema import schema_for
@@ -134,3 +135,19 @@ def test_a_failed_commit_names_the_full_disk(
         f"the table at {tmp_path} cannot be read or written: the disk is full. Free space, and "
         "start again; nothing is lost (Generic error: Unable to copy: No space left on device)"
     )
+
+
+def test_a_reader_sees_a_file_as_it_was_or_as_it_is(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    texts = ["a" * 100_000, "b" * 100_000]
+    folder.write("deep/file.json", texts[0])
+    with ThreadPoolExecutor(1) as writer:
+        written = writer.submit(
+            lambda: [folder.write("deep/file.json", texts[turn % 2]) for turn in range(200)]
+        )
+        reads = 0
+        while not written.done() or not reads:
+            assert folder.text("deep/file.json") in texts
+            reads += 1
+        written.result()
+    assert [file.name for file in (tmp_path / "deep").iterdir()] == ["file.json"]

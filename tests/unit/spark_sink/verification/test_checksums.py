@@ -19,9 +19,7 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
-from spark_sink.jobs.maintenance import merge_small_files
-from spark_sink.jobs.tables_job import NOTIFICATIONS
-from spark_sink.jobs.task_tables import (
+from spark_sink.jobs.job_source import (
     PARTITIONS,
     TaskTables,
     TaskWriter,
@@ -29,6 +27,8 @@ from spark_sink.jobs.task_tables import (
     bronze_schema,
     message_schema,
 )
+from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments

@@ -1,14 +1,17 @@
-"""The start of a query: its imports, its time, and the cluster time at which the query begins."""
+"""The start of a query: its imports and its time; and which reports of tasks it takes."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
 import time
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from bson.timestamp import Timestamp
 
+from spark_sink.batches.event_rate import ReadStats, ReportInbox, report
 from spark_sink.batches.query_start import LAUNCH_SECONDS, cluster_time_at, query_started
 from spark_sink.events.positions import AtTime, after
 
@@ -58,3 +61,19 @@ def test_a_start_that_only_checks_its_options_imports_no_reader() -> None:
         [sys.executable, "-c", script], capture_output=True, text=True, check=True
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_unauthorized_reports_are_dropped() -> None:
+    inbox, other = ReportInbox(("127.0.0.1", 1)), ReportInbox(("127.0.0.1", 1))
+    passage = ReadStats(3, 900, Timestamp(5, 1), Timestamp(6, 2), 7)
+    assert inbox.address is not None
+    assert other.address is not None
+    report(passage, 1, (*inbox.address[:2], other.address[2]))
+    report(passage, 1, inbox.address)
+    malformed: list[dict[str, Any]] = [{"events": 4.5}, {"size": None}, {"last": None}]
+    for fields in malformed:
+        report(replace(passage, **fields), 2, inbox.address)
+    report(replace(passage, events=4), 2, inbox.address)
+    assert inbox.read(2) == [replace(passage, events=4)]
+    inbox.close()
+    other.close()

@@ -1,4 +1,4 @@
-"""The tasks of a comparison: how rows are read, and how documents are compared."""
+"""Comparisons of tables with collections and with the stream: what is read and compared."""
 
 from __future__ import annotations
 
@@ -30,6 +30,7 @@ from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.comparison import Compared, Comparison
 from spark_sink.verification.ranges import RangeTasks, place_of_row, unequal_fields
+from spark_sink.verification.stream import _unequal
 from spark_sink.verification.verifier import Verifier
 from tests.doubles.table_changes import RandomChanges, apply
 from tests.spark.field_names import doubled
@@ -185,3 +186,24 @@ def test_a_round_that_fails_is_told_and_goes_on(
     with Verifier(no_spark, JobFolder(str(tmp_path)), options, settings):
         assert all(begun.acquire(timeout=60) for _ in range(2))
     assert "verification continues in 0 s: no kernel\n" in capsys.readouterr().err
+
+
+def row(n: int, document: Any) -> dict[str, Any]:
+    event = {"operationType": "update", "n": n, "fullDocument": document}
+    return {"n": n, "fullDocument": document and str(document), "event": bson.encode(event)}
+
+
+@pytest.mark.parametrize(
+    ("kept", "certain", "fields"),
+    [
+        (row(1, {"a": 1}), True, ["fullDocument", "event"]),
+        (row(1, {"a": 1}), False, []),  # the post-image has expired
+        (row(2, {"a": 1}), False, ["n", "event"]),
+        ({**row(1, None), "event": None}, False, ["event"]),
+        (row(1, None), True, []),
+    ],
+)
+def test_images_count_while_the_stream_has_them(
+    kept: dict[str, Any], certain: bool, fields: list[str]
+) -> None:
+    assert _unequal(kept, row(1, None), certain=certain) == fields

@@ -1,22 +1,29 @@
-"""A refused login takes the same steps for an unknown user and for a wrong password.
+"""Refused logins, and signed cluster times: neither tells more than mongos tells.
 
 These are the router's own steps; those of the servers differ (docs/security.md).
 """
 
 import asyncio
+import hashlib
+import hmac
+import struct
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pytest
+from bson.timestamp import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from structlog.testing import capture_logs
 
 from router.access.login import Login, LoginLog, scram_user
+from router.access.signing import SigningKey
 from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.fair_limit import FairLimit
+from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
 
@@ -167,3 +174,26 @@ def test_each_login_is_a_span_without_its_user(exported: InMemorySpanExporter) -
     assert other.attributes["error.type"] == "AuthenticationFailed"
     assert abandoned.attributes["mergerouter.abandoned"] is True
     assert not any("alice" in each.to_json() for each in exported.get_finished_spans())
+
+
+def cluster_time(seconds: int, key_id: int) -> dict[str, object]:
+    signature = {"hash": b"\1" * 20, "keyId": bson.Int64(key_id)}
+    return {"clusterTime": Timestamp(seconds, 1), "signature": signature}
+
+
+def test_signatures_cover_a_range_of_times() -> None:
+    key = SigningKey(7, b"k" * 20, 0)
+    first, last = 5 << 32, (5 << 32) | 0xFFFF
+    whole = hmac.new(b"k" * 20, struct.pack("<Q", last), hashlib.sha1).digest()
+    assert key.sign(first) == key.sign(last) == whole
+    assert key.sign(last + 1) != whole
+
+
+def test_the_clock_keeps_the_newest_signed_time() -> None:
+    clock = ClusterClock()
+    assert clock.newest_signed is None
+    clock.advance(cluster_time(5, 9))
+    clock.advance(cluster_time(6, 0))
+    assert clock.time == Timestamp(6, 1)
+    assert clock.newest_signed == (bson.encode(cluster_time(5, 9)), Timestamp(5, 1))
+    assert clock.ordinal == 6 << 32 | 1

@@ -1,13 +1,16 @@
-"""Fail points are disabled by default; once enabled, they work as drivers' tests expect."""
+"""Fields of commands, parameters, and fail points, which are disabled by default."""
 
 import subprocess
 import sys
+from collections import deque
 from typing import Any
 
 import pytest
 
 from router.catalog.upstream import UpstreamMongos
 from router.commands.fail_points import FailPoints
+from router.config.log_lines import RECENT
+from tests.doubles.fake_clusters import OneShard
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import facade
 
@@ -123,3 +126,128 @@ async def test_modes_and_data_that_the_router_does_not_know_are_refused(
         reply = await client.command("admin", {"configureFailPoint": "failCommand", **command})
         assert reply["code"] == 2
         assert words in reply["errmsg"]
+
+
+OWN = {"cursorTimeoutMillis": 5, "enableTestCommands": False, "noopWrites": True}
+FLAG = {"value": True, "version": "6.0"}
+THEIRS = {"featureFlagX": FLAG, "logLevel": 3, "cursorTimeoutMillis": 600_000}
+LOG = {"logLevel": 0, "logComponentVerbosity": {"verbosity": 0}}
+NOTHING = {"ok": 0.0, "errmsg": "no option found to get"}
+
+
+async def answer(asked: Asked) -> None:
+    command = asked.command
+    everything = command["getParameter"] == "*"
+    found = {name: value for name, value in THEIRS.items() if everything or name in command}
+    asked.reply({**found, "ok": 1.0} if found else NOTHING)
+
+
+CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"getParameter": 1, "cursorTimeoutMillis": 1}, {"cursorTimeoutMillis": 5}),
+    ({"getParameter": 1, "featureFlagX": 1}, {"featureFlagX": FLAG}),
+    (
+        {"getParameter": 1, "featureFlagX": 1, "enableTestCommands": 1, "nosuch": 1},
+        {"featureFlagX": FLAG, "enableTestCommands": False},
+    ),
+    ({"getParameter": "*"}, {**THEIRS, **OWN, **LOG}),
+    ({"getParameter": 1, "logLevel": 1}, {"logLevel": 0}),
+    (
+        {"getParameter": {"showDetails": True}, "enableTestCommands": 1},
+        {
+            "enableTestCommands": {
+                "value": False,
+                "settableAtRuntime": False,
+                "settableAtStartup": True,
+            }
+        },
+    ),
+]
+
+
+@pytest.mark.parametrize(("command", "expected"), CASES)
+async def test_parameters_of_the_router_and_the_upstream_are_returned(
+    command: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    async with (
+        scripted_server(answer) as mongos,
+        facade(UpstreamMongos([("127.0.0.1", mongos.port)]), parameters=OWN) as router,
+        await router.client() as client,
+    ):
+        reply = await client.command("admin", command)
+        assert reply.pop("ok") == 1
+        assert {k: v for k, v in reply.items() if k not in ("$clusterTime", "operationTime")} == (
+            expected
+        )
+
+
+async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
+    async with (
+        scripted_server(answer) as shard,
+        facade(parameters=OWN) as router,
+        await router.client() as client,
+    ):
+        router.node.cluster = OneShard(shard.port)  # type: ignore[assignment]
+        reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
+        assert reply["featureFlagX"] == FLAG
+        reply = await client.command("admin", {"getParameter": "*"})
+        assert "featureFlagX" not in reply
+        assert reply["cursorTimeoutMillis"] == 5
+        reply = await client.command("admin", {"getParameter": 1, "nosuch": 1})
+        assert reply["errmsg"] == "no option found to get"
+
+
+@pytest.mark.parametrize(
+    ("command", "code"),
+    [
+        ({"killCursors": "c"}, 40414),
+        ({"killCursors": 5, "cursors": []}, 14),
+        ({"killCursors": "c", "cursors": 5}, 14),
+        ({"killCursors": "c", "cursors": ["x"]}, 14),
+        ({"endSessions": 5}, 14),
+        ({"endSessions": [5]}, 14),
+        ({"endSessions": [{"id": 5}]}, 14),
+        ({"getLog": "nonsense"}, 96),
+        ({"getLog": 1}, 14),
+        ({"getLog": None}, 40414),
+        ({"connectionStatus": 1, "apiVersion": "1", "apiStrict": True}, 323),
+        ({"ping": 1, "apiVersion": "2"}, 322),
+        ({"ping": 1, "apiVersion": 1}, 14),
+        ({"ping": 1, "apiStrict": True}, 4886600),
+        ({"serverStatus": 1, "apiVersion": "1", "apiStrict": True}, 323),
+    ],
+)
+async def test_invalid_fields_of_other_commands_are_refused(
+    command: dict[str, Any], code: int
+) -> None:
+    async with facade() as router, await router.client() as client:
+        assert (await client.command("admin", command))["code"] == code
+
+
+async def test_get_log_names_its_logs() -> None:
+    async with facade() as router, await router.client() as client:
+        assert (await client.command("admin", {"getLog": "*"}))["names"]
+        assert "log" in await client.command("admin", {"getLog": "global"})
+
+
+async def test_lines_logged_at_one_time_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = ['{"t": {"$date": "2"}, "n": 1}', '{"t": {"$date": "2"}, "n": 0}']
+    earlier = '{"t": {"$date": "1"}, "n": 2}'
+    monkeypatch.setattr(RECENT, "lines", deque([*lines, earlier]))
+    async with facade() as router, await router.client() as client:
+        reply = await client.command("admin", {"getLog": "global"})
+    assert [line for line in reply["log"] if line in (*lines, earlier)] == [earlier, *lines]
+
+
+async def test_a_deeply_nested_document_is_an_error() -> None:
+    deep = b""
+    for _ in range(10_000):
+        content = b"\3a\0" + deep if deep else b""
+        deep = (len(content) + 5).to_bytes(4, "little") + content + b"\0"
+    body = b"\x10ping\0\1\0\0\0\3x\0" + deep + b"\2$db\0\6\0\0\0admin\0"
+    document = (len(body) + 5).to_bytes(4, "little") + body + b"\0"
+    frame = (21 + len(document)).to_bytes(4, "little") + b"\1\0\0\0\0\0\0\0\xdd\7\0\0\0\0\0\0\0"
+    async with facade() as router, await router.client() as client:
+        client.send_bytes(frame + document)
+        assert (await client.receive())["ok"] in (0, 1)
+        async with await router.client() as other:
+            assert (await other.command("admin", {"ping": 1}))["ok"] == 1
