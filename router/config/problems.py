@@ -119,7 +119,7 @@ def _section(annotation: Any) -> type[BaseModel] | None:
     return None
 
 
-def listed(text: str) -> list[str]:
+def comma_separated(text: str) -> list[str]:
     """Return the values of a setting that has several, separated by commas."""
     return [each.strip() for each in text.split(",") if each.strip()]
 

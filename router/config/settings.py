@@ -12,7 +12,7 @@ from pydantic import Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.parameters import PARAMETERS, client_limits, parse_parameters
-from router.config.problems import Section, fields, listed, nearest
+from router.config.problems import Section, comma_separated, fields, nearest
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
@@ -65,7 +65,7 @@ class Admin(Section):
     @property
     def hosts(self) -> list[str]:
         """The addresses to listen on."""
-        return listed(self.bind_ip)
+        return comma_separated(self.bind_ip)
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:
@@ -135,7 +135,7 @@ class Net(Section):
         """The addresses to listen on."""
         if self.bind_ip_all:
             return ["0.0.0.0"]  # noqa: S104
-        return listed(self.bind_ip)
+        return comma_separated(self.bind_ip)
 
     @field_validator("max_incoming_connections_override")
     @classmethod
@@ -158,7 +158,9 @@ class Net(Section):
     @property
     def compressors(self) -> tuple[str, ...]:
         """The compressors that clients may use, best first."""
-        return tuple(name for name in listed(self.compression.compressors) if name in AVAILABLE)
+        return tuple(
+            name for name in comma_separated(self.compression.compressors) if name in AVAILABLE
+        )
 
 
 class Replication(Section):

@@ -5,7 +5,7 @@ from typing import Literal, Self
 
 from pydantic import Field, SecretStr, field_validator, model_validator
 
-from router.config.problems import Section, listed
+from router.config.problems import Section, comma_separated
 from shard_client.wire.tls import PROTOCOLS, TlsFiles
 
 Mode = Literal["disabled", "allowTLS", "preferTLS", "requireTLS"]
@@ -49,7 +49,7 @@ class Tls(Section):
     @field_validator("disabled_protocols")
     @classmethod
     def _are_protocols(cls, value: str) -> str:
-        names = {*listed(value)} - {"none"}
+        names = {*comma_separated(value)} - {"none"}
         for name in names:
             if name not in PROTOCOLS:
                 raise ValueError(f"{name} is not a protocol: name some of {', '.join(PROTOCOLS)}")
@@ -124,7 +124,7 @@ class Tls(Section):
             connections_without_certificates=self.allow_connections_without_certificates,
             invalid_certificates=self.allow_invalid_certificates,
             invalid_hostnames=self.allow_invalid_hostnames,
-            disabled=frozenset(listed(self.disabled_protocols)) - {"none"},
+            disabled=frozenset(comma_separated(self.disabled_protocols)) - {"none"},
         )
 
     def warnings(self) -> list[str]:
