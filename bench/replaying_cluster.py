@@ -15,7 +15,7 @@ import uvloop
 from bson import Timestamp
 
 from bench.events import END, START, dealt
-from router.memory import collect_less_often, keep_freed_memory
+from router.allocator import collect_less_often, keep_freed_memory
 from tests.doubles.replay import EventTape, PreparedEvents, ReplayMember, cursor_body
 
 

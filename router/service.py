@@ -15,6 +15,7 @@ from bson.objectid import ObjectId
 from router.access.login import AccessControl
 from router.admin.server import admin_port
 from router.admin.sources import LAG_BOUNDS, collect_own, measure_lag
+from router.allocator import keep_slack_small
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
@@ -27,7 +28,6 @@ from router.config.settings import Settings
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
-from router.memory import keep_slack_small
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener

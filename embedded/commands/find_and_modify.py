@@ -1,8 +1,8 @@
 """The command findAndModify."""
 
 from embedded.commands.request import Request, command
+from embedded.commands.write_statements import when_unlocked
 from embedded.commands.writes import delete_first, update_first
-from embedded.commands.writing import when_unlocked
 from embedded.errors import failed_to_parse
 from embedded.storage.bson_values import Document
 from embedded.storage.projection import project

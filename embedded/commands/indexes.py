@@ -6,7 +6,7 @@ Source: docs/protocol.md#events (the events that these commands cause).
 from bson.int64 import Int64
 
 from embedded.commands.request import Request, command
-from embedded.commands.writing import writable_collection
+from embedded.commands.write_statements import writable_collection
 from embedded.cursors import FIRST_BATCH, ListCursor
 from embedded.errors import bad_value, namespace_not_found, not_implemented
 from embedded.storage.bson_values import Document

@@ -9,7 +9,7 @@ from bson.objectid import ObjectId
 
 from embedded.commands.matching import select
 from embedded.commands.request import Request, command
-from embedded.commands.writing import (
+from embedded.commands.write_statements import (
     Statements,
     take_turns,
     when_unlocked,

@@ -91,8 +91,8 @@ class ResumePoint:
     Versions of tokens order the events of several shards at one cluster time and txnOpIndex
     differently. If the stream's version is not the token's, these events wait for each other; then
     they get tokens of the token's version, and its order, as they do through mongos. Their sort
-    keys are ``rewritten``, and the key ``beside`` lies between theirs and those of all later events
-    of the stream. Without ``names_operations`` some of them have no known place.
+    keys are ``rewritten``, and the key ``past_rewritten`` lies between theirs and those of all
+    later events of the stream. Without ``names_operations`` some of them have no known place.
     """
 
     def __init__(self, token: ResumeToken, *, names_operations: bool = True) -> None:
@@ -100,7 +100,7 @@ class ResumePoint:
         self._names_operations = names_operations
         self._index = encode_integer(token.txn_op_index).hex().upper().encode("ascii")
         self._waiting: list[bytes] = []
-        self.beside = b""
+        self.past_rewritten = b""
         self.rewritten: frozenset[bytes] = frozenset()
         self._of_event = None if token.fragment_num is None else token.whole_key[: -len(_END)]
         """What the sort keys of the event and of all its fragments begin with."""
@@ -141,7 +141,7 @@ class ResumePoint:
                 place = key[AFTER_VERSION + len(_EVENT) :]
                 if place.startswith(self._index):
                     self._waiting.append(event)
-                    self.beside = key[: -len(place)] + self._index + AFTER_ANY_DIGIT
+                    self.past_rewritten = key[: -len(place)] + self._index + AFTER_ANY_DIGIT
                 elif place > self._index:
                     beyond.append(event)
                 continue

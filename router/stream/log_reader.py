@@ -37,8 +37,16 @@ class LogReader:
     """
 
     __slots__ = (
-        "_after", "_beside", "_error", "_mark", "_point", "_resume", "_rewritten", "_taken",
-        "number", "view",
+        "_after",
+        "_error",
+        "_mark",
+        "_past_rewritten",
+        "_point",
+        "_resume",
+        "_rewritten",
+        "_taken",
+        "number",
+        "view",
     )  # fmt: skip
 
     def __init__(self, view: View, point: StartingPoint) -> None:
@@ -48,7 +56,7 @@ class LogReader:
         self._error: CommandError | None = None
         self._resume: ResumePoint | None = None
         self._rewritten: frozenset[bytes] = frozenset()
-        self._beside = b""
+        self._past_rewritten = b""
         # Events read from the log but not returned yet: those that share the last one's key, and
         # after a resume those of the block in which the resume point was passed.
         self._taken: list[bytes] = []
@@ -84,7 +92,7 @@ class LogReader:
         """The sort key beyond which the log reader needs all events of its next stream."""
         if self.at_start:
             return self._point.after
-        return self._beside if self._mark.key in self._rewritten else self._mark.key
+        return self._past_rewritten if self._mark.key in self._rewritten else self._mark.key
 
     @property
     def needs_spans(self) -> frozenset[ShardSpan]:
@@ -242,7 +250,7 @@ class LogReader:
             # No event beyond a resume point that was not found is ever returned.
             self._error = error
         if resume.passed:
-            self._rewritten, self._beside = resume.rewritten, resume.beside
+            self._rewritten, self._past_rewritten = resume.rewritten, resume.past_rewritten
             self._resume = None
 
     def _read(self, wanted: int | None, space: int, *, first: bool) -> tuple[list[bytes], int]:

@@ -59,7 +59,9 @@ class MergedStream:
         self.keep_bytes = keep_bytes
         self.error: CommandError | None = None
         self.refused = False
+        """Whether the error is that of a remote's opening."""
         self.skipped_invalidates: list[bytes] = []
+        """The sort keys of the invalidates that no client receives."""
         self.block_events = sizes.events
         """Approximate maximum of events that one ``release`` appends to the log."""
         self.merger = Merger(sizes)

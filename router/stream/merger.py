@@ -219,9 +219,9 @@ class Merger:
         total = 0
         shares: dict[int, int] = {}
         for number in sorted(self._full):
-            count = len(merged)
+            before = len(merged)
             merged, size = self._full[number].cut(bound, merged)
-            if count := len(merged) - count:
+            if count := len(merged) - before:
                 total += size
                 shares[number] = weight(count, size)
         if not shares:

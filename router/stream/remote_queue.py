@@ -81,7 +81,7 @@ class _Run:
 
 
 class RemoteQueue:
-    """All that a merge knows of one remote; its own methods alone change it.
+    """What a merge holds of one remote, which the merger and the membership change.
 
     ``watermark`` is the sort key of its watermark, None while it is silent. One that is given is
     known beforehand: nothing below it can come, but the remote has not sent it. ``eligible`` is
@@ -256,4 +256,4 @@ class RemoteQueue:
 
 def _time(key: bytes) -> str:
     """Return the digits of a sort key's cluster time: errors show no namespace and no document."""
-    return key[:18].decode("ascii", "replace")
+    return key[:TIME_DIGITS].decode("ascii", "replace")

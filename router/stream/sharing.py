@@ -23,7 +23,7 @@ FIRST_PAUSE: Final = 10.0
 LONGEST_PAUSE: Final = 3600.0
 """Upper bound of the pause, which doubles with each failure, in seconds."""
 
-MOST_STREAMS: Final = 1000
+MOST_FAILED: Final = 1000
 """Maximum of failed streams that are remembered; the latest to fail are kept."""
 
 
@@ -57,7 +57,7 @@ class FailedStreams:
         Readers that entered it before its last failure report that failure once more. Return
         whether this one is the first to report it.
         """
-        name = _name(key)
+        name = _digest(key)
         last = self._failures.pop(name, None)
         first = True
         if last is None or now - last.until > LONGEST_PAUSE:
@@ -68,13 +68,13 @@ class FailedStreams:
         else:
             first = False
         self._failures[name] = last
-        if len(self._failures) > MOST_STREAMS:
+        if len(self._failures) > MOST_FAILED:
             del self._failures[next(iter(self._failures))]
         return first
 
     def avoids(self, key: bytes, now: float) -> bool:
         """Return whether no client should enter the stream now."""
-        failure = self._failures.get(_name(key)) if self._failures else None
+        failure = self._failures.get(_digest(key)) if self._failures else None
         return failure is not None and now < failure.until
 
     def explain(self, key: bytes, now: float) -> str:
@@ -83,14 +83,14 @@ class FailedStreams:
         It names the error alone: its message may quote an event of a collection that the client
         may not read.
         """
-        failure = self._failures.get(_name(key))
+        failure = self._failures.get(_digest(key))
         if failure is None or now >= failure.until:
             return ""
         seconds = ceil(failure.until - now)
         return f"the shared stream failed and is not read for {seconds} s: {failure.code_name}"
 
 
-def _name(key: bytes) -> bytes:
+def _digest(key: bytes) -> bytes:
     """Return a short name for a key, which may be as large as a request."""
     return blake2b(key, digest_size=16).digest()
 
@@ -106,7 +106,7 @@ _BYTES_OF_A_SCAN: Final = 2000
 PAUSED: Final = "the shared stream read much more than its readers"
 """Why a scan is not shared for a while, for explain."""
 
-_PAUSE: Final = 60
+_PAUSE_IN_HOLDS: Final = 60
 """A scan that costs more than it saves is shared again after so many times ``hold``."""
 
 
@@ -173,7 +173,7 @@ class SharingDemand:
         costly = traffic.unwatched_bytes > len(state.parts) * _BYTES_OF_A_SCAN
         late = traffic.is_behind(now - self._hold) and state.let_through < _FRACTION_TO_STAY
         if (costly or late) and self.is_shared(scan, now):
-            state.paused_until = now + _PAUSE * self._hold
+            state.paused_until = now + _PAUSE_IN_HOLDS * self._hold
             state.let_through = 0.0
         self._count(state, now)
 

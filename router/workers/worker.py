@@ -18,6 +18,7 @@ from typing import Any
 import structlog
 import uvloop
 
+from router.allocator import collect_less_often, keep_freed_memory
 from router.catalog.upstream import UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.commands.call import Node
@@ -25,7 +26,6 @@ from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.config.settings import Settings
 from router.feed.feed import FeedPort
-from router.memory import collect_less_often, keep_freed_memory
 from router.owned_tasks import OwnedTasks
 from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers, private_address

@@ -18,7 +18,7 @@ import pymongo
 
 from bench.processes import listening, resident_memory, spawn
 from bench.writes import COLLECTION, DATABASE, shares_of, spread, uneven, write_paced
-from router.memory import LOOK
+from router.allocator import LOOK_SECONDS
 from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster, start_cluster
@@ -29,7 +29,7 @@ from tests.harness.until import wait_for
 MIB = 1024 * 1024
 PAUSE = 0.05
 _PING_PAUSE = 0.02
-_SETTLE = LOOK + 2
+_SETTLE = LOOK_SECONDS + 2
 
 
 class Healthy:

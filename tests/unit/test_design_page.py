@@ -12,7 +12,7 @@ ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "design.md").read_text()
 WAYS = (
     "A batch's way from socket to socket",
-    "The way of an opening from `aggregate` to the cursor",
+    "An opening, from `aggregate` to the cursor",
 )
 PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""

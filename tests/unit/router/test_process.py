@@ -10,11 +10,12 @@ import time
 import pytest
 from structlog.testing import capture_logs
 
-from router import memory
+from router import allocator
 from router.admin.sources import LAG_BOUNDS, measure_lag
+from router.allocator import collect_less_often, keep_freed_memory, keep_slack_small
 from router.config.security import HIDDEN
 from router.config.settings import load_settings
-from router.memory import Memory, collect_less_often, keep_freed_memory, keep_slack_small
+from router.memory import Memory
 from router.process import run_until_signalled
 from router.status_sums import Histogram
 from tests.harness.until import until
@@ -23,8 +24,8 @@ from tests.harness.until import until
 async def test_freed_memory_is_given_back_while_it_is_large(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(memory, "LOOK", 0)
-    monkeypatch.setattr(memory, "MOST_SLACK", 100)
+    monkeypatch.setattr(allocator, "LOOK_SECONDS", 0)
+    monkeypatch.setattr(allocator, "MOST_SLACK", 100)
     found = iter([1000, 1000, 1500, 1100, 1101, 900, 1000, 1001, 1001])
     held = iter([0, 0, 450, 0, 0, 0, 0, 0])
     given: list[int] = []
@@ -34,8 +35,8 @@ async def test_freed_memory_is_given_back_while_it_is_large(
         whole.held = next(held, 0)
         return next(found)
 
-    monkeypatch.setattr(memory, "resident_bytes", resident)
-    monkeypatch.setattr(memory, "give_back_freed_memory", lambda: given.append(whole.held))
+    monkeypatch.setattr(allocator, "resident_bytes", resident)
+    monkeypatch.setattr(allocator, "give_back_freed_memory", lambda: given.append(whole.held))
     with pytest.raises(RuntimeError, match="StopIteration"):
         await asyncio.create_task(keep_slack_small(whole))
     assert len(given) == 3
@@ -58,7 +59,7 @@ def test_the_collector_runs_less_often():
 
 def test_malloc_accepts_the_settings():
     # In a separate process, since the settings cannot be undone.
-    code = "from router.memory import keep_freed_memory as k; print(k(), k(1 << 29))"
+    code = "from router.allocator import keep_freed_memory as k; print(k(), k(1 << 29))"
     command = [sys.executable, "-c", code]
     output = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30).stdout
     assert output.split() == [str(platform.libc_ver()[0] == "glibc")] * 2

@@ -9,7 +9,7 @@ from router.request.stream_request import StreamRequest, parse_request
 from router.stream.sharing import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
-    MOST_STREAMS,
+    MOST_FAILED,
     MOST_TRIED,
     Candidates,
     FailedStreams,
@@ -133,12 +133,12 @@ def test_an_outage_does_not_double_the_pause() -> None:
 
 def test_the_streams_that_failed_last_are_remembered() -> None:
     failed = FailedStreams()
-    for number in range(MOST_STREAMS + 1):
+    for number in range(MOST_FAILED + 1):
         failed.add(b"%d" % number, TOO_LARGE, entered=1.0, now=2.0)
         failed.add(b"0", TOO_LARGE, entered=1.0, now=2.0)
     assert failed.avoids(b"0", 3.0)
     assert not failed.avoids(b"1", 3.0)
-    assert all(failed.avoids(b"%d" % number, 3.0) for number in range(2, MOST_STREAMS + 1))
+    assert all(failed.avoids(b"%d" % number, 3.0) for number in range(2, MOST_FAILED + 1))
 
 
 HOLD = 10.0
