@@ -241,7 +241,7 @@ class Login:
         Args:
             link: the client's connection to the upstream; None without an upstream.
             database: the command's database.
-            command: saslStart or saslContinue, without the fields of any command.
+            command: saslStart or saslContinue, without the fields that every command may have.
 
         Raises:
             CommandError: the server refuses the step.

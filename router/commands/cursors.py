@@ -1,6 +1,6 @@
 """The commands of merged cursors, and of the sessions that they end with.
 
-Those of other cursors, and all of sessions, go to the upstream as well.
+Only the upstream answers those of other cursors; those of sessions go there as well.
 """
 
 from collections.abc import Mapping

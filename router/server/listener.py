@@ -5,6 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count
+from typing import Any
 
 import anyio
 import structlog
@@ -154,6 +155,22 @@ class Listener(AcceptingPort):
         address = peername[0] if peername and not self._for_workers else None
         if not self._admits(stream.transport, address):
             return
+        try:
+            self._begin(stream, address, peername, connection_id)
+        except BaseException:
+            self._counts.ended(address)
+            stream.transport.abort()
+            raise
+
+    def _begin(
+        self,
+        stream: _ClientStream,
+        address: str | None,
+        peername: Any,
+        connection_id: int | None,
+    ) -> None:
+        """Serve a client that has been counted."""
+        assert stream.transport is not None
         if not self._for_workers:
             probe_peer(stream.transport)
         peer = peername or ("unknown", 0)

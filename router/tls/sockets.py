@@ -89,7 +89,7 @@ class AcceptingPort(OwnedTasks):
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
         protocol: creates the protocol of a client. It is called with a function, which the protocol
             can call just before it counts the connection itself.
-        counts: counts the connections until then, or until the end of their handshakes, and holds
+        counts: counts the connections until then, or until the owner ends them, and holds
             their limits.
     """
 
@@ -165,7 +165,7 @@ class AcceptingPort(OwnedTasks):
     def _admits(self, transport: asyncio.WriteTransport, address: str | None) -> bool:
         """Count a client that has connected, or cut its connection and return False.
 
-        It is one too many, or was accepted in the same iteration of the loop as the stop.
+        It cuts a client beyond the limits, and one accepted in the loop's iteration of the stop.
         """
         now = asyncio.get_running_loop().time()
         if not self._stopped and self._counts.admit(address, now):

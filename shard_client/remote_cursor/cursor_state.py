@@ -68,7 +68,7 @@ class Closing(CursorState):
 
 @dataclass(frozen=True, slots=True)
 class Ended(CursorState):
-    """Is closed: by its shard, which has invalidated the stream, or by ``close``."""
+    """Is closed by its shard or by ``close``, or is to be killed, after an invalidate."""
 
     shown = "ended"
     cursor: None = None

@@ -405,7 +405,8 @@ class RemoteCursor:
     def _end_full(self, batch: CursorBatch) -> None:
         """End with a batch that the invalidate fills: only the next reply would have cursor id 0.
 
-        If that reply were lost, a cursor opened after the invalidate would continue the stream.
+        If that reply were lost, a cursor opened after the invalidate would continue the stream
+        (docs/protocol.md#invalidates).
         """
         if self._state.cursor is not None:
             self._dialer.kill_later(self._state.cursor)

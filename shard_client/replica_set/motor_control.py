@@ -182,7 +182,7 @@ class MotorReplicaSet(ReplicaSet):
         former, listener = self._client, self._listener
         try:
             self._client = self._connect()
-        except PyMongoError as error:
+        except (PyMongoError, OSError, ValueError) as error:  # it reads the certificates again
             log.error("cannot reconnect for monitoring", set=self.name, error=str(error))
             return
         listener.end()
