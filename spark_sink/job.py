@@ -64,10 +64,9 @@ def run_jobs(
             running = [pool.submit(each.follow, spark, port) for each, port in pairs]
             for each in as_completed(running):
                 if error := each.exception():
+                    say(f"a job has failed, and the others end: {cause_of(error)}")
                     failures.append(error)
-                    end.request()
-    for error in failures[1:]:
-        say(f"error: {cause_of(error)}")
+                    end.request(after_failure=True)
     for error in failures:
         raise error
 
@@ -146,6 +145,7 @@ def check_jobs(settings: JobSettings) -> Iterator[str]:
     for folder, wanted in settings.jobs():
         record, _ = _checked(settings, wanted)
         folder.require_continues(record)
+        folder.batches()  # raises an error for a damaged commit, which the newest one may hide
         last = folder.last_committed()
         what = ", ".join(record.namespaces) or "the whole cluster"
         begins = f"starts, with option snapshotMode={record.options['snapshotMode']}"
@@ -216,6 +216,7 @@ class Job:
                 run_jobs(self.settings, end, session)
                 running.set_result(None)
             except BaseException as error:  # noqa: BLE001 - the future raises it
+                say(f"error: {cause_of(error)}")
                 running.set_exception(error)
 
         threading.Thread(target=run, name="mergerouter-job", daemon=True).start()

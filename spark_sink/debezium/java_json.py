@@ -98,6 +98,8 @@ class JavaJson:
 
     def _document(self, data: bytes) -> str:
         write = self._writers
+        if _INT(data)[0] != len(data):
+            raise InvalidBSON("a document has another size than it says")
         found = values_in(data, 0, len(data))
         texts = [_name(name) + write[kind](data[at:end]) for kind, name, at, end in found]
         return f"{{{self.separator.join(texts)}}}"

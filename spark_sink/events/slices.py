@@ -123,14 +123,19 @@ def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, i
         raise InvalidBSON(f"a document ends within a field: {error}") from error
 
 
-def documents_in(array: bytes) -> list[bytes]:
-    """Return the elements of an array of documents."""
+def documents_in(data: bytes, start: int, end: int) -> list[bytes]:
+    """Return the documents of an array, which lies there in data. Raises InvalidBSON."""
     found: list[bytes] = []
-    position, end, index, size = 4, len(array) - 1, array.index, _SIZE
-    while position < end:
-        start = index(0, position + 1) + 1
-        position = start + size(array, start)[0]
-        found.append(array[start:position])
+    position, end, index, size = start + 4, end - 1, data.index, _SIZE
+    try:
+        while position < end:
+            kind, begin = data[position], index(0, position + 1) + 1
+            position = begin + size(data, begin)[0]
+            if kind != DOCUMENT or not begin + _EMPTY_BYTES <= position <= end:
+                raise InvalidBSON("an array has an element that is no document")
+            found.append(data[begin:position])
+    except (ValueError, struct.error) as error:
+        raise InvalidBSON(f"an array ends within a document: {error}") from error
     return found
 
 

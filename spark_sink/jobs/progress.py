@@ -6,7 +6,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -183,7 +183,7 @@ class ProgressReport:
         self,
         listeners: Sequence[ProgressReader] = (),
         clock: Callable[[], float] = time.time,
-        written: Mapping[int, WrittenBatch] | None = None,
+        written: MutableMapping[int, WrittenBatch] | None = None,
     ) -> None:
         self._written = written
         self._listeners = listeners
@@ -218,6 +218,8 @@ class ProgressReport:
             self._tell(batch)
             for listener in self._listeners:
                 listener.add(batch)
+            if self._written is not None:
+                self._written.pop(batch.number, None)
         self._tell_long_batch(query, None if progress is None else str(progress["timestamp"]))
         through = None if progress is None else reached(progress)
         if progress is None or through is None:

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT, SourceError, StreamError, say
+from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT, SourceError, StreamError
 from spark_sink.jobs.stop_request import StopRequest
 
 # Seconds in which the batch in progress may commit after a signal.
@@ -89,7 +89,7 @@ _REMEDIES = (
 
 @contextmanager
 def quiet_stop(end: StopRequest) -> Iterator[None]:
-    """Treat the end of Spark's JVM as an orderly stop if a signal has requested a stop.
+    """Treat the end of Spark's JVM as an orderly stop if an orderly stop is requested.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
     next start repeats that batch, so this is no failure. Other exceptions are raised.
@@ -97,10 +97,11 @@ def quiet_stop(end: StopRequest) -> Iterator[None]:
     try:
         yield
     except (OSError, Py4JError, PySparkException):
-        if not end.requested:
+        if not end.is_orderly:
             raise
-        text = "stopped with Spark's JVM; the next start repeats the batch that was in progress"
-        say(text)
+        end.say_once(
+            "stopped with Spark's JVM; the next start repeats the batch that was in progress"
+        )
 
 
 def run_until_stopped(
@@ -114,7 +115,7 @@ def run_until_stopped(
     After a signal the batch in progress may commit within STOP_TIMEOUT. Each of `turns` is
     called every second, and at the end; `tend` every second. Raises StreamError with the cause of a
     failure; the next start continues from the checkpoint. A clock that is set back counts as one:
-    Spark starts batches by it, and would wait. A failure after a signal is raised as Spark's.
+    Spark starts batches by it, and would wait. After an orderly stop a failure is Spark's own.
     """
     ahead = _clock_ahead()
     try:
@@ -135,7 +136,7 @@ def run_until_stopped(
             turn()
         query.stop()
     except StreamingQueryException as error:
-        if end.requested:
+        if end.is_orderly:
             raise
         raise StreamError(cause_of(error)) from None
 

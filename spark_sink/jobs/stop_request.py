@@ -19,13 +19,27 @@ class StopRequest:
 
     def __init__(self, *, handles_signals: bool = True) -> None:
         self._asked = threading.Event()
+        self._is_orderly = True
+        self._has_said = False
         self._has_begun = False
         self._numbers = (signal.SIGTERM, signal.SIGINT) if handles_signals else ()
         self._handle()
 
-    def request(self) -> None:
-        """Request a stop, as a signal does."""
+    def request(self, *, after_failure: bool = False) -> None:
+        """Request a stop, as a signal does, or because a job beside this one has failed."""
+        self._is_orderly = self._is_orderly and not (after_failure and not self.requested)
         self._asked.set()
+
+    @property
+    def is_orderly(self) -> bool:
+        """Whether a stop is requested, and not because of a failure."""
+        return self.requested and self._is_orderly
+
+    def say_once(self, text: str) -> None:
+        """Print how the stop goes, once."""
+        if not self._has_said:
+            self._has_said = True
+            say(text)
 
     def begin(self) -> None:
         """Let the batch in progress commit after a signal.
@@ -41,7 +55,7 @@ class StopRequest:
 
     @property
     def requested(self) -> bool:
-        """Whether a signal was received."""
+        """Whether a stop is requested."""
         return self._asked.is_set()
 
     def _take(self, number: int, frame: FrameType | None) -> None:

@@ -156,7 +156,7 @@ class DocumentEvents:
         return Run([self._token] * len(events), events)
 
 
-# The most documents of a reply, which become an Arrow batch: more take memory, and no less time.
+# The most documents of a reply: more take memory, and no less time.
 _BATCH_SIZE_DOCUMENTS = 2500
 # The most keys of a chunk that are kept while it is read in no order.
 _MAX_KEYS = 200_000

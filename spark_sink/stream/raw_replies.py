@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from concurrent.futures import Future, wait
+from threading import Thread
 from typing import Any, TypeVar
 
 import bson
-from bson.raw_bson import RawBSONDocument
 
 from shard_client.bson.values import ARRAY
-from spark_sink.events.slices import documents_in, fields_of
+from spark_sink.events.slices import Slice, documents_in, values_in
 
 _Reply = TypeVar("_Reply")
 
@@ -45,24 +44,52 @@ def replies(cursor: Any) -> Iterator[list[bytes]]:
 def one_ahead(replies: Generator[_Reply]) -> Iterator[_Reply]:
     """Return what is read; a thread reads the next reply meanwhile, so that servers and task work.
 
-    At the end, also at an early one, the thread has ended, and `replies` is closed.
+    At the end, also at an early one, no thread reads, and `replies` is closed. The thread is a
+    daemon: a process that exits does not wait for a server.
     """
-    with closing(replies), ThreadPoolExecutor(1) as thread:
-        asked = thread.submit(next, replies, None)
+    asked = _asked(replies)
+    try:
         while (reply := asked.result()) is not None:
-            asked = thread.submit(next, replies, None)
+            asked = _asked(replies)
             yield reply
+    finally:
+        wait((asked,))
+        replies.close()
+
+
+def _asked(replies: Generator[_Reply]) -> Future[_Reply | None]:
+    """Return what a thread reads next; None at the end."""
+    asked: Future[_Reply | None] = Future()
+
+    def read() -> None:
+        try:
+            asked.set_result(next(replies, None))
+        except BaseException as error:  # noqa: BLE001 - the reader of the future raises it
+            asked.set_exception(error)
+
+    Thread(target=read, name="mergerouter-reply", daemon=True).start()
+    return asked
 
 
 def _unpacked(response: Any, *_: Any, **__: Any) -> list[dict[str, Any]]:
-    """Return a server's reply for a cursor, which keeps the documents of the batch as they are."""
-    reply = dict(RawBSONDocument(response.raw_command_response()))
-    if "cursor" in reply:  # no error
-        fields = fields_of(bytes(reply["cursor"].raw))
-        reply["cursor"] = {
-            name.decode(): documents_in(each.value)
-            if each.kind == ARRAY
-            else bson.decode(each.wrapped())["v"]
-            for name, each in fields.items()
-        }
+    """Return a server's reply for a cursor, which keeps the documents of the batch as they are.
+
+    The reply is copied once, and each document once.
+    """
+    data = bytes(response.raw_command_response())
+    reply: dict[str, Any] = {}
+    for kind, name, at, end in values_in(data, 0, len(data)):
+        if name == b"cursor":
+            reply["cursor"] = {
+                field.decode(): documents_in(data, begin, stop)
+                if each == ARRAY
+                else _value(each, data[begin:stop])
+                for each, field, begin, stop in values_in(data, at, end)
+            }
+        else:
+            reply[name.decode()] = _value(kind, data[at:end])
     return [reply]
+
+
+def _value(kind: int, data: bytes) -> Any:
+    return bson.decode(Slice(kind, data).wrapped())["v"]

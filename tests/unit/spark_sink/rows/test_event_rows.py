@@ -203,7 +203,7 @@ def test_reading_stops_once_the_wanted_field_is_found():
     assert field_of(damaged, b"s") == fields_of(document)[b"s"]
     assert field_of(document, b"absent") is None
     array = fields_of(bson.encode({"": [{"n": n} for n in range(1001)]}))[b""].value
-    assert documents_in(array) == [bson.encode({"n": n}) for n in range(1001)]
+    assert documents_in(array, 0, len(array)) == [bson.encode({"n": n}) for n in range(1001)]
 
 
 SCHEMA = StructType().add("_id", StringType()).add("n", LongType())
