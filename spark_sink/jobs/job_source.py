@@ -317,8 +317,8 @@ class JobStreamReader(MergerouterStreamReader):
         if self._current is None:
             return gained, ()
         if self._seen is None or self._seen[0] != start:
-            position = newest_state(self._current)
-            state = from_document(TableState, position) if position else None
+            document = newest_state(self._current)
+            state = from_document(TableState, document) if document else None
             unread = {**gained, **(state.unread if state else {})}
             self._seen = start, unread, state.lost if state else ()
         return self._seen[1:]

@@ -199,7 +199,7 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
     options = snapshot_options(named_options(record.options))
     begins = options.policy.at_first and not options.custom
-    if not ends and begins and Offset.read(log.position()["offset"]).signals.initial is None:
+    if not ends and begins and Offset.read(log.state()["offset"]).signals.initial is None:
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "
             "began, so no current table can be made of it: start a job in another folder"
@@ -244,7 +244,7 @@ class _History:
         Versions of other writers are left out, and those whose commits a clean-up has removed; if
         it has removed all, the newest version remains.
         """
-        log, newest = self.logs[name], self.logs[name].position()
+        log, newest = self.logs[name], self.logs[name].state()
         folder, query, version = Folder(log.address), newest.get("query"), -1
 
         def is_later(version: int) -> bool:
@@ -281,7 +281,7 @@ class _History:
 
     def _require_reached(self) -> None:
         """Raise StreamError unless the tables have all events of the time."""
-        ends = (end_of(self.logs[name].position()) for name in self._whole)
+        ends = (end_of(self.logs[name].state()) for name in self._whole)
         reached = [end.position for end in ends if end is not None and end.time is not None]
         first = min(reached, key=key_of, default=None)
         if first is None or key_of(first) < key_of(after(self._time)):
@@ -377,7 +377,7 @@ class _History:
             version = next(self._states(name, lambda state: state[BATCH] <= batch), None)
             if version is not None:
                 found[name] = version
-            elif log.position().get("query") and not Folder(log.address).has(commit_path(0)):
+            elif log.state().get("query") and not Folder(log.address).has(commit_path(0)):
                 raise self.nothing()
         return found
 

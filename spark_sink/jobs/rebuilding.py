@@ -137,7 +137,7 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFIED: None}:
         log = DeltaLog(folder.table(name))
         require_whole(log, name if name in (BRONZE, MESSAGES) else "")
-        found[name] = Batch.of(log.position())
+        found[name] = Batch.of(log.state())
     return found
 
 
@@ -282,7 +282,7 @@ def _last_whole(folder: JobFolder) -> LoggedBatch | None:
     A batch writes its notifications last: with them it is whole, though Spark did not note that.
     """
     batches, query = folder.batches(), folder.query()
-    notified = Batch.of(DeltaLog(folder.table(NOTIFIED)).position())
+    notified = Batch.of(DeltaLog(folder.table(NOTIFIED)).state())
     if query is not None and notified is not None and notified.query == query:
         for batch in batches[-1:]:
             if batch.committed is None and batch.number == notified.number:
@@ -295,7 +295,7 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
     A batch of a seek has no events, so another seek may take its place.
     """
-    states = (DeltaLog(folder.table(name)).position() for name in (*APPENDED, CURRENT))
+    states = (DeltaLog(folder.table(name)).state() for name in (*APPENDED, CURRENT))
     ends = filter(None, map(end_of, states))
     return [before.position, *(each.sought or each.position for each in ends)]
 
@@ -304,6 +304,6 @@ def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None
     """Change the offset at the end of a batch in the tables that have it already."""
     for name in (*APPENDED, CURRENT):
         log = DeltaLog(folder.table(name))
-        batch = Batch.of(log.position())
+        batch = Batch.of(log.state())
         if batch is not None and batch.number == number:
             log.amend(replace(batch, offset=offset))

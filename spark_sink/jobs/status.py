@@ -57,7 +57,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         "snapshot": None,
         "requestedSnapshots": [],
         "through": None,
-        "verified": current.position().get("verified"),
+        "verified": current.state().get("verified"),
         "quarantinedEvents": DeltaLog(folder.table(QUARANTINE)).count(),
         "rescuedDocuments": _rescued(current),
     }

@@ -250,7 +250,7 @@ class TablesJob:
         """
         newest = {}
         for name in {*self._tables, QUARANTINE, NOTIFIED} - {CURRENT}:
-            before = self._table(name).position().get("written", {}).get(name, -1)
+            before = self._table(name).state().get("written", {}).get(name, -1)
             newest[name] = batch.number if name in filled else before
         return replace(batch, written={name: n for name, n in newest.items() if n >= 0})
 

@@ -71,14 +71,14 @@ class CurrentTable:
         log = DeltaLog(target)
         if not log.exists:
             raise OptionError(f"there is no current table at {target}: correct the path")
-        return cls(target, log.position().get("keys", ("_id",)), form=form)
+        return cls(target, log.state().get("keys", ("_id",)), form=form)
 
-    def at(self, version: int, position: Mapping[str, Any]) -> CurrentTable:
-        """Return an older version to read, whose state is `position`. Raises StreamError."""
+    def at(self, version: int, state: Mapping[str, Any]) -> CurrentTable:
+        """Return an older version to read, whose commit has `state`. Raises StreamError."""
         found = copy(self)
-        log = self._version.log.at(version, position)
-        form, state = TableForm.of(log.schema), from_document(TableState, position)
-        found._version = TableVersion(log, state, form, form)
+        log = self._version.log.at(version, state)
+        form = TableForm.of(log.schema)
+        found._version = TableVersion(log, from_document(TableState, state), form, form)
         return found
 
     @property
@@ -93,7 +93,7 @@ class CurrentTable:
 
     @property
     def state(self) -> TableState:
-        """The form and the position of the version that `read` reads."""
+        """The state of the version that `read` reads."""
         return self._version.state
 
     @property
@@ -193,13 +193,13 @@ def apply_changes(
 def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:
     """Return the newest version, for a batch that writes a form. Raises OptionError."""
     stored = TableForm.of(log.schema, log.compared) if log.exists else None
-    state, position = TableState(tuple(keys)), log.position()
+    state, document = TableState(tuple(keys)), log.state()
     if log.exists:
-        if "keys" not in position:
+        if "keys" not in document:
             raise OptionError(
                 f"the Delta table at {log.address} is no current table: write to another folder"
             )
-        state = from_document(TableState, position)
+        state = from_document(TableState, document)
     form = _form_after(log, stored, form or stored or TableForm())
     return TableVersion(log, state, stored, form, epoch)
 

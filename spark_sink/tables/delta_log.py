@@ -242,7 +242,7 @@ class DeltaLog:
         batch which this one does not follow: another start of the job has written it.
         """
         number = self._transaction(batch.query)
-        last = Batch.of(self.position())
+        last = Batch.of(self.state())
         is_later = number is None or number < batch.number
         if is_later and (last is None or not batch.offset or batch.may_follow(last)):
             return False
@@ -259,7 +259,7 @@ class DeltaLog:
             )
         return True
 
-    def position(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the state of the version; empty if no batch and no change has given it one.
 
         Raises StreamError if it is lost.
@@ -272,7 +272,7 @@ class DeltaLog:
 
     def batch(self) -> Batch:
         """Return the newest batch. Raises StreamError if there is none."""
-        found = Batch.of(self.position())
+        found = Batch.of(self.state())
         if found is None:
             raise StreamError(
                 f"the table at {self.address} does not tell of any batch, so no job has written "
@@ -283,11 +283,11 @@ class DeltaLog:
     @property
     def checksum(self) -> Checksum:
         """The checksum of the rows that a job has written to the table, as the state says."""
-        document = self.position().get(CHECKSUM)
+        document = self.state().get(CHECKSUM)
         return from_document(Checksum, document) if document else NO_ROWS
 
-    def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
-        """Return an older version to read; its commit has the state `position`.
+    def at(self, version: int, state: Mapping[str, Any]) -> DeltaLog:
+        """Return an older version to read; its commit has `state`.
 
         Raises StreamError if its commit or one of its files has been deleted.
         """
@@ -302,7 +302,7 @@ class DeltaLog:
                 if kept < done:
                     break
             else:
-                found._state = found._transaction(APPLICATION), dict(position)
+                found._state = found._transaction(APPLICATION), dict(state)
                 return found
         raise StreamError(
             f"files of version {version} of the table at {self.address} have been deleted: the "
@@ -354,7 +354,7 @@ class DeltaLog:
             if self._table is not None:
                 self._add_columns(schema)
             checksum = to_document(self.checksum + checksum_of(parts))
-            self._write(parts, schema, {CHECKSUM: checksum, **batch.position}, batch)
+            self._write(parts, schema, {CHECKSUM: checksum, **batch.fields}, batch)
 
     def append_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, if any, with the batch's number, as `append`."""
@@ -369,7 +369,7 @@ class DeltaLog:
 
     def amend(self, batch: Batch) -> None:
         """Change what the state says of the newest batch."""
-        self._write([], pa.schema([]), {**self.position(), **batch.position}, batch)
+        self._write([], pa.schema([]), {**self.state(), **batch.fields}, batch)
 
     def replace(
         self,
@@ -387,8 +387,8 @@ class DeltaLog:
         filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
-        before = batch or Batch.of(self.position())
-        said = {} if before is None else before.position
+        before = batch or Batch.of(self.state())
+        said = {} if before is None else before.fields
         self._write(parts, schema, {**state, **said}, batch, filters)
 
     def _write(

@@ -61,8 +61,8 @@ class Batch:
     written: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def position(self) -> dict[str, Any]:
-        """What a table's state says about the batch: its fields, without those that are empty."""
+    def fields(self) -> dict[str, Any]:
+        """The fields of a table's state that the batch gives it, without those that are empty."""
         found: dict[str, Any] = to_document(self)
         return found
 

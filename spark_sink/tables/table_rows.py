@@ -97,7 +97,7 @@ def require_whole(log: DeltaLog, rows_of: str = "") -> None:
     than its state. Others lack rows of the newest batch that has some, which the state knows by the
     name `rows_of`; it is empty for a table from which others may remove them.
     """
-    state, newest = log.position(), None
+    state, newest = log.state(), None
     if state and log.version is not None:
         with log.failures():
             newest = newest_in(Folder(log.address), log.version)

@@ -90,7 +90,7 @@ def unread_from(document: Sequence[Sequence[str]]) -> Unread:
 
 @dataclass(frozen=True)
 class TableState:
-    """The form of a table, and its position, which the state of each version contains.
+    """The state of a version: the keys of its table, and where it is in the stream.
 
     Args:
         keys: the fields that identify a document.

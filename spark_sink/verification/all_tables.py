@@ -301,7 +301,7 @@ def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     kept: dict[str, Batch | None] = {}
     for name, log in logs.items():
         with suppress(StreamError):  # the comparison of the table tells it
-            kept[name] = Batch.of(log.position())
+            kept[name] = Batch.of(log.state())
     return lacking_tables(kept, done)
 
 

@@ -287,7 +287,7 @@ def _start(table: CurrentTable) -> dict[str, str]:
     a seek has left events out. Before a snapshot has ended, the table lacks what follows its last
     event.
     """
-    through, at = table.state.through, end_of(table.log.position())
+    through, at = table.state.through, end_of(table.log.state())
     if at is None or at.signals.initial is not None or at.sought is not None:
         return {"startAfter": through}
     if isinstance(at.position, AtTime) and key_of(at.position) > through:

@@ -76,7 +76,7 @@ class Verifier:
         self._done = done
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
-        found = DeltaLog(self._address).position().get("verified", {})
+        found = DeltaLog(self._address).state().get("verified", {})
         self.findings = Findings(self._address, found)
         """What the last complete round has found, and what its repair removes."""
 
@@ -154,6 +154,6 @@ class Verifier:
 
 def _is_whole(log: DeltaLog) -> bool:
     """Return whether a table has all documents, so that no snapshot must complete it."""
-    state = log.position()
+    state = log.state()
     at = end_of(state)
     return at is not None and at.signals.initial is None and not state.get("unread")

@@ -77,7 +77,7 @@ def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
     with pytest.raises(StreamError, match="written by another query"):
         another.replace([], pa.schema([("token", pa.string())]), {"through": "c"})
     another = DeltaLog(address.replace("s3://", "s3a://"))
-    assert another.position() == {"through": "b", **Batch("q", 0).position}
+    assert another.state() == {"through": "b", **Batch("q", 0).fields}
     assert another.count() == 1
 
 

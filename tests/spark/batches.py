@@ -99,7 +99,7 @@ class TableQuery:
         self.options = options
         self.reader = MergerouterStreamReader(options, begun)
         self._target, self._most, self._findings = target, most, findings
-        last = DeltaLog(target).position()
+        last = DeltaLog(target).state()
         self.offset: Row = last.get("offset") or self.reader.initialOffset()
         self._number: int = last.get("batch", -1)
         self.operations: list[str | None] = []

@@ -107,7 +107,7 @@ def test_a_table_that_was_restored_is_not_continued(
         restore_checkpoint(folder)
     # The newest version, restored in turn, has all batches.
     restored.restore(2)
-    assert DeltaLog(folder.table(table)).position()["batch"] == 2
+    assert DeltaLog(folder.table(table)).state()["batch"] == 2
     assert restore_checkpoint(folder) == (None if has_checkpoint else 2)
 
 

@@ -46,7 +46,7 @@ def folder(tmp_path: Path, script: Script) -> JobFolder:
 
 
 def reached(folder: JobFolder, script: Script) -> int:
-    return script.before(DeltaLog(folder.table("bronze")).position()["offset"])
+    return script.before(DeltaLog(folder.table("bronze")).state()["offset"])
 
 
 def lacking(folder: JobFolder, to: str | Timestamp) -> str:

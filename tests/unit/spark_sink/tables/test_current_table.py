@@ -53,7 +53,7 @@ def check_ranges(folder: Path) -> int:
     """Check that files are ordered, and that the log tells their ranges; return their number."""
     log, before = DeltaLog(str(folder)), ""
     ranges = KeyRanges.of(log.files())
-    assert log.position()["partitions"] == partition_digest(partitions_of(log.files()))
+    assert log.state()["partitions"] == partition_digest(partitions_of(log.files()))
     actions = {each["path"]: each for each in log.files().to_pylist()}
     assert len(ranges) == max(1, len(actions))
     for number, (first, last, path) in enumerate(ranges.files()):

@@ -105,7 +105,7 @@ def test_columns_follow_the_documents(tmp_path: Path) -> None:
         ]
         before = DeltaTable(folder).version() if number else -1
         apply(folder, events, number)
-        assert DeltaTable(folder).version() == before + 1  # rows, position and schema in one commit
+        assert DeltaTable(folder).version() == before + 1  # rows, state and schema in one commit
         check(folder, stream)
         apply(folder, events, number)
         assert DeltaTable(folder).version() == before + 1
