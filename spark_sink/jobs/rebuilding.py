@@ -41,13 +41,13 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch, end_of
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
     ChangeReport,
     remove_interrupted,
     stage_rows,
 )
+from spark_sink.tables.state_files import Batch, end_of
 from spark_sink.tables.table_rows import require_whole
 from spark_sink.tables.tasks import run_tasks
 

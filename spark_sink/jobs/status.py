@@ -29,7 +29,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import end_of, newest_state
+from spark_sink.tables.state_files import end_of, newest_state
 from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import TableState, unread_names
 

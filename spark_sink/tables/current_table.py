@@ -19,7 +19,6 @@ from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
@@ -27,6 +26,7 @@ from spark_sink.tables.staged_changes import (
     remove_interrupted,
     stage_rows,
 )
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows
 from spark_sink.tables.table_state import TableScope, TableState

@@ -1,6 +1,6 @@
-"""The commits of a Delta table, through delta-rs: files, and what a version knows beside them.
+"""The commits of a Delta table, through delta-rs: files, and what is recorded beside them.
 
-A commit is the file of the table's log that moves rows and state together: `log_state` says how.
+A commit is the file of the table's log that moves rows and state together: `state_files` says how.
 It has the numbers of batches as Delta's application transactions, so a repeated batch is recognised
 by the table itself. delta-rs accepts a transaction's number again, and lower ones, so callers ask
 `has` first. Of two commits that were planned from one version, both of which change the state, it
@@ -38,15 +38,15 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.log_state import (
+from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
+from spark_sink.tables.state_files import (
     APPLICATION,
     RESTORE,
     STATE,
     Batch,
-    TableStates,
+    StateFiles,
     restored_error,
 )
-from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
 from spark_sink.tables.table_scan import Chosen
 from spark_sink.tables.tasks import TOLD
 
@@ -108,7 +108,7 @@ class DeltaLog:
         self._partitions = list(partitions)
         self._compared = compared
         self._epoch = epoch
-        self._states = TableStates(self.address)
+        self._states = StateFiles(self.address)
         self._state: tuple[int | None, dict[str, Any]] = None, {}
         self._deleted: set[str] = set()
         self._table = self._opened()

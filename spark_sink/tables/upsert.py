@@ -29,7 +29,6 @@ from spark_sink.tables.key_ranges import (
     merges_of_rest,
     partition_digest,
 )
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.prepare import DdlEvent, ddl_event_of
 from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
@@ -39,6 +38,7 @@ from spark_sink.tables.staged_changes import (
     stage_file,
     stage_moved,
 )
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState, unread_after
 from spark_sink.tables.tasks import run_tasks
@@ -55,7 +55,7 @@ class TableVersion:
 
     Args:
         log: the table's log, at that version.
-        state: what the version knows beside its rows.
+        state: what is recorded for the version beside its files.
         stored: the columns of its files; None if there is no table yet.
         form: the columns that are written next.
         epoch: of the start that writes.

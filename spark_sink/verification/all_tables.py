@@ -40,8 +40,8 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.table_state import unread_names

@@ -29,8 +29,8 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.snapshot.plan import filter_of
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import end_of
 from spark_sink.tables.prepare import EVENT
+from spark_sink.tables.state_files import end_of
 from spark_sink.verification.comparison import Comparison, document_options
 
 # Where a round continues that was interrupted, in the job's folder.

@@ -29,7 +29,7 @@ from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.state_files import Batch
 from tests.doubles.table_changes import RandomChanges
 
 RECORD = JobRecord(

@@ -24,7 +24,7 @@ from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_state import TableScope
 from tests.doubles.scripted_job import Script, follow
 

@@ -30,8 +30,8 @@ from spark_sink.tables.key_ranges import (
     partitions_of,
     places_of,
 )
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeStage
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
 from spark_sink.tables.table_state import TableScope

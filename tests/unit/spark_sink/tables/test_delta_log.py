@@ -20,8 +20,8 @@ from spark_sink.jobs import maintenance
 from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.tables import delta_log
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch, TableStates, newest_state
 from spark_sink.tables.parquet_parts import Parts
+from spark_sink.tables.state_files import Batch, StateFiles, newest_state
 from spark_sink.tables.table_rows import scan
 
 SCHEMA = pa.schema(
@@ -384,12 +384,12 @@ def test_the_state_is_found_behind_the_commits_of_others(tmp_path: Path) -> None
 
 
 def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:
-    states = TableStates(str(tmp_path))
+    states = StateFiles(str(tmp_path))
     numbers = [states.write({"batch": number}) for number in range(3)]
     for number in numbers[:2]:
         os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
     states.clean(numbers[2])
-    again = TableStates(str(tmp_path))
+    again = StateFiles(str(tmp_path))
     assert again.read(numbers[2]) == {"batch": 2}
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
         again.read(numbers[1])

@@ -31,7 +31,7 @@ from spark_sink.tables import upsert
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from tests.doubles.table_changes import RandomChanges, killed, staged
 
