@@ -111,7 +111,7 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
 def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:
     """Write the rows of files again. Raises OSError."""
     schema = arrow_schema(StructType.fromJson(log.schema))
-    options: dict[str, Any] = {"compared": log.compared, "summed": False}
+    options: dict[str, Any] = {"statistics_columns": log.statistics_columns, "summed": False}
     with Parts(log.address, schema, log.partitions, **options) as parts:
         for scan in scans_of(log, schema.names, files=files):
             for rows in scan:

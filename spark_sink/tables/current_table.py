@@ -51,7 +51,7 @@ class CurrentTable:
         form: TableForm | None = None,
         epoch: int = 0,
     ) -> None:
-        log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared, epoch=epoch)
+        log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).statistics_columns, epoch=epoch)
         self._version = _newest(log, form, keys, epoch)
         if self.state.keys != tuple(keys):
             raise OptionError(
@@ -192,7 +192,7 @@ def apply_changes(
 
 def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:
     """Return the newest version, for a batch that writes a form. Raises OptionError."""
-    stored = TableForm.of(log.schema, log.compared) if log.exists else None
+    stored = TableForm.of(log.schema, log.statistics_columns) if log.exists else None
     state, document = TableState(tuple(keys)), log.state()
     if log.exists:
         if "keys" not in document:

@@ -38,7 +38,7 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
+from spark_sink.tables.parquet_parts import BATCH, WITH_STATISTICS, Parts, checksum_of, partition_in
 from spark_sink.tables.state_files import (
     APPLICATION,
     RESTORE,
@@ -91,7 +91,7 @@ class DeltaLog:
 
     Args:
         partitions: the partition columns of a new table.
-        compared: those with statistics in the commits of a new table.
+        statistics_columns: those with statistics in the commits of a new table.
         epoch: of the start that writes to it; 0 for a writer that no other one may follow.
     """
 
@@ -99,14 +99,14 @@ class DeltaLog:
         self,
         address: str,
         partitions: Sequence[str] = (),
-        compared: Sequence[str] = COMPARED,
+        statistics_columns: Sequence[str] = WITH_STATISTICS,
         *,
         epoch: int = 0,
     ) -> None:
         self.address = absolute(address)
         """The folder as a path or URI for Spark."""
         self._partitions = list(partitions)
-        self._compared = compared
+        self._statistics_columns = statistics_columns
         self._epoch = epoch
         self._states = StateFiles(self.address)
         self._state: tuple[int | None, dict[str, Any]] = None, {}
@@ -146,22 +146,22 @@ class DeltaLog:
         return found
 
     @property
-    def compared(self) -> Sequence[str]:
+    def statistics_columns(self) -> Sequence[str]:
         """The columns of which the commits have statistics."""
         if self._table is None:
-            return self._compared
+            return self._statistics_columns
         names = self._table.metadata().configuration.get(_STATISTICS)
         return names.split(",") if names else []
 
-    def compare(self, names: Sequence[str]) -> None:
+    def set_statistics_columns(self, names: Sequence[str]) -> None:
         """Let the commits have statistics of these columns, which all files have.
 
         pyarrow's readers take a column without them for one that is null everywhere, unless the
         table says that it has none.
         """
         if self._table is None:
-            self._compared = names
-        elif set(names) != set(self.compared):
+            self._statistics_columns = names
+        elif set(names) != set(self.statistics_columns):
             with self.failures():
                 self._table.alter.set_table_properties({_STATISTICS: ",".join(names)})
             self.reload()
@@ -498,7 +498,7 @@ class DeltaLog:
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
     ) -> None:
-        names = [n for n in self._compared if n in schema.names and n not in self.partitions]
+        names = [n for n in self._statistics_columns if n in {*schema.names} - {*self.partitions}]
         configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
         with self.failures():
             try:

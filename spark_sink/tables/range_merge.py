@@ -263,7 +263,7 @@ class _RangeFiles:
             task.address,
             form.stored,
             (KEY_RANGE,),
-            compared=form.compared,
+            statistics_columns=form.statistics_columns,
             indexed=() if form.schema is None else form.schema.fieldNames(),
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
             summed=False,

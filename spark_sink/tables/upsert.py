@@ -237,11 +237,13 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     )
     if replaced or parts or state != version.state or batch is not None:
         log, form = version.log, merged.form
-        compared = [name for name in form.compared if name in form.stored.names]
-        before = log.compared if log.exists else compared
-        log.compare([name for name in before if name in compared])
+        names = [name for name in form.statistics_columns if name in form.stored.names]
+        # A column gets statistics after the commit, and loses them before it, so that no version
+        # promises any that its files lack.
+        before = log.statistics_columns if log.exists else names
+        log.set_statistics_columns([name for name in before if name in names])
         log.replace(parts, form.stored, state.document, batch, replaced)
-        log.compare(compared)
+        log.set_statistics_columns(names)
         version = replace(version, state=state, stored=form, form=form)
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:
             log.vacuum()

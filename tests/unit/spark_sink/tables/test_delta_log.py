@@ -170,7 +170,7 @@ def test_a_batch_is_the_same_only_with_the_same_offsets(other: Batch, tmp_path: 
     assert not log.has(Batch("q", 6, {"_data": "826"}, {"_data": "825"}))
 
 
-@pytest.mark.parametrize("kind", ["append", "replace", "compare", "add columns"])
+@pytest.mark.parametrize("kind", ["append", "replace", "statistics", "add columns"])
 def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_path: Path) -> None:
     DeltaLog(str(tmp_path), ("bucket",)).append([], SCHEMA, batch(0))
     earlier = DeltaLog(str(tmp_path), ("bucket",), epoch=5)
@@ -182,7 +182,7 @@ def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_pa
     commits: dict[str, Callable[[], None]] = {
         "append": lambda: earlier.append(parts, SCHEMA, batch(1)),
         "replace": lambda: earlier.replace(parts, SCHEMA, {}, batch(1), replaced=["0"]),
-        "compare": lambda: earlier.compare(["token"]),
+        "statistics": lambda: earlier.set_statistics_columns(["token"]),
         "add columns": lambda: earlier.append(parts, wider, batch(1)),
     }
     with pytest.raises(StreamError, match="another start of this job has taken over the table"):
