@@ -262,9 +262,10 @@ class TablesJob:
         self._current.reload()
         contains = (at.scope or Scope()).accepts
         scope = TableScope(contains, at.gained_since) if self._reads_again else None
-        leads = not {BRONZE, MESSAGES} & {*self._tables}
-        quarantine = self._table(QUARANTINE)
-        self._current.apply_staged(spark, [changes], of, quarantine, scope, leads=leads)
+        is_first = not {BRONZE, MESSAGES} & {*self._tables}  # of the tables that have each batch
+        self._current.apply_staged(
+            spark, [changes], of, self._table(QUARANTINE), scope, creates_quarantine=is_first
+        )
         self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:

@@ -140,7 +140,7 @@ class CurrentTable:
         quarantine: DeltaLog | None = None,
         scope: TableScope | None = None,
         *,
-        leads: bool = False,
+        creates_quarantine: bool = False,
     ) -> None:
         """Apply what tasks have staged, and commit the result as the current version.
 
@@ -154,7 +154,7 @@ class CurrentTable:
         for each in reports:
             changes.add(each)
         if batch is None or not self.log.has(batch):
-            upsert = Upsert(changes, batch, quarantine, scope, leads and not self.log.exists)
+            upsert = Upsert(changes, batch, quarantine, scope, creates_quarantine)
             planned = plan(spark, self._version, upsert)
             merged = merge(spark, self._version, upsert, planned)
             self._version = commit(self._version, upsert, planned, merged)

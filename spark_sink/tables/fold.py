@@ -59,7 +59,7 @@ FOLDED = StructType(
 BSON."""
 
 UNREAD = "~"
-"""In `complete_in`: above all tokens, for a collection that is being read again."""
+"""As `complete_from`, above all tokens: no update fails because of the document that it changes."""
 
 _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024

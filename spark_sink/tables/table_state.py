@@ -27,7 +27,6 @@ from spark_sink.tables.staged_changes import ChangeReport
 # The most bytes of keys of lost documents that are read one by one: about a thousand documents.
 _LOST_BYTES = 50_000
 
-
 Namespace = tuple[str, str]
 Unread = Mapping[Namespace, str]
 """The token from which on the table lacks documents of a collection, by database and name."""

@@ -84,15 +84,15 @@ class Upsert:
             such an event raises StreamError.
         scope: the collections that the table must have whole; without it the state notes none that
             must be read again.
-        leads: whether no table but the quarantine gets the batch before this one. Then both begin
-            with one batch, so that a later start of the job takes over both.
+        creates_quarantine: whether the table's first commit creates the quarantine as well, even an
+            empty one. So both begin with one batch, and a later start takes over both.
     """
 
     changes: ChangeReport
     batch: Batch | None = None
     quarantine: DeltaLog | None = None
     scope: TableScope | None = None
-    leads: bool = False
+    creates_quarantine: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,21 +182,20 @@ def merge(
     theirs does not fit the table any more. Raises StreamError and OSError.
     """
     form, again = version.form, version.is_rewritten
-    task = MergeTask(
+    task = partial(
+        MergeTask,
         version.log.address,
         None if upsert.quarantine is None else upsert.quarantine.address,
         None if upsert.batch is None else upsert.batch.number,
-        Merge("", None, None),
-        planned.fold,
-        form,
+        fold=planned.fold,
     )
     rest = partial(merges_of_rest, planned.ranges, planned.merges)  # as long as the table
     left, done = [*planned.merges, *(rest() if again else ())], list[tuple[Merge, MergeReport]]()
     while True:
         work = sum(each.size for each in left)
-        tasks = [replace(task, merge=each, form=form, again=again) for each in left]
-        on = spark if work > _DRIVER_BYTES else None
-        reports = run_tasks(on, MergeReport, tasks, "files merged")
+        tasks = [task(merge=each, form=form, again=again) for each in left]
+        session = spark if work > _DRIVER_BYTES else None
+        reports = run_tasks(session, MergeReport, tasks, "files merged")
         done += zip(left, reports, strict=True)
         wanted = [StructType.fromJson(each.wanted) for _, each in done if each.wanted is not None]
         before, form = form, reduce(TableForm.grown, wanted, form)
@@ -219,7 +218,8 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     """
     batch, reports, state = upsert.batch, merged.reports, planned.state
     problems = [each for report in reports for each in report.problems]
-    if (problems or upsert.leads) and upsert.quarantine is not None and batch is not None:
+    begins = upsert.creates_quarantine and not version.log.exists
+    if (problems or begins) and upsert.quarantine is not None and batch is not None:
         batch = batch.wrote(upsert.quarantine.name)
         upsert.quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
     if upsert.scope is not None:
