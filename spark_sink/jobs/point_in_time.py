@@ -52,7 +52,7 @@ from spark_sink.tables.state_files import Batch, commit_path, end_of, states_in
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
 from spark_sink.tables.table_scan import Chosen, TableScan
 from spark_sink.tables.table_state import TableScope, TableState, unread_after, unread_names
-from spark_sink.tables.tasks import TOLD
+from spark_sink.tables.tasks import REPORT_PROGRESS
 
 _Versions = Mapping[str, tuple[int, dict[str, Any]]]
 """The numbers of versions and their states, by table."""
@@ -142,13 +142,13 @@ UNREAD_THEN = "at this time the job had not read them again yet. Give a later ti
 """Why collections are not complete in a table of an earlier time, and the remedy."""
 
 
-def _scope_at(record: JobRecord, at: Offset) -> TableScope | None:
+def _scope_at(record: JobRecord, end: Offset) -> TableScope | None:
     """Return the scope of a table whose job has reached an offset; None if it reads no documents.
 
     Its collections `unread` are those that the job was about to read.
     """
     reads_documents = snapshot_options(named_options(record.options)).policy.reads_documents
-    return TableScope((at.scope or Scope()).accepts, at.requested) if reads_documents else None
+    return TableScope((end.scope or Scope()).accepts, end.requested) if reads_documents else None
 
 
 def bronze_at(
@@ -300,7 +300,7 @@ class _History:
         read may be newer than its batch until the stream passes its time.
         """
         for read, (batch, end, state) in enumerate(self._before(cut), 1):
-            TOLD.get()("batches before the time read", read, batch + read)
+            REPORT_PROGRESS.get()("batches before the time read", read, batch + read)
             found = self._versions(batch) if _is_complete(end, state) else {}
             newest = {name: state[BATCH] for name, (_, state) in found.items()}
             if all(newest.get(name) == batch for name in self._whole):

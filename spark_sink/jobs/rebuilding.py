@@ -257,15 +257,15 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
     last, planned = _last_whole(folder), folder.last_planned()
     if last is None or planned is None or planned.number == last.number:
         return
-    before, at = last.end, planned.end
-    batch = at.batch_after(before)
+    before, end = last.end, planned.end
+    batch = end.batch_after(before)
     if batch.events == 0:
         return
     options = parse_options({**folder.record().options, "uri": uri})
     start = QueryStart(before.time, snapshot_in_progress=False)
     if not options.snapshot.policy_for(start).if_history_is_lost:
         return
-    options = replace(options, scope=at.scope or options.scope)
+    options = replace(options, scope=end.scope or options.scope)
     with closing(RouterClient(options)) as client:
         try:
             BatchPlanner(client, options).require_history(batch.first)

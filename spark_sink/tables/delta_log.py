@@ -48,7 +48,7 @@ from spark_sink.tables.state_files import (
     restored_error,
 )
 from spark_sink.tables.table_scan import Chosen
-from spark_sink.tables.tasks import TOLD
+from spark_sink.tables.tasks import REPORT_PROGRESS
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""
@@ -241,8 +241,7 @@ class DeltaLog:
         Raises StreamError if it has another batch with this number, or a later one, or a job's
         batch which this one does not follow: another start of the job has written it.
         """
-        number = self._transaction(batch.query)
-        last = Batch.of(self.state())
+        number, last = self._transaction(batch.query), Batch.of(self.state())
         is_later = number is None or number < batch.number
         if is_later and (last is None or not batch.offset or batch.may_follow(last)):
             return False
@@ -296,9 +295,10 @@ class DeltaLog:
         with suppress(DeltaError):  # its commits have been deleted
             found._table.load_as_version(version)
             replaced, kept = found.paths() - self.paths(), 0
+            what = f"replaced files of {self.name} looked up"
             for done, files in self._existing(replaced):
                 kept += len(files)
-                TOLD.get()(f"replaced files of {self.name} looked up", done, len(replaced))
+                REPORT_PROGRESS.get()(what, done, len(replaced))
                 if kept < done:
                     break
             else:
@@ -480,7 +480,7 @@ class DeltaLog:
             for done, old in self._existing(left):
                 remove_files(self.address, old)
                 count += len(old)
-                TOLD.get()(f"old files of {self.name} deleted", done, len(left))
+                REPORT_PROGRESS.get()(f"old files of {self.name} deleted", done, len(left))
         self._deleted = found
         return count
 

@@ -128,7 +128,7 @@ class StateFiles:
         """
         files = {each.path: each.mtime for each in self._folder.listed(_FOLDER)}
         if (time := files.get(_path(newest))) is not None:
-            old = [path for path, of in files.items() if of < time - _KEPT]
+            old = [path for path, modified in files.items() if modified < time - _KEPT]
             self._folder.remove(*old)
 
 

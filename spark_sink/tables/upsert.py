@@ -238,8 +238,7 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     if replaced or parts or state != version.state or batch is not None:
         log, form = version.log, merged.form
         names = [name for name in form.statistics_columns if name in form.stored.names]
-        # A column gets statistics after the commit, and loses them before it, so that no version
-        # promises any that its files lack.
+        # A column loses statistics before the commit, or gets them after it: no file lacks any.
         before = log.statistics_columns if log.exists else names
         log.set_statistics_columns([name for name in before if name in names])
         log.replace(parts, form.stored, state.document, batch, replaced)

@@ -234,11 +234,11 @@ class _Verification:
             MESSAGES: partial(message_differences, options=self.record.messages),
             TRANSACTIONS: transaction_differences,
         }
-        names, at = [name for name in compare if name in self.logs], last.end
+        names, position = [name for name in compare if name in self.logs], last.end.position
         with self._failures(*names):
             if not names:
                 return
-            if at.signals.initial is not None:
+            if last.end.signals.initial is not None:
                 self._remark(names, "the snapshot has not ended yet")
                 return
             until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
@@ -249,11 +249,11 @@ class _Verification:
                 return
             if since is not None:
                 first = key_of(AtTime(since))
-            if at.since is not None:
-                first = max(first, key_of(AtTime(at.since)))
-            begin, end, whole = map(_iso, (first, key_of(at.position), self.record.since))
+            if last.end.since is not None:
+                first = max(first, key_of(AtTime(last.end.since)))
+            begin, end, whole = map(_iso, (first, key_of(position), self.record.since))
             try:
-                events = events_of(self.spark, self.options, first, self.record.since, at.position)
+                events = events_of(self.spark, self.options, first, self.record.since, position)
             except HistoryLostError:
                 told = (
                     f"the oplogs no longer contain {begin}, with which the comparison begins. Pass "

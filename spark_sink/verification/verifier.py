@@ -155,5 +155,5 @@ class Verifier:
 def _is_whole(log: DeltaLog) -> bool:
     """Return whether a table has all documents, so that no snapshot must complete it."""
     state = log.state()
-    at = end_of(state)
-    return at is not None and at.signals.initial is None and not state.get("unread")
+    offset = end_of(state)
+    return offset is not None and offset.signals.initial is None and not state.get("unread")

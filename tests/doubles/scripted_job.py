@@ -102,11 +102,11 @@ class ScriptedJob(TablesJob):
         """Commit a batch, as Spark calls it."""
         self._commit(SimpleNamespace(sparkSession=None), number)  # type: ignore[arg-type]
 
-    def _reports(self, batch: Any, of: Batch, at: Offset) -> list[TaskReport]:
-        first, last = map(self._script.before, (of.begin, of.offset))
-        rows, events = EventRows(), self._script.events[first:last]
-        with TaskWriter(self._written_to, rows.schema, of.number) as writer:
-            for each in rows.arrow_batches(RawBSONDocument(bson.encode(e)) for e in events):
+    def _reports(self, rows: Any, batch: Batch, end: Offset) -> list[TaskReport]:
+        first, last = map(self._script.before, (batch.begin, batch.offset))
+        made, events = EventRows(), self._script.events[first:last]
+        with TaskWriter(self._written_to, made.schema, batch.number) as writer:
+            for each in made.arrow_batches(RawBSONDocument(bson.encode(e)) for e in events):
                 writer.add(each)
             return [writer.close()]
 

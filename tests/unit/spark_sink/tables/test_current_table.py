@@ -46,7 +46,7 @@ from tests.doubles.table_changes import (
     with_field,
 )
 
-END = "\U0010ffff" * 2  # behind the names of all other collections
+END = "\U0010ffff" * 2  # after the names of all other collections
 
 
 def check_ranges(folder: Path) -> int:
@@ -153,7 +153,7 @@ def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> Non
     now = set(DeltaTable(folder).file_uris())
     assert len(files - now) == 2
     assert len(now - files) == 2
-    # New documents behind the last ones, of a file that is large, leave it as it is.
+    # New documents after the last ones, of a file that is large, leave it as it is.
     while True:
         number = 12_000 + len(texts)
         before = set(DeltaTable(folder).file_uris())

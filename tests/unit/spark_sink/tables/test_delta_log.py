@@ -361,7 +361,7 @@ def test_commits_older_than_their_retention_are_deleted_now_and_then(
     assert again.state()["batch"] == 20
 
 
-def test_the_state_is_found_behind_the_commits_of_others(tmp_path: Path) -> None:
+def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.append(written(tmp_path, rows_of([1])), SCHEMA, batch(7))
     for number in range(25):
