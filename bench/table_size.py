@@ -18,7 +18,7 @@ from deltalake import DeltaTable
 from bench.current_tables import apply, insert, key_of, staged, update
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.state_files import Batch
 
 FILES = (100, 1_000, 10_000, 100_000)
 BATCHES, FILE_BYTES = 5, 100_000_000

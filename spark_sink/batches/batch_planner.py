@@ -31,7 +31,7 @@ from functools import partial
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from shard_client.bson.resume_token import cluster_time_of
+from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of
 from spark_sink.batches.event_rate import EventRate, ReportInbox
 from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
@@ -51,27 +51,28 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
 
-# Seconds that a call waits for a first event, that it samples a stream that is not idle, and after
-# which the stream is idle. Every event of a batch waits as long for its commit.
 FIRST_EVENT_TIMEOUT = 0.5
+"""Seconds that a call waits for a first event."""
 SAMPLE_SECONDS = 0.02
-_AWAIT = _FURTHER_AWAIT = 0.02
-# The most events of a sample.
+"""Seconds for which a stream that is not idle is sampled: its events wait as long for a commit."""
+_AWAIT = 0.02
+"""Seconds after which a stream without a further event is idle."""
 SAMPLE_SIZE = 500
-# Seconds in which an event must follow an estimated end, and the number of estimates. If all fail,
-# the events are counted, up to a number.
+"""The most events of a sample."""
 _END_TIMEOUT = 0.1
+"""Seconds in which an event must follow an estimated end."""
 _END_ATTEMPTS = 2
+"""The number of estimates. If all fail, the events are counted."""
 _MAX_COUNTED = 20_000
-# Events that are sampled after such an end, which shows a change of the rate.
+"""The most events that are counted."""
 _END_SAMPLE = 100
-# The most ranges of a batch.
+"""Events that are sampled after an estimated end, which shows a change of the rate."""
 _MAX_RANGES = 64
-# Seconds after which no more of a transaction is awaited: of cluster time, or on the clock.
+"""The most ranges of a batch."""
 _QUIET = 1
-# A batch of no more events is read from the merged stream at once, which costs less than starting a
-# task and opening a stream for each shard.
+"""Seconds, of cluster time or on the clock, after which no more of a transaction is awaited."""
 _SMALL_EVENTS = 5000
+"""Up to so many events, the merged stream costs less than a task and a stream for each shard."""
 
 
 @dataclass(frozen=True)
@@ -114,12 +115,12 @@ class _Sample:
         return dropped
 
     def passes(self, stop: AtTime | None) -> bool:
-        """Whether the last event lies behind a stop."""
+        """Whether the last event comes after a stop."""
         return stop is not None and bool(self.tokens) and self.tokens[-1].data > key_of(stop)
 
     @property
     def spans_several_times(self) -> bool:
-        return self.tokens[0].data[:18] != self.tokens[-1].data[:18]
+        return self.tokens[0].data[:TIME_DIGITS] != self.tokens[-1].data[:TIME_DIGITS]
 
 
 class BatchPlanner:
@@ -155,7 +156,7 @@ class BatchPlanner:
 
     def stop_at_present(self) -> None:
         """Plan only events from before this call from now on. Raises StreamError."""
-        self._until = self._present()
+        self._until = self._client.with_retries(self._client.present)
 
     def require_history(self, start: Position) -> None:
         """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
@@ -220,7 +221,10 @@ class BatchPlanner:
 
     @property
     def quiet_until(self) -> Timestamp | None:
-        """The cluster time up to which no event follows the planned batch; None if one is known."""
+        """The cluster time before which no event follows the planned batch.
+
+        None if an event after the batch is known, or if no position of the stream is.
+        """
         sample = self._sample
         if sample is None or sample.tokens or sample.within_event:
             return None
@@ -237,9 +241,6 @@ class BatchPlanner:
         former, self._sample, self._probed = self._sample, None, probed
         if former is not None:
             former.cursor.close()
-
-    def _present(self) -> Timestamp:
-        return self._client.with_retries(self._client.present)
 
     def _beginning(self) -> AtTime:
         """Return where a query without a start option begins."""
@@ -263,7 +264,7 @@ class BatchPlanner:
     def _planned(self, start: Position, max_events: int | None, least: float) -> PlannedBatch:
         until = self._until
         if until is None and max_events is None:
-            until = self._present()
+            until = self._client.with_retries(self._client.present)
         stop = None if until is None else after(until)
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
@@ -303,7 +304,7 @@ class BatchPlanner:
         tokens, cursor = sample.tokens, sample.cursor
         while len(tokens) <= wanted:
             if stop is None:
-                cursor.max_await = _FURTHER_AWAIT if tokens else FIRST_EVENT_TIMEOUT
+                cursor.max_await = _AWAIT if tokens else FIRST_EVENT_TIMEOUT
             found = self._read(sample)
             now = self._clock()
             if found:
@@ -330,8 +331,8 @@ class BatchPlanner:
             event = cursor.next()
         if event is None:
             return False
-        number, of = fragment_of(event) or (0, 0)
-        sample.within_event = number < of
+        number, count = fragment_of(event) or (0, 0)
+        sample.within_event = number < count
         sample.in_transaction = _transaction_of(event) is not None
         sample.tokens.append(Token(dict(event["_id"])))
         return True
@@ -486,10 +487,8 @@ def _between_transactions(
         event = stream.next()
         if event is None:
             since, reached = time_of(found), stream.position
-            moved = (
-                0 if since is None or reached is None else reached.cluster_time.time - since.time
-            )
-            if moved > _QUIET or clock() - begun_at >= _QUIET:
+            is_past = since and reached and reached.cluster_time.time - since.time > _QUIET
+            if is_past or clock() - begun_at >= _QUIET:
                 return found, passed
             continue
         token, transaction = Token(dict(event["_id"])), _transaction_of(event)

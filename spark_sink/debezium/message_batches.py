@@ -16,7 +16,7 @@ from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.envelope import NO_TRANSACTION
-from spark_sink.debezium.messages import MESSAGE, Made, Maker, Message, columns_of
+from spark_sink.debezium.messages import MESSAGE, MadeMessages, Message, MessageMaker, columns_of
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.schemas import with_schemas
 from spark_sink.errors import OptionError, without_traceback
@@ -43,7 +43,7 @@ class Messages:
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the messages of each batch as batches."""
-        maker = Maker(self.options, self.clock)
+        maker = MessageMaker(self.options, self.clock)
         for part, made in chain.from_iterable(made_of(maker, batch) for batch in batches):
             if self.ordered:
                 token = made.of_rows(part.column("token")).cast(pa.string())
@@ -53,7 +53,9 @@ class Messages:
                 yield converted(made.columns, self.options)
 
 
-def made_of(maker: Maker, batch: pa.RecordBatch) -> Iterator[tuple[pa.RecordBatch, Made]]:
+def made_of(
+    maker: MessageMaker, batch: pa.RecordBatch
+) -> Iterator[tuple[pa.RecordBatch, MadeMessages]]:
     """Return parts of a batch with the column `event`, each with its messages.
 
     The parts have a bounded size. Raises InvalidBSON.

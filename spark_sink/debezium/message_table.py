@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from bson.errors import InvalidBSON
 
 from spark_sink.debezium.message_batches import converted, made_of
-from spark_sink.debezium.messages import Maker
+from spark_sink.debezium.messages import MessageMaker
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import HEARTBEAT
@@ -79,7 +79,7 @@ class MessageTable:
     """Makes the rows of a table of messages."""
 
     def __init__(self, options: MessageOptions) -> None:
-        self._maker = Maker(options, time.time_ns)
+        self._maker = MessageMaker(options, time.time_ns)
         self._options = options
 
     def of_rows(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:

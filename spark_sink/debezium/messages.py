@@ -70,7 +70,7 @@ def columns_of(messages: Iterable[Message]) -> list[pa.Array]:
     return [pa.array(each, field.type) for each, field in zip(columns, MESSAGE, strict=True)]
 
 
-class Made(NamedTuple):
+class MadeMessages(NamedTuple):
     """Messages: for each its event's index, its place among that event's messages, its columns.
 
     `columns` are those of MESSAGE.
@@ -92,7 +92,7 @@ class Made(NamedTuple):
         return pa.array(self.places, pa.int64()).cast(pa.int32())
 
 
-class Maker:
+class MessageMaker:
     """Makes the messages of events; `clock` returns ns since 1970."""
 
     def __init__(self, options: MessageOptions, clock: Callable[[], int]) -> None:
@@ -105,12 +105,12 @@ class Maker:
         self._envelope = Envelope(options.version, options.prefix)
         self._namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
 
-    def of_events(self, events: JoinedEvents) -> Made:
+    def of_events(self, events: JoinedEvents) -> MadeMessages:
         """Return the messages of events, in their order.
 
         Raises InvalidBSON, LookupError for an event that lacks a field, and the transform's errors.
         """
-        parts: list[Made] = []
+        parts: list[MadeMessages] = []
         for layout in all_layouts_of(events):
             slices, codes = layout.distinct(b"operationType")
             kinds = [each.text() for each in slices]
@@ -123,27 +123,27 @@ class Maker:
                 else:
                     parts += self._changes(part, is_read=group == READ)
         if not parts:
-            return Made(np.zeros(0, np.int64), np.zeros(0, np.int64), columns_of(()))
+            return MadeMessages(np.zeros(0, np.int64), np.zeros(0, np.int64), columns_of(()))
         if len(parts) == 1:
             return parts[0]
         rows, places = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
         order = np.lexsort((places, rows))
         taken = pa.array(order)
         columns = zip(*(part.columns for part in parts), strict=True)
-        return Made(
+        return MadeMessages(
             rows[order], places[order], [pa.concat_arrays(each).take(taken) for each in columns]
         )
 
-    def _heartbeats(self, layout: Layout) -> Made:
+    def _heartbeats(self, layout: Layout) -> MadeMessages:
         message = Message(
             self._options.heartbeats,
             f'{{"serverName":{quoted(self._options.prefix)}}}',
             f'{{"ts_ms":{self._clock() // 1_000_000}}}',
         )
         size = len(layout.rows)
-        return Made(layout.rows, np.zeros(size, np.int64), columns_of([message] * size))
+        return MadeMessages(layout.rows, np.zeros(size, np.int64), columns_of([message] * size))
 
-    def _changes(self, layout: Layout, *, is_read: bool) -> Iterator[Made]:
+    def _changes(self, layout: Layout, *, is_read: bool) -> Iterator[MadeMessages]:
         """Return the messages of changes, and those of tombstones."""
         joined, fields, size = layout.joined, layout.fields, len(layout.rows)
         slices, codes = layout.distinct(b"operationType")
@@ -177,15 +177,15 @@ class Maker:
             yield self._transformed(layout, topic, value)
             return
         columns = [topic, key, value, transaction, name, pa.array(times.ms)]
-        yield Made(layout.rows, np.zeros(size, np.int64), columns)
+        yield MadeMessages(layout.rows, np.zeros(size, np.int64), columns)
         deleted = np.array([letter == "d" for letter in letters])[codes]
         if self._options.tombstones and deleted.any():
             which = pa.array(deleted)
             pairs = zip(topic.filter(which).to_pylist(), key.filter(which).to_pylist(), strict=True)
-            tombstones = columns_of(Message(*each, None) for each in pairs)
-            yield Made(layout.rows[deleted], np.ones(len(tombstones[0]), np.int64), tombstones)
+            rows, tombstones = layout.rows[deleted], (Message(*each, None) for each in pairs)
+            yield MadeMessages(rows, np.ones(len(rows), np.int64), columns_of(tombstones))
 
-    def _transformed(self, layout: Layout, topics: pa.Array, values: pa.Array) -> Made:
+    def _transformed(self, layout: Layout, topics: pa.Array, values: pa.Array) -> MadeMessages:
         """Return what the transform makes of the messages with these topics and values."""
         transform, tombstones = self._options.transform, self._options.tombstones
         assert transform is not None
@@ -200,7 +200,7 @@ class Maker:
             )
         ]
         rows, places = (np.array([each[at] for each in found], np.int64) for at in (0, 1))
-        return Made(rows, places, columns_of(each for _, _, each in found))
+        return MadeMessages(rows, places, columns_of(each for _, _, each in found))
 
     def _document(self, joined: JoinedEvents, field: Field | None) -> Pieces:
         if field is None or field.kind != DOCUMENT:

@@ -129,7 +129,7 @@ class _Update:
     def applied(self, document: Document) -> Document:
         """Change a document in place, and return it. Raises ValueError.
 
-        Truncations come before the fields that are set, which may lie behind the new end.
+        Truncations come before the fields that are set, which may lie after the new end.
         """
         updated = [(self._target(document, path), value) for path, value in self.updated]
         removed = [self._target(document, path, _exists) for path in self.removed]

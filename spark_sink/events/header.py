@@ -54,7 +54,7 @@ def join_fragments(events: Iterable[RawBSONDocument]) -> Iterator[RawBSONDocumen
     """
     parts: list[RawBSONDocument] = []
     for event in events:
-        number, of = fragment_of(event) or (0, 0)
+        number, count = fragment_of(event) or (0, 0)
         if number != len(parts) + 1:
             yield from parts
             parts = []
@@ -62,7 +62,7 @@ def join_fragments(events: Iterable[RawBSONDocument]) -> Iterator[RawBSONDocumen
             yield event
             continue
         parts.append(event)
-        if number == of:
+        if number == count:
             yield _whole(parts)
             parts = []
     yield from parts
@@ -71,8 +71,8 @@ def join_fragments(events: Iterable[RawBSONDocument]) -> Iterator[RawBSONDocumen
 def fragment_of(event: RawBSONDocument) -> tuple[int, int] | None:
     """Return the number of a fragment, from 1, and of all of its event; None for a whole event."""
     split = fields_of(bytes(event.raw)).get(b"splitEvent")
-    number, of = (None, None) if split is None else fragment_position(split).values()
-    return None if number is None or of is None else (number, of)
+    number, count = (None, None) if split is None else fragment_position(split).values()
+    return None if number is None or count is None else (number, count)
 
 
 def _whole(parts: list[RawBSONDocument]) -> RawBSONDocument:

@@ -20,7 +20,7 @@ from shard_client.bson.resume_token import (
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from
 _PLAIN = slice(AFTER_VERSION, AFTER_VERSION + len(PLAIN_EVENT))
-# Where the tokens of documents' changes are alike: up to the UUID, and the type behind it.
+# Where the tokens of documents' changes are alike: up to the UUID, and the type after it.
 _UUID_HEAD = "5A1004"
 _FRONT = slice(AFTER_VERSION, _PLAIN.stop + len(_UUID_HEAD))
 _KIND = slice(_FRONT.stop + 32, _FRONT.stop + 34)

@@ -40,10 +40,10 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import Task, TaskPartition
-from spark_sink.tables.log_state import newest_state
 from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
+from spark_sink.tables.state_files import newest_state
 from spark_sink.tables.table_state import TableState, Unread
 from spark_sink.tables.tasks import REPORT, reported
 
@@ -143,8 +143,8 @@ class TaskWriter:
             self._open(BRONZE, Parts(found[BRONZE], bronze_schema(schema), PARTITIONS[BRONZE]))
         if MESSAGES in found:
             self._message_table = MessageTable(table_options(tables.message_options))
-            of = message_schema(), PARTITIONS[MESSAGES]
-            self._open(MESSAGES, Parts(found[MESSAGES], *of, unique=UNIQUE))
+            form = message_schema(), PARTITIONS[MESSAGES]
+            self._open(MESSAGES, Parts(found[MESSAGES], *form, unique=UNIQUE))
         self._transactions = Transactions() if TRANSACTIONS in found else None
         self._events = 0
         self._by_kind: Counter[tuple[str, str]] = Counter()
@@ -319,27 +319,26 @@ class JobStreamReader(MergerouterStreamReader):
         if self._current is None:
             return gained, ()
         if self._seen is None or self._seen[0] != start:
-            position = newest_state(self._current)
-            state = from_document(TableState, position) if position else None
-            unread = {**gained, **(state.unread if state else {})}
-            self._seen = start, unread, state.lost if state else ()
+            document = newest_state(self._current)
+            state = from_document(TableState, document) if document else TableState(())
+            self._seen = start, {**gained, **state.unread}, state.lost
         return self._seen[1:]
 
     def namespaces(self) -> set[tuple[str, str]]:
         """Return the collections of which the current table had documents at the start."""
         return set(self._tables.namespaces)
 
-    def small_batch(self, before: Offset, at: Offset) -> list[Task] | None:
+    def small_batch(self, before: Offset, end: Offset) -> list[Task] | None:
         """Return what is read between two offsets if it is little, otherwise None.
 
         The driver reads it by itself, without a job of Spark, which takes longer. Where the bytes
         of batches are limited, tasks report the size of events to their planner. Documents of
         snapshots are divided once, by the planner of Spark's tasks.
         """
-        batch, reads_documents = at.batch_after(before), at.signals.reading is not None
+        batch, reads_documents = end.batch_after(before), end.signals.reading is not None
         if not batch.is_small or reads_documents or self.options.max_bytes_per_trigger:
             return None
-        added = self.added_tasks(before, at)
+        added = self.added_tasks(before, end)
         return [*([ReadTask(batch.first, batch.end)] if batch.events else []), *added]
 
     def write(self, tasks: Sequence[Task], scope: Scope | None, number: int) -> TaskReport:

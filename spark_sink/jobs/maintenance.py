@@ -24,7 +24,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, partition_in
 from spark_sink.tables.table_rows import scans_of
-from spark_sink.tables.tasks import TOLD
+from spark_sink.tables.tasks import REPORT_PROGRESS
 
 _Files = Sequence[Mapping[str, Any]]
 # The most files, and bytes, that one commit replaces.
@@ -89,7 +89,7 @@ def merge_small_files(log: DeltaLog) -> tuple[int, int]:
             rest |= _replace(log, portion)
             done += len(portion)
             if left is small:
-                TOLD.get()(f"small files of {log.name} compacted", done, len(small))
+                REPORT_PROGRESS.get()(f"small files of {log.name} compacted", done, len(small))
         left = _small(each for each in log.actions() if each["path"] in rest)  # of several portions
     return len(files), log.files().num_rows
 
@@ -111,7 +111,7 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
 def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:
     """Write the rows of files again. Raises OSError."""
     schema = arrow_schema(StructType.fromJson(log.schema))
-    options: dict[str, Any] = {"compared": log.compared, "summed": False}
+    options: dict[str, Any] = {"statistics_columns": log.statistics_columns, "summed": False}
     with Parts(log.address, schema, log.partitions, **options) as parts:
         for scan in scans_of(log, schema.names, files=files):
             for rows in scan:

@@ -45,14 +45,14 @@ from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
-from spark_sink.tables.log_state import Batch, commit_path, end_of, states_in
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
+from spark_sink.tables.state_files import Batch, commit_path, end_of, states_in
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
 from spark_sink.tables.table_scan import Chosen, TableScan
 from spark_sink.tables.table_state import TableScope, TableState, unread_after, unread_names
-from spark_sink.tables.tasks import TOLD
+from spark_sink.tables.tasks import REPORT_PROGRESS
 
 _Versions = Mapping[str, tuple[int, dict[str, Any]]]
 """The numbers of versions and their states, by table."""
@@ -142,13 +142,13 @@ UNREAD_THEN = "at this time the job had not read them again yet. Give a later ti
 """Why collections are not complete in a table of an earlier time, and the remedy."""
 
 
-def _scope_at(record: JobRecord, at: Offset) -> TableScope | None:
+def _scope_at(record: JobRecord, end: Offset) -> TableScope | None:
     """Return the scope of a table whose job has reached an offset; None if it reads no documents.
 
     Its collections `unread` are those that the job was about to read.
     """
     reads_documents = snapshot_options(named_options(record.options)).policy.reads_documents
-    return TableScope((at.scope or Scope()).accepts, at.requested) if reads_documents else None
+    return TableScope((end.scope or Scope()).accepts, end.requested) if reads_documents else None
 
 
 def bronze_at(
@@ -199,7 +199,7 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
     options = snapshot_options(named_options(record.options))
     begins = options.policy.at_first and not options.custom
-    if not ends and begins and Offset.read(log.position()["offset"]).signals.initial is None:
+    if not ends and begins and Offset.read(log.state()["offset"]).signals.initial is None:
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "
             "began, so no current table can be made of it: start a job in another folder"
@@ -244,7 +244,7 @@ class _History:
         Versions of other writers are left out, and those whose commits a clean-up has removed; if
         it has removed all, the newest version remains.
         """
-        log, newest = self.logs[name], self.logs[name].position()
+        log, newest = self.logs[name], self.logs[name].state()
         folder, query, version = Folder(log.address), newest.get("query"), -1
 
         def is_later(version: int) -> bool:
@@ -281,7 +281,7 @@ class _History:
 
     def _require_reached(self) -> None:
         """Raise StreamError unless the tables have all events of the time."""
-        ends = (end_of(self.logs[name].position()) for name in self._whole)
+        ends = (end_of(self.logs[name].state()) for name in self._whole)
         reached = [end.position for end in ends if end is not None and end.time is not None]
         first = min(reached, key=key_of, default=None)
         if first is None or key_of(first) < key_of(after(self._time)):
@@ -300,7 +300,7 @@ class _History:
         read may be newer than its batch until the stream passes its time.
         """
         for read, (batch, end, state) in enumerate(self._before(cut), 1):
-            TOLD.get()("batches before the time read", read, batch + read)
+            REPORT_PROGRESS.get()("batches before the time read", read, batch + read)
             found = self._versions(batch) if _is_complete(end, state) else {}
             newest = {name: state[BATCH] for name, (_, state) in found.items()}
             if all(newest.get(name) == batch for name in self._whole):
@@ -377,7 +377,7 @@ class _History:
             version = next(self._states(name, lambda state: state[BATCH] <= batch), None)
             if version is not None:
                 found[name] = version
-            elif log.position().get("query") and not Folder(log.address).has(commit_path(0)):
+            elif log.state().get("query") and not Folder(log.address).has(commit_path(0)):
                 raise self.nothing()
         return found
 

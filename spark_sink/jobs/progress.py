@@ -19,7 +19,7 @@ from spark_sink.errors import StreamError, say
 from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.tasks import TOLD
+from spark_sink.tables.tasks import REPORT_PROGRESS
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports of batches that it has run, and not of idle triggers."""
@@ -92,9 +92,9 @@ def batch_progress(
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
         return None
-    at, through = _offset(progress), reached(progress)
+    offset, through = _offset(progress), reached(progress)
     snapshot, share = "", 1.0
-    if at is not None and (plan := at.signals.initial) is not None:
+    if offset is not None and (plan := offset.signals.initial) is not None:
         found, share = plan.progress, _share(plan)
         snapshot = (
             f"snapshot: {found.collections_planned} of {found.collections} collections, "
@@ -279,8 +279,8 @@ def work_told(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
             last = clock()
             say(f"{what}: {done:,} of {total:,}")
 
-    before = TOLD.set(tell)
+    before = REPORT_PROGRESS.set(tell)
     try:
         yield
     finally:
-        TOLD.reset(before)
+        REPORT_PROGRESS.reset(before)

@@ -41,13 +41,13 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch, end_of
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
     ChangeReport,
     remove_interrupted,
     stage_rows,
 )
+from spark_sink.tables.state_files import Batch, end_of
 from spark_sink.tables.table_rows import require_whole
 from spark_sink.tables.tasks import run_tasks
 
@@ -137,7 +137,7 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFIED: None}:
         log = DeltaLog(folder.table(name))
         require_whole(log, name if name in (BRONZE, MESSAGES) else "")
-        found[name] = Batch.of(log.position())
+        found[name] = Batch.of(log.state())
     return found
 
 
@@ -257,15 +257,15 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
     last, planned = _last_whole(folder), folder.last_planned()
     if last is None or planned is None or planned.number == last.number:
         return
-    before, at = last.end, planned.end
-    batch = at.batch_after(before)
+    before, end = last.end, planned.end
+    batch = end.batch_after(before)
     if batch.events == 0:
         return
     options = parse_options({**folder.record().options, "uri": uri})
     start = QueryStart(before.time, snapshot_in_progress=False)
     if not options.snapshot.policy_for(start).if_history_is_lost:
         return
-    options = replace(options, scope=at.scope or options.scope)
+    options = replace(options, scope=end.scope or options.scope)
     with closing(RouterClient(options)) as client:
         try:
             BatchPlanner(client, options).require_history(batch.first)
@@ -282,7 +282,7 @@ def _last_whole(folder: JobFolder) -> LoggedBatch | None:
     A batch writes its notifications last: with them it is whole, though Spark did not note that.
     """
     batches, query = folder.batches(), folder.query()
-    notified = Batch.of(DeltaLog(folder.table(NOTIFIED)).position())
+    notified = Batch.of(DeltaLog(folder.table(NOTIFIED)).state())
     if query is not None and notified is not None and notified.query == query:
         for batch in batches[-1:]:
             if batch.committed is None and batch.number == notified.number:
@@ -295,7 +295,7 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
     A batch of a seek has no events, so another seek may take its place.
     """
-    states = (DeltaLog(folder.table(name)).position() for name in (*APPENDED, CURRENT))
+    states = (DeltaLog(folder.table(name)).state() for name in (*APPENDED, CURRENT))
     ends = filter(None, map(end_of, states))
     return [before.position, *(each.sought or each.position for each in ends)]
 
@@ -304,6 +304,6 @@ def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None
     """Change the offset at the end of a batch in the tables that have it already."""
     for name in (*APPENDED, CURRENT):
         log = DeltaLog(folder.table(name))
-        batch = Batch.of(log.position())
+        batch = Batch.of(log.state())
         if batch is not None and batch.number == number:
             log.amend(replace(batch, offset=offset))

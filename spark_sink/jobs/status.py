@@ -29,7 +29,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import end_of, newest_state
+from spark_sink.tables.state_files import end_of, newest_state
 from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import TableState, unread_names
 
@@ -57,22 +57,22 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         "snapshot": None,
         "requestedSnapshots": [],
         "through": None,
-        "verified": current.position().get("verified"),
+        "verified": current.state().get("verified"),
         "quarantinedEvents": DeltaLog(folder.table(QUARANTINE)).count(),
         "rescuedDocuments": _rescued(current),
     }
     if last is None:
         return found
-    at = last.end
-    found["requestedSnapshots"] = _requested(at.signals)
-    ended = at.signals.ended
-    plan = at.signals.initial or (ended.plan if ended is not None and ended.initial else None)
+    offset = last.end
+    found["requestedSnapshots"] = _requested(offset.signals)
+    ended = offset.signals.ended
+    plan = offset.signals.initial or (ended.plan if ended is not None and ended.initial else None)
     if plan is not None:
-        found["snapshot"] = {**_counts(plan.progress), "ended": at.signals.initial is None}
-    if at.time is not None:
-        found["through"] = _iso(datetime.fromtimestamp(at.time.time, UTC))
+        found["snapshot"] = {**_counts(plan.progress), "ended": offset.signals.initial is None}
+    if offset.time is not None:
+        found["through"] = _iso(datetime.fromtimestamp(offset.time.time, UTC))
         if uri is not None:
-            found["lagSeconds"] = _lag(at, {**record.options, "uri": uri})
+            found["lagSeconds"] = _lag(offset, {**record.options, "uri": uri})
     return found
 
 
@@ -148,7 +148,7 @@ def _counts(progress: Progress) -> dict[str, int]:
 
 
 def position_to_reach(to: str | datetime | Timestamp, uri: str, name: str = "to") -> Position:
-    """Return the position behind the events that a text, a time or a token names.
+    """Return the position after the events that a text, a time or a token names.
 
     "now" is after all writes that have ended, by the router at `uri`. Raises OptionError, with the
     argument's `name`, and StreamError if the router cannot be reached.
@@ -229,13 +229,13 @@ class _Tables:
         if not self._folder.exists:
             yield f"there is no job in {self._folder.address} yet"
             return
-        for name, at in self._ends.items():
-            if at is None:
+        for name, end in self._ends.items():
+            if end is None:
                 yield f"{name} has no batch yet"
-            elif at.signals.initial is not None:
+            elif end.signals.initial is not None:
                 yield f"{name} has a snapshot in progress"
-            elif key_of(at.position) < key_of(target):
-                cut = at.cut
+            elif key_of(end.position) < key_of(target):
+                cut = end.cut
                 told = "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
                 yield f"{name} has reached{told or ' no time'}"
             elif name == CURRENT:
@@ -248,19 +248,19 @@ class _Tables:
                 yield f"{name} lacks batch {number}"
 
 
-def _lag(at: Offset, options: Mapping[str, str]) -> int:
+def _lag(end: Offset, options: Mapping[str, str]) -> int:
     """Return by how many seconds a job that ended at an offset is behind.
 
     It is not behind while its stream has no event: then the stream's position counts.
     """
     parsed = parse_options(dict(options))
-    assert at.time is not None
-    through = at.time
+    assert end.time is not None
+    through = end.time
     with closing(RouterClient(parsed)) as client:
         client.require_reachable()
-        if at.signals.initial is None:
+        if end.signals.initial is None:
             watch = partial(client.watch_tokens, max_await=_POLL_SECONDS)
-            stream = EventStream(watch, at.position, retry_policy=parsed.retry_policy)
+            stream = EventStream(watch, end.position, retry_policy=parsed.retry_policy)
             with closing(stream), suppress(HistoryLostError):
                 if not stream.next_run().keys and stream.position is not None:
                     through = max(through, stream.position.cluster_time)

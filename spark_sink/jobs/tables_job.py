@@ -63,10 +63,10 @@ from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in
 from spark_sink.tables.table_state import TableScope
@@ -198,43 +198,41 @@ class TablesJob:
     def _namespaces(self, scope: Scope) -> tuple[tuple[str, str], ...]:
         """Return the collections in the current table; none if the last batch has this scope."""
         last = self.folder.last_planned()
-        at = None if last is None else last.end
-        if CURRENT not in self._tables or at is None:
-            return ()
-        if at.scope in (None, scope) and at.sought is None:
+        end = None if last is None else last.end
+        is_same = end is None or (end.scope in (None, scope) and end.sought is None)
+        if CURRENT not in self._tables or is_same:
             return ()
         return tuple(sorted(namespaces_in(DeltaLog(self.folder.table(CURRENT)))))
 
-    def _commit(self, batch: DataFrame, number: int) -> None:
+    def _commit(self, rows: DataFrame, number: int) -> None:
         """Commit a batch to the tables, from the reports of its tasks.
 
         The notifications are last: a batch whose notifications are written is in all tables.
         """
         folder, written, seconds = self.folder, TaskReport(), dict[str, float]()
-        of = Batch(folder.query() or "", number, folder.offset(number), folder.offset(number - 1))
-        at = Offset.read(of.offset)
-        for report in self._reports(batch, of, at):
+        begin, offset = folder.offset(number - 1), folder.offset(number)
+        batch, end = Batch(folder.query() or "", number, offset, begin), Offset.read(offset)
+        for report in self._reports(rows, batch, end):
             written.add(report)
         if self.findings is not None:
             written.changes.add(self.findings.removals())
-            of = replace(of, verified=self.findings.found)
-        counted = Transactions(written.transactions).rows()
-        notified = _notifications(at)
+            batch = replace(batch, verified=self.findings.found)
+        counted, notified = Transactions(written.transactions).rows(), _notifications(end)
         beside = {NOTIFIED: notified.num_rows, TRANSACTIONS: counted.num_rows}
-        of = self._after(of, [n for n, some in {**written.parts, **beside}.items() if some])
+        batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
         for name, schema in ((BRONZE, self._rows), (MESSAGES, message_schema())):
             if name in self._tables:
                 with _timed(seconds, name):
-                    self._table(name).append(written.parts.get(name, ()), schema, of)
+                    self._table(name).append(written.parts.get(name, ()), schema, batch)
         if CURRENT in self._tables:
             with _timed(seconds, CURRENT):
-                self._merge(batch.sparkSession, written.changes, of, at)
+                self._merge(rows.sparkSession, written.changes, batch, end)
         elif found := written.parts.get(QUARANTINE):
-            self._table(QUARANTINE).append(found, arrow_schema(UNAPPLIED), of)
+            self._table(QUARANTINE).append(found, arrow_schema(UNAPPLIED), batch)
         if TRANSACTIONS in self._tables:
             with _timed(seconds, TRANSACTIONS):
-                self._table(TRANSACTIONS).append_rows(counted, of)
-        self._table(NOTIFIED).append_rows(notified, of)
+                self._table(TRANSACTIONS).append_rows(counted, batch)
+        self._table(NOTIFIED).append_rows(notified, batch)
         if self.keep_files is not None:
             current = [] if self._current is None else [self._current.log]
             for log in (*self._opened.values(), *current):
@@ -250,38 +248,38 @@ class TablesJob:
         """
         newest = {}
         for name in {*self._tables, QUARANTINE, NOTIFIED} - {CURRENT}:
-            before = self._table(name).position().get("written", {}).get(name, -1)
+            before = self._table(name).state().get("written", {}).get(name, -1)
             newest[name] = batch.number if name in filled else before
         return replace(batch, written={name: n for name, n in newest.items() if n >= 0})
 
-    def _merge(self, spark: SparkSession, changes: ChangeReport, of: Batch, at: Offset) -> None:
+    def _merge(self, spark: SparkSession, changes: ChangeReport, batch: Batch, end: Offset) -> None:
         """Merge the changes of a batch into the current table, and commit them."""
         if self._current is None:
             address = self.folder.table(CURRENT)
             self._current = CurrentTable(address, form=self._form, epoch=self.epoch)
         self._current.reload()
-        contains = (at.scope or Scope()).accepts
-        scope = TableScope(contains, at.gained_since) if self._reads_again else None
-        leads = not {BRONZE, MESSAGES} & {*self._tables}
-        quarantine = self._table(QUARANTINE)
-        self._current.apply_staged(spark, [changes], of, quarantine, scope, leads=leads)
+        contains = (end.scope or Scope()).accepts
+        scope = TableScope(contains, end.gained_since) if self._reads_again else None
+        is_first = not {BRONZE, MESSAGES} & {*self._tables}  # of the tables that have each batch
+        self._current.apply_staged(
+            spark, [changes], batch, self._table(QUARANTINE), scope, creates_quarantine=is_first
+        )
         self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:
         """Write the columns of a typed table down: those of deleted documents are nowhere else."""
         if form.schema is not None and form != self._form:
-            columns = {"schema": form.schema.jsonValue(), "keys": list(form.keys)}
-            self.folder.keep_columns(columns)
+            self.folder.keep_columns({"schema": form.schema.jsonValue(), "keys": list(form.keys)})
             self._form = form
 
-    def _reports(self, batch: DataFrame, of: Batch, at: Offset) -> list[TaskReport]:
+    def _reports(self, rows: DataFrame, batch: Batch, end: Offset) -> list[TaskReport]:
         """Write the files of a batch, in the driver or in tasks; return the tasks' reports."""
-        if self._reader is not None and of.begin:
-            tasks = self._reader.small_batch(Offset.read(of.begin), at)
+        if self._reader is not None and batch.begin:
+            tasks = self._reader.small_batch(Offset.read(batch.begin), end)
             if tasks is not None:
-                return [self._reader.write(tasks, at.scope, of.number)]
-        batch.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(of.number))
-        return [from_json(TaskReport, row.report) for row in batch.collect()]
+                return [self._reader.write(tasks, end.scope, batch.number)]
+        rows.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(batch.number))
+        return [from_json(TaskReport, row.report) for row in rows.collect()]
 
     def _table(self, name: str) -> DeltaLog:
         if name not in self._opened:
@@ -298,7 +296,7 @@ def _timed(seconds: dict[str, float], table: str) -> Iterator[None]:
     seconds[table] = time.monotonic() - begun
 
 
-def _notifications(at: Offset) -> pa.Table:
+def _notifications(end: Offset) -> pa.Table:
     """Return the notifications of a batch, which its offset contains."""
     found = [
         {
@@ -306,7 +304,7 @@ def _notifications(at: Offset) -> pa.Table:
             "additional_data": [*e["additional_data"].items()],
             "timestamp": e["timestamp"] * 1000,
         }
-        for e in at.signals.notifications
+        for e in end.signals.notifications
     ]
     return pa.Table.from_pylist(found, NOTIFICATIONS)
 

@@ -225,7 +225,7 @@ class FieldEdit:
 
 
 def _divided(dotted: bytes) -> Parts:
-    """Return the parts of a path at its dots: names, of which numbers behind one are indexes."""
+    """Return the parts of a path at its dots: names, of which numbers after one are indexes."""
     first, *others = dotted.split(b".")
     return (first, *(int(each) if each.isdigit() else each for each in others))
 

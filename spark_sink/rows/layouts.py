@@ -237,7 +237,7 @@ def _divided(joined: JoinedEvents, min_events: int, max_splits: int) -> tuple[li
 def stops_of(joined: JoinedEvents, kind: int, starts: Places, last: Places) -> Places:
     """Return where the values of a type end.
 
-    A value that would exceed its document, which ends at `last`, ends behind it.
+    A value that would exceed its document, which ends at `last`, ends after it.
     """
     fixed = FIXED.get(kind)
     if fixed is not None:

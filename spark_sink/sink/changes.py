@@ -17,6 +17,7 @@ import bson
 from bson.codec_options import CodecOptions, TypeRegistry
 from bson.decimal128 import Decimal128
 
+from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.bson.values import DOCUMENT, NULL
 from spark_sink.errors import StreamError
 from spark_sink.events.header import namespace_of
@@ -195,7 +196,7 @@ def _supersedes(change: Change, last: Change) -> bool:
         if any(now is not None and now != value for now, value in found):
             return False
         # A field that the document lacks says less: the source may leave fields out.
-        same_time = change.token[:18] == str(last.token)[:18]
+        same_time = change.token[:TIME_DIGITS] == str(last.token)[:TIME_DIGITS]
         return not (same_time and any(now != value for now, value in found))
     return True
 

@@ -315,8 +315,8 @@ class RowWriter:
                     yield change
 
     def _change(self, row: dict[str, Any]) -> Change | None:
-        of = change_of_event if self._has_events else change_of_row
-        return of(row, self._options)
+        change_of = change_of_event if self._has_events else change_of_row
+        return change_of(row, self._options)
 
     def _needed(self) -> Sequence[str]:
         return ["token", "event"] if self._has_events else ["token", *self._options.keys]

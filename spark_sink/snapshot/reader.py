@@ -40,7 +40,7 @@ from spark_sink.stream.raw_replies import replies
 from spark_sink.stream.retries import Retries, is_transient
 
 _INT = struct.Struct("<i")
-_FIRST_FIELD = 4  # behind the document's size
+_FIRST_FIELD = 4  # after the document's size
 _NOTHING = slice(0)
 
 

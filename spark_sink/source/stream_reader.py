@@ -80,8 +80,8 @@ class _Planners:
 
         def advanced() -> SignalState:
             newest = self.client.clocks().cluster_time
-            at = newest if streamed is None else max(newest, streamed)
-            return self.snapshots.advance(state, at)
+            reached = newest if streamed is None else max(newest, streamed)
+            return self.snapshots.advance(state, reached)
 
         return self.client.with_retries(advanced)
 
@@ -145,10 +145,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         else:
             raise TypeError(f"an unknown read limit: {limit}")
         with without_traceback():
-            at = Offset.read(start)
+            before, scope = Offset.read(start), self.options.scope
             if not self.changes_scope:
-                at.require_scope(self.options.scope)
-            latest = self._latest(replace(at, scope=at.scope or self.options.scope), max_events)
+                before.require_scope(scope)
+            latest = self._latest(replace(before, scope=before.scope or scope), max_events)
             return start if latest is None else latest.write()
 
     def _latest(self, start: Offset, max_events: int | None) -> Offset | None:
@@ -164,7 +164,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if is_in_snapshot:
             self._has_read_snapshot = True
             return self._moved(start, PlannedBatch(position, position, 0), signals)
-        if policy.at_first if isinstance(position, FromNow) else self._is_due:
+        begins = policy.at_first if isinstance(position, FromNow) else self._is_due
+        if begins:
             return self._begin_snapshot(start, signals)
         if not policy.streams:
             return None
@@ -263,7 +264,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
 
-        Its `quiet_until` is the time up to which no event follows the batch, if none is known.
+        Its `quiet_until` is the time before which no event follows the batch, if none is known.
         """
         if self._connected is None:
             return None
@@ -281,20 +282,20 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return [TaskPartition(task, scope) for task in self._tasks(start, end)]
 
     def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
-        before, at = Offset.read(start), Offset.read(end)
+        before, offset = Offset.read(start), Offset.read(end)
         if start == end:
             return []
         batches = self._planners.batches
-        return [*batches.tasks(at.batch_after(before)), *self.added_tasks(before, at)]
+        return [*batches.tasks(offset.batch_after(before)), *self.added_tasks(before, offset)]
 
-    def added_tasks(self, before: Offset, at: Offset) -> list[Task]:
+    def added_tasks(self, before: Offset, offset: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
-        tasks: list[Task] = [*heartbeats(before.heartbeat, at.heartbeat)]
-        if at.signals.reading is not None or at.signals.ended is not None:
+        tasks: list[Task] = [*heartbeats(before.heartbeat, offset.heartbeat)]
+        if offset.signals.reading is not None or offset.signals.ended is not None:
             planning, position, options = self._planners, before.position, self.options
             planner, present = planning.collections, planning.client.present
             tasks += planning.client.with_retries(
-                lambda: snapshot_tasks(at.signals, position, options, planner, present)
+                lambda: snapshot_tasks(offset.signals, position, options, planner, present)
             )
         return tasks
 
@@ -325,11 +326,9 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._is_due = False
         planning = self._planners
         planning.batches.close()
-
-        def begun() -> SignalState:
-            return planning.snapshots.begin(signals, planning.client.snapshot_time())
-
-        signals = planning.client.with_retries(begun)
+        signals = planning.client.with_retries(
+            lambda: planning.snapshots.begin(signals, planning.client.snapshot_time())
+        )
         plan = signals.initial
         assert plan is not None
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time

@@ -101,14 +101,14 @@ def snapshot_tasks(
     `present` returns a time after all reads of earlier batches. Raises PyMongoError.
     """
     tasks: list[Task] = []
-    request, at, ended = state.running, state.reading, state.ended
-    if request is not None and at is not None:
+    request, reading, ended = state.running, state.reading, state.ended
+    if request is not None and reading is not None:
         kind = "blocking" if request.blocking else "incremental"
         signal = {"id": request.id, "type": kind, "streamed": _token_at(start)}
         shown = None if request.initial else signal
 
         def task_of(chunk: Chunk) -> SnapshotTask:
-            task = chunk_task(chunk, at, options)
+            task = chunk_task(chunk, reading, options)
             own, given = task.condition, request.condition(str(chunk.collection))
             both = {"$and": [own, given]} if own and given else own or given
             return replace(task, condition=both, signal=shown)

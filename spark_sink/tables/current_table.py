@@ -19,7 +19,6 @@ from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
@@ -27,6 +26,7 @@ from spark_sink.tables.staged_changes import (
     remove_interrupted,
     stage_rows,
 )
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows
 from spark_sink.tables.table_state import TableScope, TableState
@@ -51,7 +51,7 @@ class CurrentTable:
         form: TableForm | None = None,
         epoch: int = 0,
     ) -> None:
-        log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).compared, epoch=epoch)
+        log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).statistics_columns, epoch=epoch)
         self._version = _newest(log, form, keys, epoch)
         if self.state.keys != tuple(keys):
             raise OptionError(
@@ -71,14 +71,14 @@ class CurrentTable:
         log = DeltaLog(target)
         if not log.exists:
             raise OptionError(f"there is no current table at {target}: correct the path")
-        return cls(target, log.position().get("keys", ("_id",)), form=form)
+        return cls(target, log.state().get("keys", ("_id",)), form=form)
 
-    def at(self, version: int, position: Mapping[str, Any]) -> CurrentTable:
-        """Return an older version to read, whose state is `position`. Raises StreamError."""
+    def at(self, version: int, state: Mapping[str, Any]) -> CurrentTable:
+        """Return an older version to read, whose commit has `state`. Raises StreamError."""
         found = copy(self)
-        log = self._version.log.at(version, position)
-        form, state = TableForm.of(log.schema), from_document(TableState, position)
-        found._version = TableVersion(log, state, form, form)
+        log = self._version.log.at(version, state)
+        form = TableForm.of(log.schema)
+        found._version = TableVersion(log, from_document(TableState, state), form, form)
         return found
 
     @property
@@ -93,7 +93,7 @@ class CurrentTable:
 
     @property
     def state(self) -> TableState:
-        """The form and the position of the version that `read` reads."""
+        """The state of the version that `read` reads."""
         return self._version.state
 
     @property
@@ -140,7 +140,7 @@ class CurrentTable:
         quarantine: DeltaLog | None = None,
         scope: TableScope | None = None,
         *,
-        leads: bool = False,
+        creates_quarantine: bool = False,
     ) -> None:
         """Apply what tasks have staged, and commit the result as the current version.
 
@@ -154,7 +154,7 @@ class CurrentTable:
         for each in reports:
             changes.add(each)
         if batch is None or not self.log.has(batch):
-            upsert = Upsert(changes, batch, quarantine, scope, leads and not self.log.exists)
+            upsert = Upsert(changes, batch, quarantine, scope, creates_quarantine)
             planned = plan(spark, self._version, upsert)
             merged = merge(spark, self._version, upsert, planned)
             self._version = commit(self._version, upsert, planned, merged)
@@ -192,14 +192,14 @@ def apply_changes(
 
 def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:
     """Return the newest version, for a batch that writes a form. Raises OptionError."""
-    stored = TableForm.of(log.schema, log.compared) if log.exists else None
-    state, position = TableState(tuple(keys)), log.position()
+    stored = TableForm.of(log.schema, log.statistics_columns) if log.exists else None
+    state, document = TableState(tuple(keys)), log.state()
     if log.exists:
-        if "keys" not in position:
+        if "keys" not in document:
             raise OptionError(
                 f"the Delta table at {log.address} is no current table: write to another folder"
             )
-        state = from_document(TableState, position)
+        state = from_document(TableState, document)
     form = _form_after(log, stored, form or stored or TableForm())
     return TableVersion(log, state, stored, form, epoch)
 

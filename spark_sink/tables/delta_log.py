@@ -1,6 +1,6 @@
-"""The commits of a Delta table, through delta-rs: files, and what a version knows beside them.
+"""The commits of a Delta table, through delta-rs: files, and what is recorded beside them.
 
-A commit is the file of the table's log that moves rows and state together: `log_state` says how.
+A commit is the file of the table's log that moves rows and state together: `state_files` says how.
 It has the numbers of batches as Delta's application transactions, so a repeated batch is recognised
 by the table itself. delta-rs accepts a transaction's number again, and lower ones, so callers ask
 `has` first. Of two commits that were planned from one version, both of which change the state, it
@@ -38,17 +38,17 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.log_state import (
+from spark_sink.tables.parquet_parts import BATCH, WITH_STATISTICS, Parts, checksum_of, partition_in
+from spark_sink.tables.state_files import (
     APPLICATION,
     RESTORE,
     STATE,
     Batch,
-    TableStates,
+    StateFiles,
     restored_error,
 )
-from spark_sink.tables.parquet_parts import BATCH, COMPARED, Parts, checksum_of, partition_in
 from spark_sink.tables.table_scan import Chosen
-from spark_sink.tables.tasks import TOLD
+from spark_sink.tables.tasks import REPORT_PROGRESS
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""
@@ -91,7 +91,7 @@ class DeltaLog:
 
     Args:
         partitions: the partition columns of a new table.
-        compared: those with statistics in the commits of a new table.
+        statistics_columns: those with statistics in the commits of a new table.
         epoch: of the start that writes to it; 0 for a writer that no other one may follow.
     """
 
@@ -99,16 +99,16 @@ class DeltaLog:
         self,
         address: str,
         partitions: Sequence[str] = (),
-        compared: Sequence[str] = COMPARED,
+        statistics_columns: Sequence[str] = WITH_STATISTICS,
         *,
         epoch: int = 0,
     ) -> None:
         self.address = absolute(address)
         """The folder as a path or URI for Spark."""
         self._partitions = list(partitions)
-        self._compared = compared
+        self._statistics_columns = statistics_columns
         self._epoch = epoch
-        self._states = TableStates(self.address)
+        self._states = StateFiles(self.address)
         self._state: tuple[int | None, dict[str, Any]] = None, {}
         self._deleted: set[str] = set()
         self._table = self._opened()
@@ -146,22 +146,22 @@ class DeltaLog:
         return found
 
     @property
-    def compared(self) -> Sequence[str]:
+    def statistics_columns(self) -> Sequence[str]:
         """The columns of which the commits have statistics."""
         if self._table is None:
-            return self._compared
+            return self._statistics_columns
         names = self._table.metadata().configuration.get(_STATISTICS)
         return names.split(",") if names else []
 
-    def compare(self, names: Sequence[str]) -> None:
+    def set_statistics_columns(self, names: Sequence[str]) -> None:
         """Let the commits have statistics of these columns, which all files have.
 
         pyarrow's readers take a column without them for one that is null everywhere, unless the
         table says that it has none.
         """
         if self._table is None:
-            self._compared = names
-        elif set(names) != set(self.compared):
+            self._statistics_columns = names
+        elif set(names) != set(self.statistics_columns):
             with self.failures():
                 self._table.alter.set_table_properties({_STATISTICS: ",".join(names)})
             self.reload()
@@ -241,8 +241,7 @@ class DeltaLog:
         Raises StreamError if it has another batch with this number, or a later one, or a job's
         batch which this one does not follow: another start of the job has written it.
         """
-        number = self._transaction(batch.query)
-        last = Batch.of(self.position())
+        number, last = self._transaction(batch.query), Batch.of(self.state())
         is_later = number is None or number < batch.number
         if is_later and (last is None or not batch.offset or batch.may_follow(last)):
             return False
@@ -259,7 +258,7 @@ class DeltaLog:
             )
         return True
 
-    def position(self) -> dict[str, Any]:
+    def state(self) -> dict[str, Any]:
         """Return the state of the version; empty if no batch and no change has given it one.
 
         Raises StreamError if it is lost.
@@ -272,7 +271,7 @@ class DeltaLog:
 
     def batch(self) -> Batch:
         """Return the newest batch. Raises StreamError if there is none."""
-        found = Batch.of(self.position())
+        found = Batch.of(self.state())
         if found is None:
             raise StreamError(
                 f"the table at {self.address} does not tell of any batch, so no job has written "
@@ -283,11 +282,11 @@ class DeltaLog:
     @property
     def checksum(self) -> Checksum:
         """The checksum of the rows that a job has written to the table, as the state says."""
-        document = self.position().get(CHECKSUM)
+        document = self.state().get(CHECKSUM)
         return from_document(Checksum, document) if document else NO_ROWS
 
-    def at(self, version: int, position: Mapping[str, Any]) -> DeltaLog:
-        """Return an older version to read; its commit has the state `position`.
+    def at(self, version: int, state: Mapping[str, Any]) -> DeltaLog:
+        """Return an older version to read; its commit has `state`.
 
         Raises StreamError if its commit or one of its files has been deleted.
         """
@@ -296,13 +295,14 @@ class DeltaLog:
         with suppress(DeltaError):  # its commits have been deleted
             found._table.load_as_version(version)
             replaced, kept = found.paths() - self.paths(), 0
+            what = f"replaced files of {self.name} looked up"
             for done, files in self._existing(replaced):
                 kept += len(files)
-                TOLD.get()(f"replaced files of {self.name} looked up", done, len(replaced))
+                REPORT_PROGRESS.get()(what, done, len(replaced))
                 if kept < done:
                     break
             else:
-                found._state = found._transaction(APPLICATION), dict(position)
+                found._state = found._transaction(APPLICATION), dict(state)
                 return found
         raise StreamError(
             f"files of version {version} of the table at {self.address} have been deleted: the "
@@ -354,7 +354,7 @@ class DeltaLog:
             if self._table is not None:
                 self._add_columns(schema)
             checksum = to_document(self.checksum + checksum_of(parts))
-            self._write(parts, schema, {CHECKSUM: checksum, **batch.position}, batch)
+            self._write(parts, schema, {CHECKSUM: checksum, **batch.fields}, batch)
 
     def append_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows that the driver has, if any, with the batch's number, as `append`."""
@@ -369,7 +369,7 @@ class DeltaLog:
 
     def amend(self, batch: Batch) -> None:
         """Change what the state says of the newest batch."""
-        self._write([], pa.schema([]), {**self.position(), **batch.position}, batch)
+        self._write([], pa.schema([]), {**self.state(), **batch.fields}, batch)
 
     def replace(
         self,
@@ -387,8 +387,8 @@ class DeltaLog:
         filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
-        before = batch or Batch.of(self.position())
-        said = {} if before is None else before.position
+        before = batch or Batch.of(self.state())
+        said = {} if before is None else before.fields
         self._write(parts, schema, {**state, **said}, batch, filters)
 
     def _write(
@@ -480,7 +480,7 @@ class DeltaLog:
             for done, old in self._existing(left):
                 remove_files(self.address, old)
                 count += len(old)
-                TOLD.get()(f"old files of {self.name} deleted", done, len(left))
+                REPORT_PROGRESS.get()(f"old files of {self.name} deleted", done, len(left))
         self._deleted = found
         return count
 
@@ -498,7 +498,7 @@ class DeltaLog:
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
     ) -> None:
-        names = [n for n in self._compared if n in schema.names and n not in self.partitions]
+        names = [n for n in self._statistics_columns if n in {*schema.names} - {*self.partitions}]
         configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
         with self.failures():
             try:

@@ -59,7 +59,7 @@ FOLDED = StructType(
 BSON."""
 
 UNREAD = "~"
-"""In `complete_in`: above all tokens, for a collection that is being read again."""
+"""As `complete_from`, above all tokens: no update fails because of the document that it changes."""
 
 _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024
@@ -308,9 +308,9 @@ def _documents_in(events: pa.Array) -> pa.Array:
     return in_order(parts)
 
 
-def _folded(columns: Iterable[Any]) -> pa.Table:
-    """Return rows of FOLDED, of which `columns` are those of _GIVEN, as lists or as arrays."""
-    rows = pa.table(dict(zip(_GIVEN.names, columns, strict=True)), _GIVEN)
+def _folded(given: Iterable[Any]) -> pa.Table:
+    """Return rows of FOLDED, of which `given` are the columns _GIVEN, as lists or as arrays."""
+    rows = pa.table(dict(zip(_GIVEN.names, given, strict=True)), _GIVEN)
     seconds = pc.utf8_slice_codeunits(rows["token"].combine_chunks(), 2, 10).dictionary_encode()
     known = pa.array([int(each, 16) for each in seconds.dictionary.to_pylist()], pa.int64())
     times = pc.multiply(known.take(seconds.indices), 1_000_000)

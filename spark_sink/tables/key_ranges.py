@@ -69,7 +69,7 @@ class ChangeGroup:
 class KeyRange:
     """The places from `lower` up to `upper` (None: all), and the files that have their rows.
 
-    No row lies behind the place `last`. `size` is that of the files, in bytes.
+    No row comes after the place `last`. `size` is that of the files, in bytes.
     """
 
     lower: str = ""
@@ -166,7 +166,7 @@ class KeyRanges:
         return KeyRange(self._lower(index), upper, last, tuple(partitions), tuple(paths), size)
 
     def files(self) -> list[tuple[str, str, str]]:
-        """Return for each file a place before its rows, one behind them, and its path."""
+        """Return for each file a place before its rows, one after them, and its path."""
         columns = (self._rows[name].to_pylist() for name in ("first", "last", "paths"))
         return [
             (first, last, e) for first, last, paths in zip(*columns, strict=True) for e in paths
@@ -175,8 +175,8 @@ class KeyRanges:
     def index(self, place: str) -> int:
         """Return the index of the range that a place belongs to."""
         found = max(0, bisect_right(self._first, place) - 1)
-        behind = found + 1 < len(self) and self._lower(found + 1) <= place
-        return found + behind
+        is_in_next = found + 1 < len(self) and self._lower(found + 1) <= place
+        return found + is_in_next
 
     def older(self, token: str, prefixes: Iterable[str]) -> set[int]:
         """Return the indexes of ranges that may have rows below a token at places with prefixes."""
@@ -208,7 +208,7 @@ def merges_of(
 ) -> list[Merge]:
     """Return the merges that changes need, in order; each is the work of one task.
 
-    A change belongs to the range of its place. A change behind the last place of a large range gets
+    A change belongs to the range of its place. A change after the last place of a large range gets
     a new file. Many changes divide a range. `places` reads the places of a group; it is called only
     for a group that spans several ranges.
     """
@@ -279,12 +279,12 @@ def _indexes(
     first, last = index_of(group.first), index_of(group.last)
     if last - first < 2:
         return range(first, last + 1)
-    found, found_places, at = [], places(group), 0
-    while at < len(found_places):
-        index = index_of(found_places[at])
+    found, found_places, start = [], places(group), 0
+    while start < len(found_places):
+        index = index_of(found_places[start])
         found.append(index)
         upper = upper_of(index)
-        at = len(found_places) if upper is None else bisect_left(found_places, upper, at)
+        start = len(found_places) if upper is None else bisect_left(found_places, upper, start)
     return found
 
 
@@ -362,7 +362,7 @@ def _before(place: str) -> str:
 
 
 def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, ...]:
-    """Return a place at or before the rows of each file, and one at or behind them.
+    """Return a place at or before the rows of each file, and one at or after them.
 
     The third array tells which files are known to have several collections. Statistics have the
     bounds of each column alone. Those of a key are bounds of the places only if all rows are of one

@@ -33,7 +33,7 @@ that of its rows."""
 
 BATCH = "batch"
 """The column with the number of a row's batch, in tables to which batches are appended."""
-COMPARED = (
+WITH_STATISTICS = (
     "token",
     "clusterTime",
     "namespace",
@@ -72,8 +72,8 @@ class Parts:
         root: the table's address, a path or a URI that pyarrow knows.
         schema: of all columns of the table; rows are cast to it.
         partitions: the columns whose values name the folders; the files do not contain them.
-        compared: the columns whose least and greatest values are in the commit, so that readers
-            leave out files.
+        statistics_columns: the columns whose least and greatest values are in the commit, so that
+            readers leave out files.
         indexed: further columns whose least and greatest values are in the files.
         unique: the columns whose values rarely repeat.
         summed: whether the files get checksums.
@@ -85,7 +85,7 @@ class Parts:
         schema: pa.Schema,
         partitions: Sequence[str] = (),
         *,
-        compared: Sequence[str] = COMPARED,
+        statistics_columns: Sequence[str] = WITH_STATISTICS,
         indexed: Sequence[str] = (),
         unique: Sequence[str] = WITHOUT_DICTIONARY,
         summed: bool = True,
@@ -94,13 +94,13 @@ class Parts:
         self._summed = summed
         self._checksums: dict[Partition, Checksum] = defaultdict(Checksum)
         self._partitions = tuple(partitions)
-        self._compared = compared
+        self._statistics_columns = statistics_columns
         names = [name for name in schema.names if name not in self._partitions]
         self._stored = pa.schema([schema.field(name) for name in names])
         self._form = {
             **_COMPRESSION,
             "use_dictionary": [name for name in names if name not in unique],
-            "write_statistics": [name for name in names if name in (*compared, *indexed)],
+            "write_statistics": [n for n in names if n in (*statistics_columns, *indexed)],
         }
         self._files, self._folder = open_folder(root)
         self._pending: dict[Partition, list[pa.Table]] = defaultdict(list)
@@ -181,7 +181,7 @@ class Parts:
     def _end(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
             checksum = to_document(self._checksums.pop(partition, NO_ROWS))
-            part = self._open.pop(partition).close(self._compared)
+            part = self._open.pop(partition).close(self._statistics_columns)
             self._done.append({**part, "checksum": checksum})
 
 
@@ -218,13 +218,13 @@ class _Part:
             with suppress(OSError, RuntimeError):
                 each.close()
 
-    def close(self, compared: Sequence[str]) -> PartFile:
+    def close(self, statistics_columns: Sequence[str]) -> PartFile:
         """Complete the file, and return it, with statistics of these columns."""
         self._writer.close()
         size = self.size
         self._stream.close()
         # delta-rs reads an escaped character of the last plane as another one.
-        stats = json.dumps(statistics(self._written[0], compared), ensure_ascii=False)
+        stats = json.dumps(statistics(self._written[0], statistics_columns), ensure_ascii=False)
         return {
             "path": self._path,
             "size": size,
@@ -245,7 +245,7 @@ def checksum_of(parts: Iterable[Mapping[str, Any]]) -> Checksum:
     return sum((from_document(Checksum, each["checksum"]) for each in parts), NO_ROWS)
 
 
-def statistics(metadata: pq.FileMetaData, compared: Sequence[str] = COMPARED) -> dict[str, Any]:
+def statistics(metadata: pq.FileMetaData, columns: Sequence[str]) -> dict[str, Any]:
     """Return Delta's statistics of a file: the number of rows, and columns' least and greatest."""
     least: dict[str, Any] = {}
     greatest: dict[str, Any] = {}
@@ -254,7 +254,7 @@ def statistics(metadata: pq.FileMetaData, compared: Sequence[str] = COMPARED) ->
     for index in range(metadata.num_columns):
         name = metadata.schema.column(index).path
         found = [group.column(index).statistics for group in groups]
-        if name not in compared or not all(each and each.has_null_count for each in found):
+        if name not in columns or not all(each and each.has_null_count for each in found):
             continue
         nulls[name] = sum(each.null_count for each in found)
         filled = [each for each in found if each.num_values]

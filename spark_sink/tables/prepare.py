@@ -209,13 +209,13 @@ class Prepare:
         texts = JsonColumns(canonical=True)
         parts = []
         for layout in all_layouts_of(documents):
-            columns = [texts.field(layout, name.encode()) for name in self.keys]
-            if len(columns) > 1:
-                columns = [joined_text(["[", *_between(columns), "]"], len(layout.rows))]
-            parts.append((layout.rows, columns[0]))
+            arrays = [texts.field(layout, name.encode()) for name in self.keys]
+            if len(arrays) > 1:
+                arrays = [joined_text(["[", *_between(arrays), "]"], len(layout.rows))]
+            parts.append((layout.rows, arrays[0]))
         kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(documents.ends))
-        columns = [in_order(parts), texts.texts(documents), kinds]
-        return pa.RecordBatch.from_arrays(columns, schema=_KEYS)
+        arrays = [in_order(parts), texts.texts(documents), kinds]
+        return pa.RecordBatch.from_arrays(arrays, schema=_KEYS)
 
     def _inapplicable(self, document_key: Slice | None, size: int) -> pa.RecordBatch:
         """Return the columns _KEYS of events that belong to no document."""
@@ -260,8 +260,8 @@ def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> 
     """Return rows of PREPARED, of rows of the source and the columns _KEYS."""
     places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
     key, document_key, kind = keys.columns
-    columns = [*places, key, rows["token"], document_key, kind, events]
-    return pa.RecordBatch.from_arrays(columns, schema=_PREPARED_ARROW)
+    arrays = [*places, key, rows["token"], document_key, kind, events]
+    return pa.RecordBatch.from_arrays(arrays, schema=_PREPARED_ARROW)
 
 
 def _delete_of(key: bytes) -> bytes:
@@ -269,9 +269,9 @@ def _delete_of(key: bytes) -> bytes:
     return document_of([(b"operationType", _DELETE), (b"documentKey", Slice(DOCUMENT, key))])
 
 
-def _between(columns: Sequence[pa.Array]) -> list[str | pa.Array]:
-    """Return columns with commas between them."""
-    return [part for each in columns for part in (",", each)][1:]
+def _between(arrays: Sequence[pa.Array]) -> list[str | pa.Array]:
+    """Return arrays with commas between them."""
+    return [part for each in arrays for part in (",", each)][1:]
 
 
 def problem_of(document_key: Slice | None) -> str:
@@ -311,9 +311,9 @@ def sorted_rows(rows: pa.Table) -> pa.Table:
 
 def batch_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
     """Return rows of Python values as a batch."""
-    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    lists = list(zip(*rows, strict=True)) or [()] * len(schema)
     arrays = [
-        pa.array(column, type=field.type) for column, field in zip(columns, schema, strict=True)
+        pa.array(column, type=field.type) for column, field in zip(lists, schema, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
 

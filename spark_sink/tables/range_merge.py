@@ -55,7 +55,7 @@ UNAPPLIED = StructType(
 )
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
-# Changes that are applied together behind the rows of files: more cost more memory and CPU.
+# Changes that are applied together after the rows of files: more cost more memory and CPU.
 _ROWS = 5_000
 
 
@@ -195,13 +195,13 @@ class _Merging:
         """Write a group with changes to it."""
         changed = pc.is_in(places, value_set=pc.unique(changes["place"]))
         base = group.filter(changed)
-        columns = {
+        old = {
             **{name: base[name] for name in (*KEY_COLUMNS, "token", "documentKey")},
             "place": places.filter(changed),
             "kind": _kinds(base),
             "payload": base["document"],
         }
-        rows = pa.table({name: columns[name] for name in changes.schema.names}, changes.schema)
+        rows = pa.table({name: old[name] for name in changes.schema.names}, changes.schema)
         prepared = sorted_rows(pa.concat_tables([rows, changes])) if base.num_rows else changes
         whole, others = whole_documents(prepared)
         new = self._formed_rows(whole, changes)
@@ -263,7 +263,7 @@ class _RangeFiles:
             task.address,
             form.stored,
             (KEY_RANGE,),
-            compared=form.compared,
+            statistics_columns=form.statistics_columns,
             indexed=() if form.schema is None else form.schema.fieldNames(),
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
             summed=False,

@@ -29,6 +29,7 @@ _FOLDER = "_changes"
 _PREPARED = arrow_schema(PREPARED)
 _STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
 _ROWS_PER_GROUP = 5_000
+_ABOVE_ALL_TOKENS = "~"
 # Bytes of changes that a task sorts together.
 _FILE_BYTES = 16 * 1024 * 1024
 
@@ -79,7 +80,7 @@ class ChangeStage:
         self._files, self._folder = open_folder(address)
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
-        self._first_read = "~"
+        self._first_read = _ABOVE_ALL_TOKENS
         self._report = ChangeReport()
 
     def add(self, batch: pa.RecordBatch) -> None:

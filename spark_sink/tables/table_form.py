@@ -35,7 +35,7 @@ from spark_sink.rows.layouts import JoinedEvents
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
 from spark_sink.tables.fold import DELETED, TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.tables.parquet_parts import COMPARED
+from spark_sink.tables.parquet_parts import WITH_STATISTICS
 
 _DOCUMENTS = "fullDocument"
 _DERIVED = ("namespace", _DOCUMENTS)  # columns that a typed table does not have
@@ -64,10 +64,10 @@ class TableForm:
     keys: tuple[str, ...] = ("_id",)
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any], compared: Sequence[str] = ()) -> TableForm:
+    def of(cls, columns: Mapping[str, Any], statistics_columns: Sequence[str] = ()) -> TableForm:
         """Return the form of a table whose schema is this JSON document.
 
-        `compared` are its columns with statistics.
+        `statistics_columns` are those with statistics in its commits.
         """
         found = StructType.fromJson(dict(columns))
         fields = [each for each in found.fields if each.name not in _RESERVED]
@@ -75,7 +75,7 @@ class TableForm:
         return cls(
             StructType(fields) if is_typed else None,
             keeps_deleted=DELETED in found.fieldNames(),
-            keys=tuple(name for name in compared if name not in _RESERVED),
+            keys=tuple(name for name in statistics_columns if name not in _RESERVED),
         )
 
     def checked(self) -> TableForm:
@@ -121,13 +121,13 @@ class TableForm:
         return arrow_schema(self.columns)
 
     @property
-    def compared(self) -> Sequence[str]:
+    def statistics_columns(self) -> Sequence[str]:
         """The columns whose least and greatest values are in the commits."""
         if self.schema is None:
-            return COMPARED
+            return WITH_STATISTICS
         kinds = {each.name: type(each.dataType) for each in self.schema.fields}
         keys = [name for name in self.keys if kinds.get(name) in _COMPARABLE]
-        return [*keys, *(f"_{each.name}" for each in _OWN if each.name in COMPARED)]
+        return [*keys, *(f"_{each.name}" for each in _OWN if each.name in WITH_STATISTICS)]
 
     @property
     def version_columns(self) -> tuple[str, ...]:

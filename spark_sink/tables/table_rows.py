@@ -17,8 +17,8 @@ from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
-from spark_sink.tables.log_state import PARTITIONS, newest_in, restored_error
 from spark_sink.tables.parquet_parts import BATCH, partition_in
+from spark_sink.tables.state_files import PARTITIONS, newest_in, restored_error
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_scan import Chosen, TableScan
 from spark_sink.tables.tasks import MapRows, rows_of
@@ -97,7 +97,7 @@ def require_whole(log: DeltaLog, rows_of: str = "") -> None:
     than its state. Others lack rows of the newest batch that has some, which the state knows by the
     name `rows_of`; it is empty for a table from which others may remove them.
     """
-    state, newest = log.position(), None
+    state, newest = log.state(), None
     if state and log.version is not None:
         with log.failures():
             newest = newest_in(Folder(log.address), log.version)

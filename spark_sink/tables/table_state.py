@@ -1,6 +1,6 @@
-"""What a version of a current table knows beside its rows: where it is in the stream.
+"""What is recorded for a version of a current table beside its files (`state_files` writes it).
 
-A table must read collections again whose documents came without events. A rename brings documents
+The job must read collections again whose documents came without events. A rename brings documents
 that the stream may never have shown: the source was outside of the scope, or it was a copy that
 `convertToCapped` makes without events. A drop may be that of `movePrimary`, which copies a
 collection to another shard without events and then drops the first copy. So a collection is read
@@ -26,7 +26,6 @@ from spark_sink.tables.staged_changes import ChangeReport
 
 # The most bytes of keys of lost documents that are read one by one: about a thousand documents.
 _LOST_BYTES = 50_000
-
 
 Namespace = tuple[str, str]
 Unread = Mapping[Namespace, str]
@@ -57,7 +56,7 @@ def unread_after(
             found.pop(each, None)
         if event.kind in ("drop", "rename"):
             found[event.target or here] = event.token
-    return {place: token for place, token in found.items() if in_scope(*place)}
+    return {name: token for name, token in found.items() if in_scope(*name)}
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ def unread_names(unread: Unread) -> str:
 
 def unread_document(unread: Unread) -> list[list[str]]:
     """Return what is unread as part of a state."""
-    return [[*place, token] for place, token in sorted(unread.items())]
+    return [[*name, token] for name, token in sorted(unread.items())]
 
 
 def unread_from(document: Sequence[Sequence[str]]) -> Unread:
@@ -90,7 +89,7 @@ def unread_from(document: Sequence[Sequence[str]]) -> Unread:
 
 @dataclass(frozen=True)
 class TableState:
-    """The form of a table, and its position, which the state of each version contains.
+    """The state of a version of a current table: its keys, and where it is in the stream.
 
     Args:
         keys: the fields that identify a document.
@@ -117,11 +116,11 @@ class TableState:
 
     def without(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""
-        places = {each: (each.database, each.collection) for each in lost}
-        kept = [each for each, place in places.items() if place not in self.unread]
+        namespaces = {each: (each.database, each.collection) for each in lost}
+        kept = [each for each, name in namespaces.items() if name not in self.unread]
         if sum(len(each.key) for each in kept) <= _LOST_BYTES:
             return replace(self, lost=tuple(kept))
-        since = {places[each]: each.token for each in sorted(kept, key=lambda each: each.token)}
+        since = {namespaces[e]: e.token for e in sorted(kept, key=lambda each: each.token)}
         return replace(self, unread={**self.unread, **since}, lost=())
 
     @property

@@ -23,7 +23,7 @@ _Report = TypeVar("_Report")
 MadeRows = Iterator[pa.RecordBatch]
 MapRows = Callable[[Iterable[pa.RecordBatch]], MadeRows]
 """Makes rows of rows, in a task."""
-TOLD: ContextVar[Callable[[str, int, int], None]] = ContextVar("TOLD", default=lambda *_: None)
+REPORT_PROGRESS = ContextVar[Callable[[str, int, int], None]]("progress", default=lambda *_: None)
 """Called during long work: what is counted, how many are done, and of how many."""
 # Tasks per core in one job of Spark, which sends the list of all tasks with each of them.
 _TASKS_PER_CORE = 16
@@ -37,7 +37,7 @@ def run_tasks(
 ) -> list[_Report]:
     """Return the reports of tasks, which run on executors, or without Spark in this process.
 
-    TOLD is told how many are done; `what` is the text for that.
+    REPORT_PROGRESS is called with how many are done; `what` is the text for that.
     """
     found: list[_Report] = []
     step = 1 if spark is None else _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
@@ -48,7 +48,7 @@ def run_tasks(
         else:
             works = [partial(reported, each) for each in chosen]
             found += reports_in(kind, rows_of(spark, works, REPORT))
-        TOLD.get()(what, len(found), len(tasks))
+        REPORT_PROGRESS.get()(what, len(found), len(tasks))
     return found
 
 

@@ -29,7 +29,6 @@ from spark_sink.tables.key_ranges import (
     merges_of_rest,
     partition_digest,
 )
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.prepare import DdlEvent, ddl_event_of
 from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
@@ -39,6 +38,7 @@ from spark_sink.tables.staged_changes import (
     stage_file,
     stage_moved,
 )
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableScope, TableState, unread_after
 from spark_sink.tables.tasks import run_tasks
@@ -55,7 +55,7 @@ class TableVersion:
 
     Args:
         log: the table's log, at that version.
-        state: what the version knows beside its rows.
+        state: what is recorded for the version beside its files.
         stored: the columns of its files; None if there is no table yet.
         form: the columns that are written next.
         epoch: of the start that writes.
@@ -84,15 +84,15 @@ class Upsert:
             such an event raises StreamError.
         scope: the collections that the table must have whole; without it the state notes none that
             must be read again.
-        leads: whether no table but the quarantine gets the batch before this one. Then both begin
-            with one batch, so that a later start of the job takes over both.
+        creates_quarantine: whether the table's first commit creates the quarantine as well, even an
+            empty one. So both begin with one batch, and a later start takes over both.
     """
 
     changes: ChangeReport
     batch: Batch | None = None
     quarantine: DeltaLog | None = None
     scope: TableScope | None = None
-    leads: bool = False
+    creates_quarantine: bool = False
 
 
 @dataclass(frozen=True)
@@ -182,21 +182,20 @@ def merge(
     theirs does not fit the table any more. Raises StreamError and OSError.
     """
     form, again = version.form, version.is_rewritten
-    task = MergeTask(
+    task = partial(
+        MergeTask,
         version.log.address,
         None if upsert.quarantine is None else upsert.quarantine.address,
         None if upsert.batch is None else upsert.batch.number,
-        Merge("", None, None),
-        planned.fold,
-        form,
+        fold=planned.fold,
     )
     rest = partial(merges_of_rest, planned.ranges, planned.merges)  # as long as the table
     left, done = [*planned.merges, *(rest() if again else ())], list[tuple[Merge, MergeReport]]()
     while True:
         work = sum(each.size for each in left)
-        tasks = [replace(task, merge=each, form=form, again=again) for each in left]
-        on = spark if work > _DRIVER_BYTES else None
-        reports = run_tasks(on, MergeReport, tasks, "files merged")
+        tasks = [task(merge=each, form=form, again=again) for each in left]
+        session = spark if work > _DRIVER_BYTES else None
+        reports = run_tasks(session, MergeReport, tasks, "files merged")
         done += zip(left, reports, strict=True)
         wanted = [StructType.fromJson(each.wanted) for _, each in done if each.wanted is not None]
         before, form = form, reduce(TableForm.grown, wanted, form)
@@ -219,7 +218,8 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     """
     batch, reports, state = upsert.batch, merged.reports, planned.state
     problems = [each for report in reports for each in report.problems]
-    if (problems or upsert.leads) and upsert.quarantine is not None and batch is not None:
+    begins = upsert.creates_quarantine and not version.log.exists
+    if (problems or begins) and upsert.quarantine is not None and batch is not None:
         batch = batch.wrote(upsert.quarantine.name)
         upsert.quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
     if upsert.scope is not None:
@@ -237,11 +237,12 @@ def commit(version: TableVersion, upsert: Upsert, planned: Plan, merged: Merged)
     )
     if replaced or parts or state != version.state or batch is not None:
         log, form = version.log, merged.form
-        compared = [name for name in form.compared if name in form.stored.names]
-        before = log.compared if log.exists else compared
-        log.compare([name for name in before if name in compared])
+        names = [name for name in form.statistics_columns if name in form.stored.names]
+        # A column loses statistics before the commit, or gets them after it: no file lacks any.
+        before = log.statistics_columns if log.exists else names
+        log.set_statistics_columns([name for name in before if name in names])
         log.replace(parts, form.stored, state.document, batch, replaced)
-        log.compare(compared)
+        log.set_statistics_columns(names)
         version = replace(version, state=state, stored=form, form=form)
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:
             log.vacuum()

@@ -40,8 +40,8 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.table_state import unread_names
@@ -234,11 +234,11 @@ class _Verification:
             MESSAGES: partial(message_differences, options=self.record.messages),
             TRANSACTIONS: transaction_differences,
         }
-        names, at = [name for name in compare if name in self.logs], last.end
+        names, position = [name for name in compare if name in self.logs], last.end.position
         with self._failures(*names):
             if not names:
                 return
-            if at.signals.initial is not None:
+            if last.end.signals.initial is not None:
                 self._remark(names, "the snapshot has not ended yet")
                 return
             until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
@@ -249,11 +249,11 @@ class _Verification:
                 return
             if since is not None:
                 first = key_of(AtTime(since))
-            if at.since is not None:
-                first = max(first, key_of(AtTime(at.since)))
-            begin, end, whole = map(_iso, (first, key_of(at.position), self.record.since))
+            if last.end.since is not None:
+                first = max(first, key_of(AtTime(last.end.since)))
+            begin, end, whole = map(_iso, (first, key_of(position), self.record.since))
             try:
-                events = events_of(self.spark, self.options, first, self.record.since, at.position)
+                events = events_of(self.spark, self.options, first, self.record.since, position)
             except HistoryLostError:
                 told = (
                     f"the oplogs no longer contain {begin}, with which the comparison begins. Pass "
@@ -301,7 +301,7 @@ def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     kept: dict[str, Batch | None] = {}
     for name, log in logs.items():
         with suppress(StreamError):  # the comparison of the table tells it
-            kept[name] = Batch.of(log.position())
+            kept[name] = Batch.of(log.state())
     return lacking_tables(kept, done)
 
 

@@ -38,9 +38,9 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
-from spark_sink.tables.log_state import end_of
+from spark_sink.tables.state_files import end_of
 from spark_sink.tables.table_state import unread_after
-from spark_sink.tables.tasks import TOLD, MadeRows, rows_of
+from spark_sink.tables.tasks import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.verification.ranges import (
     DIFFERENCES,
     DOCUMENTS,
@@ -174,15 +174,15 @@ class Comparison:
                     f"continues the comparison that has begun at {kept.begin}, of which "
                     f"{kept.rows:,} rows and keys are done: remove {name} to begin again"
                 )
-        rows, at = 0 if kept is None else kept.rows, time.monotonic()
+        rows, begun = 0 if kept is None else kept.rows, time.monotonic()
         for compared in self.steps(kept):
             folder.write(name, to_json(compared))
-            TOLD.get()("rows and keys verified", compared.rows, 2 * self._table.count())
+            REPORT_PROGRESS.get()("rows and keys verified", compared.rows, 2 * self._table.count())
             if self._rate is not None:
-                due = at + (compared.rows - rows) / self._rate
+                due = begun + (compared.rows - rows) / self._rate
                 if wait(max(0.0, due - time.monotonic())) and not compared.ended:
                     return compared
-            rows, at = compared.rows, time.monotonic()
+            rows, begun = compared.rows, time.monotonic()
         folder.remove(name)
         return compared
 
@@ -202,17 +202,17 @@ class Comparison:
         table, now = self._table, client.with_retries(client.snapshot_time)
         files, form = table.log.files(), table.form
         ranges = KeyRanges.of(files, form.column, is_whole=True)
-        of = RangeTasks(table.address, form, table.state.keys, ranges, self._options, now)
+        range_tasks = RangeTasks(table.address, form, table.state.keys, ranges, self._options, now)
         place, tasks = compared.place, list[Callable[[], MadeRows]]()
         if compared.plan is None:
             sizes = zip(*(files[n].to_pylist() for n in ("path", "num_records")), strict=True)
-            place, tasks = of.tasks_behind(place, self._step_rows, dict(sizes))
+            place, tasks = range_tasks.tasks_after(place, self._step_rows, dict(sizes))
         if not tasks:
             accepts = self._options.snapshot.accepts
             plan = planner.next_batch(compared.plan or planner.begin(now, accepts), accepts)
             compared = replace(compared, plan=plan)
             chunks = chain.from_iterable(planner.tasks(plan, accepts))
-            tasks = [partial(of.chunk, each) for each in chunks]
+            tasks = [partial(range_tasks.chunk, each) for each in chunks]
         if not tasks:
             return compared
         with ExitStack() as held:
@@ -222,7 +222,8 @@ class Comparison:
             differ, first = 0, compared.first
             if count:
                 known = suspects.where(F.col("key").isNotNull())
-                differ, some = self._differences(client, of, known, self._most - len(first))
+                most = self._most - len(first)
+                differ, some = self._differences(client, range_tasks, known, most)
                 first = (*first, *some)
             return replace(
                 compared,
@@ -234,7 +235,7 @@ class Comparison:
             )
 
     def _differences(
-        self, client: RouterClient, of: RangeTasks, suspects: DataFrame, most: int
+        self, client: RouterClient, range_tasks: RangeTasks, suspects: DataFrame, most: int
     ) -> tuple[int, list[dict[str, Any]]]:
         """Compare keys again; return the number of DIFFERENCES, and at most so many of them."""
         doubled = suspects.where("doubled").select(
@@ -246,22 +247,22 @@ class Comparison:
         )
         wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
         with ExitStack() as held:
-            found = _held(held, self._unequal(held, client, of, wanted).union(doubled))
+            found = _held(held, self._unequal(held, client, range_tasks, wanted).union(doubled))
             return found.count(), [each.asDict() for each in found.take(max(0, most))]
 
     def _unequal(
-        self, held: ExitStack, client: RouterClient, of: RangeTasks, wanted: DataFrame
+        self, held: ExitStack, client: RouterClient, range_tasks: RangeTasks, wanted: DataFrame
     ) -> DataFrame:
         """Return the DIFFERENCES of keys, once both sides are at one position of the stream."""
         table = self._table
-        documents = _held(held, wanted.mapInArrow(of.documents, DOCUMENTS))
+        documents = _held(held, wanted.mapInArrow(range_tasks.documents, DOCUMENTS))
         documents.count()  # all of them are read before the end is chosen
         end = after(client.with_retries(client.present)).time
         upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
         reader = self._spark.read.format("mergerouter").options(**self._given)
         changes = _held(held, reader.options(mode="changes", **upto).load())
         advance = Advance(table.state.keys, changes)
-        left = advance.of_table(wanted.mapInArrow(of.table_rows, ROWS))
+        left = advance.of_table(wanted.mapInArrow(range_tasks.table_rows, ROWS))
         right = advance.of_documents(documents)
         place = ["namespace", "key"]
         pairs = left.select(*place, "token", F.col("document").alias("table")).join(
@@ -287,9 +288,9 @@ def _start(table: CurrentTable) -> dict[str, str]:
     a seek has left events out. Before a snapshot has ended, the table lacks what follows its last
     event.
     """
-    through, at = table.state.through, end_of(table.log.position())
-    if at is None or at.signals.initial is not None or at.sought is not None:
+    through, offset = table.state.through, end_of(table.log.state())
+    if offset is None or offset.signals.initial is not None or offset.sought is not None:
         return {"startAfter": through}
-    if isinstance(at.position, AtTime) and key_of(at.position) > through:
-        return {"startAtOperationTime": f"{at.position.time.time},{at.position.time.inc}"}
+    if isinstance(offset.position, AtTime) and key_of(offset.position) > through:
+        return {"startAtOperationTime": f"{offset.position.time.time},{offset.position.time.inc}"}
     return {"startAfter": through}

@@ -93,16 +93,16 @@ class RangeTasks:
     options: StreamOptions
     time: Timestamp
 
-    def tasks_behind(
+    def tasks_after(
         self, place: str, most: int, records: Mapping[str, int | None]
     ) -> tuple[str, list[Callable[[], MadeRows]]]:
-        """Return tasks for the next rows behind a place, and the last place of their ranges.
+        """Return tasks for the next rows after a place, and the last place of their ranges.
 
         They have about `most` rows. `records` has the number of rows of each file; a range with
         more rows, or with an unknown number, is compared alone, in parts.
         """
         tasks, left, reached = list[Callable[[], MadeRows]](), most, place
-        of = replace(self, ranges=KeyRanges())  # which these tasks do not need
+        small = replace(self, ranges=KeyRanges())  # which these tasks do not need
         for index in range(self.ranges.index(place), len(self.ranges)):
             found = self.ranges[index]
             if not found.paths or found.last <= place:
@@ -111,12 +111,12 @@ class RangeTasks:
             size = sum(known) if len(known) == len(found.paths) else most + 1
             if tasks and size > left:
                 break
-            tasks.append(partial(of.rows, found.paths, place, most if size > most else None))
+            tasks.append(partial(small.rows, found.paths, place, most if size > most else None))
             left, reached = left - size, found.last
         return reached, tasks
 
-    def rows(self, paths: Sequence[str], behind: str, most: int | None) -> MadeRows:
-        """Compare the rows of files behind a place: SUSPECTS.
+    def rows(self, paths: Sequence[str], after: str, most: int | None) -> MadeRows:
+        """Compare the rows of files after a place: SUSPECTS.
 
         The files have all rows of their range, in any order. The first `most` rows in the order of
         places are compared, or all of them.
@@ -124,7 +124,7 @@ class RangeTasks:
         every = [rows[_PLACE] for rows in self._scan(paths, KEY_COLUMNS, deleted=True)]
         places = pa.chunked_array([part for each in every for part in each.chunks], pa.string())
         found = pa.Table.from_batches([pa.RecordBatch.from_struct_array(pc.value_counts(places))])
-        found = found.filter(pc.greater(found["values"], behind)).sort_by("values").slice(0, most)
+        found = found.filter(pc.greater(found["values"], after)).sort_by("values").slice(0, most)
         if not found.num_rows:
             yield _report(0, 0)
             return
@@ -132,9 +132,9 @@ class RangeTasks:
         yield _suspects((*place.split("\0"), None, True) for place in doubled)
         last, size = found["values"][-1], 0
         with closing(RouterClient(self.options)) as client:
-            for read in self._scan(paths, VERSION, self._between(behind, last.as_py())):
+            for read in self._scan(paths, VERSION, self._between(after, last.as_py())):
                 keys = read[_PLACE]
-                rows = read.filter(pc.and_(pc.greater(keys, behind), pc.less_equal(keys, last)))
+                rows = read.filter(pc.and_(pc.greater(keys, after), pc.less_equal(keys, last)))
                 for start in range(0, rows.num_rows, _KEYS):
                     unlike, bytes_ = self._unlike(client, rows.slice(start, _KEYS).to_pylist())
                     size += bytes_
@@ -175,26 +175,26 @@ class RangeTasks:
         """Return columns, and _PLACE, of the rows at some places."""
         ordered, paths = sorted(places), []
         for first, last, path in self.ranges.files():
-            at = bisect_left(ordered, first)
-            if at < len(ordered) and ordered[at] <= last:
+            index = bisect_left(ordered, first)
+            if index < len(ordered) and ordered[index] <= last:
                 paths.append(path)
         key, wanted = pc.field(self.form.column("key")), pa.array(ordered, pa.string())
         keys = pa.array({place.rpartition("\0")[2] for place in ordered}, pa.string())
         for rows in self._scan(paths, names, key.isin(keys) | key.is_null()):
             yield rows.filter(pc.is_in(rows[_PLACE], value_set=wanted))
 
-    def _between(self, behind: str, last: str) -> pc.Expression:
-        """Return a condition that all rows behind a place fulfil, up to the last one.
+    def _between(self, after: str, last: str) -> pc.Expression:
+        """Return a condition that all rows after a place fulfil, up to the last one.
 
         It rules out row groups by their statistics.
         """
         fields = [pc.field(self.form.column(name)) for name in KEY_COLUMNS]
-        bounds = zip_longest(fields, behind.split("\0"), last.split("\0"), fillvalue="")
-        is_behind, is_before = pc.scalar(False), pc.scalar(True)  # of equal names and keys
+        bounds = zip_longest(fields, after.split("\0"), last.split("\0"), fillvalue="")
+        is_after, is_before = pc.scalar(False), pc.scalar(True)  # of equal names and keys
         for field, begin, end in reversed([*bounds]):
-            is_behind = (field > begin) | ((field == begin) & is_behind)
+            is_after = (field > begin) | ((field == begin) & is_after)
             is_before = (field < end) | ((field == end) & is_before)
-        return (is_behind & is_before) | reduce(or_, (each.is_null() for each in fields))
+        return (is_after & is_before) | reduce(or_, (each.is_null() for each in fields))
 
     def _scan(
         self,
@@ -211,9 +211,9 @@ class RangeTasks:
         if self.form.keeps_deleted and not deleted:
             kept = ~pc.field(DELETED)
             chosen = kept if chosen is None else chosen & kept
-        columns = [*map(self.form.column, names)]
+        chosen_columns = [*map(self.form.column, names)]
         files = [(path, dict[str, Any]()) for path in paths]
-        for batch in TableScan(self.address, self.form.stored, columns, files, chosen):
+        for batch in TableScan(self.address, self.form.stored, chosen_columns, files, chosen):
             made = dict(zip(names, batch.columns, strict=True))
             for name in made.keys() - {"documentKey"}:
                 made[name] = pc.fill_null(made[name], _EMPTY.get(name, ""))

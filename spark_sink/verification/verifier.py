@@ -29,8 +29,8 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.snapshot.plan import filter_of
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import end_of
 from spark_sink.tables.prepare import EVENT
+from spark_sink.tables.state_files import end_of
 from spark_sink.verification.comparison import Comparison, document_options
 
 # Where a round continues that was interrupted, in the job's folder.
@@ -76,7 +76,7 @@ class Verifier:
         self._done = done
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
-        found = DeltaLog(self._address).position().get("verified", {})
+        found = DeltaLog(self._address).state().get("verified", {})
         self.findings = Findings(self._address, found)
         """What the last complete round has found, and what its repair removes."""
 
@@ -154,6 +154,6 @@ class Verifier:
 
 def _is_whole(log: DeltaLog) -> bool:
     """Return whether a table has all documents, so that no snapshot must complete it."""
-    state = log.position()
-    at = end_of(state)
-    return at is not None and at.signals.initial is None and not state.get("unread")
+    state = log.state()
+    offset = end_of(state)
+    return offset is not None and offset.signals.initial is None and not state.get("unread")

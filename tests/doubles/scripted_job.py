@@ -29,7 +29,7 @@ from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.state_files import Batch
 from tests.doubles.table_changes import RandomChanges
 
 RECORD = JobRecord(
@@ -102,11 +102,11 @@ class ScriptedJob(TablesJob):
         """Commit a batch, as Spark calls it."""
         self._commit(SimpleNamespace(sparkSession=None), number)  # type: ignore[arg-type]
 
-    def _reports(self, batch: Any, of: Batch, at: Offset) -> list[TaskReport]:
-        first, last = map(self._script.before, (of.begin, of.offset))
-        rows, events = EventRows(), self._script.events[first:last]
-        with TaskWriter(self._written_to, rows.schema, of.number) as writer:
-            for each in rows.arrow_batches(RawBSONDocument(bson.encode(e)) for e in events):
+    def _reports(self, rows: Any, batch: Batch, end: Offset) -> list[TaskReport]:
+        first, last = map(self._script.before, (batch.begin, batch.offset))
+        made, events = EventRows(), self._script.events[first:last]
+        with TaskWriter(self._written_to, made.schema, batch.number) as writer:
+            for each in made.arrow_batches(RawBSONDocument(bson.encode(e)) for e in events):
                 writer.add(each)
             return [writer.close()]
 

@@ -23,8 +23,8 @@ from spark_sink.tables import current_table, range_merge, staged_changes, upsert
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_state import TableScope
 
 DATABASE = "shop"

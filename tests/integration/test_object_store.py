@@ -16,8 +16,8 @@ from spark_sink.events.documents import from_json, to_json
 from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
+from spark_sink.tables.state_files import Batch
 from tests.doubles.table_changes import RandomChanges, change_rows
 from tests.doubles.two_starts import check_two_starts, pause_starts
 from tests.harness.object_store import BUCKET, ObjectStore, object_store
@@ -77,7 +77,7 @@ def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
     with pytest.raises(StreamError, match="written by another query"):
         another.replace([], pa.schema([("token", pa.string())]), {"through": "c"})
     another = DeltaLog(address.replace("s3://", "s3a://"))
-    assert another.position() == {"through": "b", **Batch("q", 0).position}
+    assert another.state() == {"through": "b", **Batch("q", 0).fields}
     assert another.count() == 1
 
 

@@ -18,8 +18,8 @@ from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
+from spark_sink.tables.state_files import Batch
 from tests.harness.until import wait_for
 
 Row = dict[str, Any]
@@ -99,7 +99,7 @@ class TableQuery:
         self.options = options
         self.reader = MergerouterStreamReader(options, begun)
         self._target, self._most, self._findings = target, most, findings
-        last = DeltaLog(target).position()
+        last = DeltaLog(target).state()
         self.offset: Row = last.get("offset") or self.reader.initialOffset()
         self._number: int = last.get("batch", -1)
         self.operations: list[str | None] = []

@@ -18,7 +18,7 @@ from bson.timestamp import Timestamp
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.message_batches import Messages, WithTransactions
-from spark_sink.debezium.messages import Maker, Message
+from spark_sink.debezium.messages import Message, MessageMaker
 from spark_sink.debezium.options import MessageOptions, sanitized
 from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import heartbeat
@@ -276,11 +276,11 @@ def test_a_damaged_document_is_refused() -> None:
     size = event.index(b"\x02a\0") + 3
     damaged = event[:size] + struct.pack("<i", 100) + event[size + 4 :]
     with pytest.raises(bson.errors.InvalidBSON):
-        Maker(MessageOptions("p"), lambda: NOW).of_events(JoinedEvents([event] * 50 + [damaged]))
+        _messages(MessageMaker(MessageOptions("p"), lambda: NOW), [*[event] * 50, damaged])
 
 
 def _compare(options: MessageOptions, events: list[bytes]) -> None:
-    maker = Maker(options, lambda: NOW)
+    maker = MessageMaker(options, lambda: NOW)
     expected = [
         (index, place, message)
         for index, event in enumerate(events)
@@ -289,7 +289,7 @@ def _compare(options: MessageOptions, events: list[bytes]) -> None:
     assert _messages(maker, events) == expected
 
 
-def _messages(maker: Maker, events: list[bytes]) -> list[tuple[int, int, Message]]:
+def _messages(maker: MessageMaker, events: list[bytes]) -> list[tuple[int, int, Message]]:
     """Return messages, each after its event's index and its place among that event's messages."""
     rows, places, columns = maker.of_events(JoinedEvents(events))
     messages = map(Message, *(column.to_pylist() for column in columns))

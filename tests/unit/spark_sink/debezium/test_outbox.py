@@ -12,7 +12,7 @@ from bson.code import Code
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium.message_batches import Messages
-from spark_sink.debezium.messages import Maker
+from spark_sink.debezium.messages import MessageMaker
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.errors import OptionError, StreamError
@@ -40,7 +40,7 @@ def sent(
     """Topic, key and value of the messages of one event."""
     options = MessageOptions.of("p", {}, None, properties, "")
     events = JoinedEvents([event(document, kind)])
-    columns = Maker(options, lambda: 0).of_events(events).columns
+    columns = MessageMaker(options, lambda: 0).of_events(events).columns
     return list(zip(*(column.to_pylist() for column in columns[:3]), strict=True))
 
 

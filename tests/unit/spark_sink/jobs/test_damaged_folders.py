@@ -159,16 +159,16 @@ def test_a_slow_reader_beside_a_vacuum_has_its_version_or_an_error(
     DeltaLog(str(table)).keep_files(kept_seconds)
     before = documents_in(str(tmp_path))
     reader = DeltaTable(table)
-    position = DeltaLog(str(table)).position()
+    state = DeltaLog(str(table)).state()
     for number in range(1, 4):
         apply(table, stream.changes(50), number)
     assert documents_in(str(tmp_path)) == stream.collections != before
     if kept_seconds:
         assert reader.to_pyarrow_table().num_rows == len(before)
-        found = DeltaLog(str(table)).at(reader.version(), position)
+        found = DeltaLog(str(table)).at(reader.version(), state)
         assert found.count() == len(before)
         return
     with pytest.raises(OSError, match="No such file"):
         reader.to_pyarrow_table()
     with pytest.raises(SourceError, match=r"files of version .* have been deleted"):
-        DeltaLog(str(table)).at(reader.version(), position)
+        DeltaLog(str(table)).at(reader.version(), state)

@@ -19,8 +19,8 @@ from spark_sink.jobs.rebuilding import rebuild_table
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
-from spark_sink.tables.tasks import TOLD
+from spark_sink.tables.state_files import Batch
+from spark_sink.tables.tasks import REPORT_PROGRESS
 from tests.doubles.scripted_job import Script, check_tables, follow
 from tests.doubles.table_changes import RandomChanges, apply, documents_in
 
@@ -82,8 +82,8 @@ def test_long_work_is_told_in_a_line_every_ten_seconds(capsys: pytest.CaptureFix
     with work_told(lambda: now[0]):
         for done in range(1, 30):
             now[0] = float(done)
-            TOLD.get()("files merged", 1000 * done, 30_000)
-    TOLD.get()("files merged", 30_000, 30_000)
+            REPORT_PROGRESS.get()("files merged", 1000 * done, 30_000)
+    REPORT_PROGRESS.get()("files merged", 30_000, 30_000)
     assert capsys.readouterr().err.splitlines() == [
         "files merged: 10,000 of 30,000",
         "files merged: 20,000 of 30,000",
@@ -129,11 +129,11 @@ def test_how_far_long_work_is_is_told_from_within(
         assert list(compact_tables(folder))
     work, expected = LONG[name]
     told: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    token = TOLD.set(lambda what, done, total: told[what].append((done, total)))
+    token = REPORT_PROGRESS.set(lambda what, done, total: told[what].append((done, total)))
     try:
         work(folder, script)
     finally:
-        TOLD.reset(token)
+        REPORT_PROGRESS.reset(token)
     assert told.keys() >= expected
     for what in expected:
         steps = told[what]

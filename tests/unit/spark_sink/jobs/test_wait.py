@@ -24,7 +24,7 @@ from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_state import TableScope
 from tests.doubles.scripted_job import Script, follow
 
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, script: Script) -> JobFolder:
 
 
 def reached(folder: JobFolder, script: Script) -> int:
-    return script.before(DeltaLog(folder.table("bronze")).position()["offset"])
+    return script.before(DeltaLog(folder.table("bronze")).state()["offset"])
 
 
 def lacking(folder: JobFolder, to: str | Timestamp) -> str:

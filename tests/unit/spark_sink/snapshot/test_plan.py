@@ -178,7 +178,7 @@ def sizes(servers: Servers, tasks: list[list[Chunk]]) -> list[float]:
 
 
 def test_a_rest_without_a_sample_is_read() -> None:
-    """After a restart close to the end, a sample may have no key behind the place."""
+    """After a restart close to the end, a sample may have no key after the place."""
     servers = Servers({"c": Stub(_MILLION)})
     planner = SnapshotPlanner(servers, Scope("d"), 4)  # type: ignore[arg-type]
     [collection] = planner.collections()

@@ -30,8 +30,8 @@ from spark_sink.tables.key_ranges import (
     partitions_of,
     places_of,
 )
-from spark_sink.tables.log_state import Batch
 from spark_sink.tables.staged_changes import ChangeStage
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
 from spark_sink.tables.table_state import TableScope
@@ -46,14 +46,14 @@ from tests.doubles.table_changes import (
     with_field,
 )
 
-END = "\U0010ffff" * 2  # behind the names of all other collections
+END = "\U0010ffff" * 2  # after the names of all other collections
 
 
 def check_ranges(folder: Path) -> int:
     """Check that files are ordered, and that the log tells their ranges; return their number."""
     log, before = DeltaLog(str(folder)), ""
     ranges = KeyRanges.of(log.files())
-    assert log.position()["partitions"] == partition_digest(partitions_of(log.files()))
+    assert log.state()["partitions"] == partition_digest(partitions_of(log.files()))
     actions = {each["path"]: each for each in log.files().to_pylist()}
     assert len(ranges) == max(1, len(actions))
     for number, (first, last, path) in enumerate(ranges.files()):
@@ -153,7 +153,7 @@ def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> Non
     now = set(DeltaTable(folder).file_uris())
     assert len(files - now) == 2
     assert len(now - files) == 2
-    # New documents behind the last ones, of a file that is large, leave it as it is.
+    # New documents after the last ones, of a file that is large, leave it as it is.
     while True:
         number = 12_000 + len(texts)
         before = set(DeltaTable(folder).file_uris())

@@ -20,8 +20,8 @@ from spark_sink.jobs import maintenance
 from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.tables import delta_log
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch, TableStates, newest_state
 from spark_sink.tables.parquet_parts import Parts
+from spark_sink.tables.state_files import Batch, StateFiles, newest_state
 from spark_sink.tables.table_rows import scan
 
 SCHEMA = pa.schema(
@@ -103,7 +103,7 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
     assert "min.fullDocument" not in first or first["min.fullDocument"] is None
 
 
-def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> None:
+def test_one_commit_replaces_buckets_and_sets_the_state(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
     reader = DeltaTable(tmp_path)
@@ -115,17 +115,17 @@ def test_one_commit_replaces_buckets_and_moves_the_position(tmp_path: Path) -> N
         replaced=["1"],
     )
     assert tokens_of(tmp_path) == [*(f"82{number:06}" for number in range(0, 10, 2)), "82000100"]
-    assert DeltaLog(str(tmp_path)).position() == {"through": "b", **batch(4).position}
+    assert DeltaLog(str(tmp_path)).state() == {"through": "b", **batch(4).fields}
     assert log.has(batch(4))
     assert not log.has(batch(5))
     assert not log.has(Batch("another query", 1))
     with pytest.raises(StreamError, match="another start has written it"):
         log.has(batch(5, "another query"))
-    # A bucket that becomes empty, and a position without rows.
+    # A bucket that becomes empty, and a state without rows.
     log.replace([], SCHEMA, {"through": "c"}, replaced=["0"])
     log.replace([], SCHEMA, {"through": "d"})
     assert tokens_of(tmp_path) == ["82000100"]
-    assert log.position() == {"through": "d", **batch(4).position}
+    assert log.state() == {"through": "d", **batch(4).fields}
     assert reader.to_pyarrow_table().num_rows == 10  # readers of a version keep it
 
 
@@ -170,7 +170,7 @@ def test_a_batch_is_the_same_only_with_the_same_offsets(other: Batch, tmp_path: 
     assert not log.has(Batch("q", 6, {"_data": "826"}, {"_data": "825"}))
 
 
-@pytest.mark.parametrize("kind", ["append", "replace", "compare", "add columns"])
+@pytest.mark.parametrize("kind", ["append", "replace", "statistics", "add columns"])
 def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_path: Path) -> None:
     DeltaLog(str(tmp_path), ("bucket",)).append([], SCHEMA, batch(0))
     earlier = DeltaLog(str(tmp_path), ("bucket",), epoch=5)
@@ -182,7 +182,7 @@ def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_pa
     commits: dict[str, Callable[[], None]] = {
         "append": lambda: earlier.append(parts, SCHEMA, batch(1)),
         "replace": lambda: earlier.replace(parts, SCHEMA, {}, batch(1), replaced=["0"]),
-        "compare": lambda: earlier.compare(["token"]),
+        "statistics": lambda: earlier.set_statistics_columns(["token"]),
         "add columns": lambda: earlier.append(parts, wider, batch(1)),
     }
     with pytest.raises(StreamError, match="another start of this job has taken over the table"):
@@ -203,19 +203,19 @@ def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> 
     log.append(written(tmp_path, rows, schema=wider), wider, batch(2))
     found = DeltaTable(tmp_path).to_pyarrow_table().sort_by("token").to_pylist()
     assert [row["typed"] for row in found] == [None, {"n": 5}]
-    assert log.position()["batch"] == 2
+    assert log.state()["batch"] == 2
     other = SCHEMA.set(2, pa.field("fullDocument", pa.binary()))
     with pytest.raises(OptionError, match="other types of fullDocument: start the query with"):
         log.append([], other, batch(3))
 
 
-def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) -> None:
+def test_compaction_and_vacuum_keep_rows_state_and_new_files(tmp_path: Path) -> None:
     table = appended(tmp_path, 6)
     log, before = table, tokens_of(tmp_path)
     assert merge_small_files(table) == (6, 2)
     assert merge_small_files(table) == (2, 2)
     assert tokens_of(tmp_path) == before
-    assert log.position()["batch"] == 5
+    assert log.state()["batch"] == 5
     assert log.has(batch(5))
     version = DeltaTable(tmp_path).version()
     log.vacuum(full=True)
@@ -230,7 +230,7 @@ def test_compaction_and_vacuum_keep_rows_position_and_new_files(tmp_path: Path) 
     assert DeltaTable(tmp_path).version() == version + 2
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
     assert tokens_of(tmp_path) == before
-    assert DeltaLog(str(tmp_path)).position()["batch"] == 5
+    assert DeltaLog(str(tmp_path)).state()["batch"] == 5
 
 
 def appended(folder: Path, count: int, partitions: Sequence[str] = ("bucket",)) -> DeltaLog:
@@ -358,22 +358,22 @@ def test_commits_older_than_their_retention_are_deleted_now_and_then(
     assert tokens_of(tmp_path) == ["82000001"]
     again = DeltaLog(str(tmp_path))
     assert again.has(batch(20))
-    assert again.position()["batch"] == 20
+    assert again.state()["batch"] == 20
 
 
-def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> None:
+def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.append(written(tmp_path, rows_of([1])), SCHEMA, batch(7))
     for number in range(25):
         table = pa.Table.from_pylist(rows_of([number]), SCHEMA)
         write_deltalake(tmp_path, table, mode="append")
-    assert DeltaLog(str(tmp_path)).position()["batch"] == newest_state(str(tmp_path))["batch"] == 7
+    assert DeltaLog(str(tmp_path)).state()["batch"] == newest_state(str(tmp_path))["batch"] == 7
     table = DeltaTable(tmp_path)
     table.create_checkpoint()
     for each in (tmp_path / "_delta_log").glob("*.json"):
         if int(each.stem) < table.version():
             each.unlink()
-    assert newest_state(str(tmp_path)) == DeltaLog(str(tmp_path)).position()
+    assert newest_state(str(tmp_path)) == DeltaLog(str(tmp_path)).state()
     log.reload()
     for number in range(8, 14):
         log.append([], SCHEMA, batch(number))
@@ -384,12 +384,12 @@ def test_the_position_is_found_behind_the_commits_of_others(tmp_path: Path) -> N
 
 
 def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:
-    states = TableStates(str(tmp_path))
+    states = StateFiles(str(tmp_path))
     numbers = [states.write({"batch": number}) for number in range(3)]
     for number in numbers[:2]:
         os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
     states.clean(numbers[2])
-    again = TableStates(str(tmp_path))
+    again = StateFiles(str(tmp_path))
     assert again.read(numbers[2]) == {"batch": 2}
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
         again.read(numbers[1])

@@ -25,7 +25,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.schema import schema_for
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.state_files import Batch
 from tests.doubles.table_changes import RandomChanges, documents_in, staged
 
 _SPACE = 50_000

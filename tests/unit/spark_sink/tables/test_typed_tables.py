@@ -31,7 +31,7 @@ from spark_sink.tables import upsert
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
-from spark_sink.tables.log_state import Batch
+from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from tests.doubles.table_changes import RandomChanges, killed, staged
 
@@ -105,7 +105,7 @@ def test_columns_follow_the_documents(tmp_path: Path) -> None:
         ]
         before = DeltaTable(folder).version() if number else -1
         apply(folder, events, number)
-        assert DeltaTable(folder).version() == before + 1  # rows, position and schema in one commit
+        assert DeltaTable(folder).version() == before + 1  # rows, state and schema in one commit
         check(folder, stream)
         apply(folder, events, number)
         assert DeltaTable(folder).version() == before + 1

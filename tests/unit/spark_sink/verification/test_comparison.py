@@ -85,12 +85,12 @@ def compared(folder: Path, most: int) -> tuple[list[str], list[str], RangeTasks]
     look = RangeTasks(str(folder), table.form, ("_id",), ranges, options, Timestamp(1, 1))
     records = dict(zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True))
     place, places, doubled = "", list[str](), list[str]()
-    while (behind := look.tasks_behind(place, most, records))[1]:
-        found = [row for task in behind[1] for batch in task() for row in batch.to_pylist()]
+    while (after := look.tasks_after(place, most, records))[1]:
+        found = [row for task in after[1] for batch in task() for row in batch.to_pylist()]
         suspects = [row for row in found if row["key"] is not None]
         places += sorted({place_of_row(row) for row in suspects if not row["doubled"]})
         doubled += [place_of_row(row) for row in suspects if row["doubled"]]
-        place = max((row["place"] for row in found if row["place"]), default=behind[0])
+        place = max((row["place"] for row in found if row["place"]), default=after[0])
     return places, doubled, look
 
 

@@ -1,11 +1,11 @@
-"""What a version of a Delta table knows beside its files: its state, with its newest batch.
+"""What is recorded for a version of a Delta table beside its files: its state, with a batch.
 
 A state is a JSON document in the table's folder `_mergerouter`, whose name readers of Delta tables
-and their clean-up ignore. It is written before the commit, and the commit has its number as the
-application transaction `mergerouter`. Transactions survive the checkpoints of Delta's log, whoever
-makes them, and the clean-up of commits. What a commit says beside its files (commit info) does not:
-it serves to find older versions. The numbers are random, so that two writers of one version never
-write the same file.
+and their clean-up ignore; that of a current table has the fields of `table_state.TableState`, too.
+It is written before the commit, which has its number as the application transaction `mergerouter`.
+Transactions survive the checkpoints of Delta's log, whoever makes them, and the clean-up of
+commits. What a commit says beside its files (commit info) does not: it serves to find older
+versions. The numbers are random, so that two writers of one version never write the same file.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ class Batch:
     written: Mapping[str, int] = field(default_factory=dict)
 
     @property
-    def position(self) -> dict[str, Any]:
-        """What a table's state says about the batch: its fields, without those that are empty."""
+    def fields(self) -> dict[str, Any]:
+        """The fields of a table's state that the batch gives it, without those that are empty."""
         found: dict[str, Any] = to_document(self)
         return found
 
@@ -96,8 +96,8 @@ def end_of(state: Mapping[str, Any]) -> Offset | None:
     return Offset.read(state["offset"]) if state.get("offset") else None
 
 
-class TableStates:
-    """The states of the table at an address, a path or a URI."""
+class StateFiles:
+    """The files with the states of any Delta table, at an address: a path or a URI."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -128,7 +128,7 @@ class TableStates:
         """
         files = {each.path: each.mtime for each in self._folder.listed(_FOLDER)}
         if (time := files.get(_path(newest))) is not None:
-            old = [path for path, of in files.items() if of < time - _KEPT]
+            old = [path for path, modified in files.items() if modified < time - _KEPT]
             self._folder.remove(*old)
 
 
@@ -149,7 +149,7 @@ def newest_state(address: str) -> dict[str, Any]:
         for name in (e for e in names if ".checkpoint." in e and e.endswith(".parquet")):
             for each in _transactions_in(address, name):
                 if each["appId"] == APPLICATION:
-                    return TableStates(address).read(int(each["version"]))
+                    return StateFiles(address).read(int(each["version"]))
     except OSError as error:
         raise StreamError(
             f"the table at {address} cannot be read: correct the path or the access to it", error
