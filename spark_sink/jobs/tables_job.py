@@ -79,8 +79,6 @@ NOTIFICATIONS = pa.schema(
     ]
 )
 """The columns of a job's table of notifications."""
-# The batches whose counts are kept: Spark keeps the progress of as many.
-_KEPT = 100
 # Events of a batch and of a task: a batch costs Spark about as much whatever its size, and tasks
 # hold no more rows than a file's row group.
 _MAX_EVENTS, _TASK_EVENTS = 400_000, 50_000
@@ -159,7 +157,7 @@ class TablesJob:
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
         self.written: dict[int, WrittenBatch] = {}
-        """What the latest batches have written, by their numbers."""
+        """What the batches that are not told yet have written, by their numbers."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -215,7 +213,6 @@ class TablesJob:
         for report in self._reports(rows, batch, end):
             written.add(report)
         if self.findings is not None:
-            written.changes.add(self.findings.removals())
             batch = replace(batch, verified=self.findings.found)
         counted, notified = Transactions(written.transactions).rows(), _notifications(end)
         beside = {NOTIFIED: notified.num_rows, TRANSACTIONS: counted.num_rows}
@@ -225,6 +222,8 @@ class TablesJob:
                 with _timed(seconds, name):
                     self._table(name).append(written.parts.get(name, ()), schema, batch)
         if CURRENT in self._tables:
+            if self.findings is not None:
+                written.changes.add(self.findings.removals())
             with _timed(seconds, CURRENT):
                 self._merge(rows.sparkSession, written.changes, batch, end)
         elif found := written.parts.get(QUARANTINE):
@@ -239,7 +238,6 @@ class TablesJob:
                 log.keep_files(self.keep_files)
         files = sum(len(written.parts.get(name, ())) for name in (BRONZE, MESSAGES))
         self.written[number] = WrittenBatch(written.events, files, written.counts, seconds)
-        self.written.pop(number - _KEPT, None)
 
     def _after(self, batch: Batch, filled: Collection[str]) -> Batch:
         """Return the batch, with the newest one that has rows in each table it is appended to.

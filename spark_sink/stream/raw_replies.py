@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 
 import bson
 
-from shard_client.bson.values import ARRAY
 from spark_sink.events.slices import Slice, documents_in, values_in
 
 _Reply = TypeVar("_Reply")
@@ -72,24 +71,19 @@ def _asked(replies: Generator[_Reply]) -> Future[_Reply | None]:
 
 
 def _unpacked(response: Any, *_: Any, **__: Any) -> list[dict[str, Any]]:
-    """Return a server's reply for a cursor, which keeps the documents of the batch as they are.
-
-    The reply is copied once, and each document once.
-    """
     data = bytes(response.raw_command_response())
-    reply: dict[str, Any] = {}
-    for kind, name, at, end in values_in(data, 0, len(data)):
+    return [_fields(data, 0, len(data))]
+
+
+def _fields(data: bytes, start: int, end: int) -> dict[str, Any]:
+    """Return the fields of a reply, or of its cursor, whose batch remains a list of BSON."""
+    found: dict[str, Any] = {}
+    for kind, name, at, stop in values_in(data, start, end):
         if name == b"cursor":
-            reply["cursor"] = {
-                field.decode(): documents_in(data, begin, stop)
-                if each == ARRAY
-                else _value(each, data[begin:stop])
-                for each, field, begin, stop in values_in(data, at, end)
-            }
+            value: Any = _fields(data, at, stop)
+        elif name in (b"firstBatch", b"nextBatch"):
+            value = documents_in(data, at, stop)
         else:
-            reply[name.decode()] = _value(kind, data[at:end])
-    return [reply]
-
-
-def _value(kind: int, data: bytes) -> Any:
-    return bson.decode(Slice(kind, data).wrapped())["v"]
+            value = bson.decode(Slice(kind, data[at:stop]).wrapped())["v"]
+        found[name.decode()] = value
+    return found
