@@ -3,6 +3,7 @@
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from spark_sink.errors import SourceError
 from spark_sink.jobs import query_run, router_beside
 from spark_sink.jobs.progress import WrittenBatch
 from spark_sink.jobs.router_report import RouterReport
+from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob
 from tests.doubles.query_progress import progress
 
@@ -187,6 +189,38 @@ def test_a_failure_ends_all_jobs_and_is_printed_and_reported_once(
     assert (result.exit_code, result.output.count("error: disk is gone\n")) == (1, 1)
     assert events.count("reports disk is gone") == 1
     assert events[-2:] == [f"reports {'0 ended' if others else 'disk is gone'}", "router ends"]
+
+
+def test_a_failure_while_the_jobs_end_for_another_one_is_no_orderly_stop(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked, request = threading.Event(), StopRequest.request
+
+    def fail(cause: str) -> bool:
+        raise StreamingQueryException(f"x\nCaused by: java.io.IOException: {cause}")
+
+    def requested(end: StopRequest, *, after_failure: bool = False) -> None:
+        request(end, after_failure=after_failure)
+        asked.set()
+
+    ticks = {
+        "shop.bad": lambda: fail("disk is gone"),
+        "shop.worse": lambda: asked.wait(60) and fail("router is gone"),
+    }
+
+    def start(job: TablesJob, *_: object) -> WaitingQuery:
+        query = WaitingQuery(ticks[job.record.namespaces[0]], events)
+        query.status = {"isTriggerActive": True}
+        return query
+
+    monkeypatch.setattr(TablesJob, "start", start)
+    monkeypatch.setattr(StopRequest, "request", requested)
+    (tmp_path / "jobs.yaml").write_text("collections:\n  shop.bad:\n  shop.worse:\n")
+    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
+    result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+    assert "the others end: router is gone\n" in result.output
+    assert "stopped with Spark's JVM" not in result.output
+    assert {"reports disk is gone", "reports router is gone"} <= {*events}
 
 
 def test_a_clock_that_is_set_back_ends_the_job(

@@ -204,6 +204,10 @@ def test_reading_stops_once_the_wanted_field_is_found():
     assert field_of(document, b"absent") is None
     array = fields_of(bson.encode({"": [{"n": n} for n in range(1001)]}))[b""].value
     assert documents_in(array, 0, len(array)) == [bson.encode({"n": n}) for n in range(1001)]
+    for size in (-16, 0, 4, 10_000):  # of the first document
+        broken = array[:7] + size.to_bytes(4, "little", signed=True) + array[11:40]
+        with pytest.raises(InvalidBSON):
+            documents_in(broken, 0, len(broken))
 
 
 SCHEMA = StructType().add("_id", StringType()).add("n", LongType())

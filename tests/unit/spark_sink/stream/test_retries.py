@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Generator
 from contextlib import closing, suppress
-from threading import Event
+from threading import Event, current_thread
 from typing import Any, cast
 from unittest.mock import Mock
 
@@ -172,6 +172,7 @@ def test_the_next_reply_is_read_while_one_is_used(reads_on: bool) -> None:
     def source() -> Generator[int]:
         try:
             yield 1
+            assert current_thread().daemon, "a process that exits would wait for a server"
             is_asked.set()
             raise StreamError("the servers are gone")
         finally:
