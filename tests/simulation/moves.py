@@ -17,7 +17,7 @@ from router.stream.sharing import SharingDemand, Source
 _CONSTANTS = {
     "recent_events": (views, "_RECENT_EVENTS"),
     "bytes_of_a_scan": (sharing, "_BYTES_OF_A_SCAN"),
-    "pause": (sharing, "_PAUSE"),
+    "pause": (sharing, "_PAUSE_IN_HOLDS"),
 }
 _LONGEST_PAUSE = 0.5
 """Seconds for which a scan is paused at a whim."""
