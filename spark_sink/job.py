@@ -34,6 +34,7 @@ from spark_sink.verification.all_tables import Outcome, verify_job
 from spark_sink.verification.verifier import Verifier
 
 _POLL_SECONDS = 0.2
+_WITH_JVM = "stopped with Spark's JVM; the next start repeats the batch that was in progress"
 
 
 def run_jobs(
@@ -48,27 +49,29 @@ def run_jobs(
     A failure of one ends all, after their batches in progress, and is raised. With `once` each
     reads a snapshot alone, and ends. Raises SourceError, and what Spark raises.
     """
-    failures = []
-    with router_beside(settings), ExitStack() as held:
-        starts = [_Start(held, settings, end, *job, once=once) for job in settings.jobs()]
-        held.enter_context(quiet_stop(end))
-        spark = spark or held.enter_context(job_session("run", settings.conf))
-        end.begin()
-        if len(starts) == 1:
-            starts[0].follow(spark, settings.metrics_port)
-            return
-        first = settings.metrics_port
-        ports = [None if first is None else first + number for number in range(len(starts))]
-        with ThreadPoolExecutor(len(starts)) as pool:
-            pairs = zip(starts, ports, strict=True)
-            running = [pool.submit(each.follow, spark, port) for each, port in pairs]
-            for each in as_completed(running):
-                if error := each.exception():
-                    say(f"a job has failed, and the others end: {cause_of(error)}")
-                    failures.append(error)
-                    end.request(after_failure=True)
-    for error in failures:
-        raise error
+    failures: list[Exception] = []
+    try:
+        with router_beside(settings), ExitStack() as held:
+            starts = [_Start(held, settings, end, *job, once=once) for job in settings.jobs()]
+            held.enter_context(quiet_stop(end))
+            spark = spark or held.enter_context(job_session("run", settings.conf))
+            end.begin()
+            first = settings.metrics_port
+            if len(starts) == 1:  # in the thread that gets the signals
+                failures += starts[0].follow(spark, first)
+                return
+            ports = [None if first is None else first + number for number in range(len(starts))]
+            with ThreadPoolExecutor(len(starts)) as pool:
+                pairs = zip(starts, ports, strict=True)
+                running = [pool.submit(each.follow, spark, port) for each, port in pairs]
+                for each in as_completed(running):
+                    for error in each.result():
+                        failures.append(error)
+                        end.request(after_failure=True)
+                        say(f"a job has failed, and the others end: {cause_of(error)}")
+    finally:  # also if the end of the session fails
+        for error in failures:
+            raise error
 
 
 def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
@@ -105,14 +108,15 @@ class _Start:
         folder.begin(record, once=once)
         leave_out_lost(folder, settings.uri)
 
-    def follow(self, spark: SparkSession, metrics_port: int | None) -> None:
-        """Run the job's query until it ends. Raises what ends it, which the router is told."""
+    def follow(self, spark: SparkSession, metrics_port: int | None) -> list[Exception]:
+        """Run the job's query until it ends; return what it fails with, which the router gets."""
         try:
-            with quiet_stop(self._end):
+            with quiet_stop(self._end, _WITH_JVM):
                 self._follow(spark, metrics_port)
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001 - it is raised once all jobs have ended
             self._router.failed(cause_of(error))
-            raise
+            return [error]
+        return []
 
     def _follow(self, spark: SparkSession, metrics_port: int | None) -> None:
         settings, folder, router = self._settings, self._folder, self._router
@@ -216,8 +220,8 @@ class Job:
                 run_jobs(self.settings, end, session)
                 running.set_result(None)
             except BaseException as error:  # noqa: BLE001 - the future raises it
-                say(f"error: {cause_of(error)}")
                 running.set_exception(error)
+                say(f"error: {cause_of(error)}")
 
         threading.Thread(target=run, name="mergerouter-job", daemon=True).start()
         return self

@@ -184,6 +184,7 @@ class MotorReplicaSet(ReplicaSet):
             self._client = self._connect()
         except (PyMongoError, OSError, ValueError) as error:  # it reads the certificates again
             log.error("cannot reconnect for monitoring", set=self.name, error=str(error))
+            self._listener = listener
             return
         listener.end()
         self._end_client(former)

@@ -115,9 +115,7 @@ class TaskReport:
             self.parts.setdefault(name, []).extend(parts)
         self.changes.add(other.changes)
         Transactions(self.transactions).add(Transactions(other.transactions))
-        counted = Counter({(name, op): number for name, op, number in self.counts})
-        counted.update({(name, op): number for name, op, number in other.counts})
-        self.counts = [(*kind, number) for kind, number in counted.items()]
+        self.counts += other.counts
         self.events += other.events
 
 

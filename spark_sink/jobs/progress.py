@@ -119,8 +119,8 @@ def batch_progress(
 def reached(progress: Mapping[str, Any]) -> int | None:
     """Return the cluster time up to which a query has all events, in seconds since 1970.
 
-    It is the end of the last batch, or the time up to which the stream has no further event. None
-    without a position. `progress` is one of Spark's reports, also of a trigger without a batch.
+    It is the end of the last batch, or the time before which no event follows. None without a
+    position. `progress` is one of Spark's reports, also of a trigger without a batch.
     """
     end, quiet = _offset(progress), _quiet_until(progress)
     ends = [] if end is None or end.time is None else [int(end.time.time)]
@@ -128,7 +128,7 @@ def reached(progress: Mapping[str, Any]) -> int | None:
 
 
 def _quiet_until(progress: Mapping[str, Any]) -> int | None:
-    """Return the time up to which no event follows the last batch; None if one may follow."""
+    """Return the time before which no event follows the last batch; None if one may follow."""
     latest = _offset(progress, "latestOffset")
     return None if latest is None or latest.quiet_until is None else int(latest.quiet_until.time)
 
@@ -175,7 +175,7 @@ class ProgressReport:
 
     Args:
         listeners: are told each batch, and what the query has reached.
-        written: what a job's batches have written.
+        written: what a job's batches have written, without those that are told.
         clock: the present, in seconds since 1970.
     """
 
@@ -218,8 +218,9 @@ class ProgressReport:
             self._tell(batch)
             for listener in self._listeners:
                 listener.add(batch)
-            if self._written is not None:
-                self._written.pop(batch.number, None)
+        if self._written is not None:
+            for number in [each for each in self._written if each <= self._told]:
+                del self._written[number]
         self._tell_long_batch(query, None if progress is None else str(progress["timestamp"]))
         through = None if progress is None else reached(progress)
         if progress is None or through is None:

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT, SourceError, StreamError
+from spark_sink.errors import FULL_DISK, MESSAGE_LIMIT, SourceError, StreamError, say
 from spark_sink.jobs.stop_request import StopRequest
 
 # Seconds in which the batch in progress may commit after a signal.
@@ -88,8 +88,8 @@ _REMEDIES = (
 
 
 @contextmanager
-def quiet_stop(end: StopRequest) -> Iterator[None]:
-    """Treat the end of Spark's JVM as an orderly stop if an orderly stop is requested.
+def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
+    """Treat the end of Spark's JVM as an orderly stop if one is requested, and print `text`.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
     next start repeats that batch, so this is no failure. Other exceptions are raised.
@@ -99,9 +99,8 @@ def quiet_stop(end: StopRequest) -> Iterator[None]:
     except (OSError, Py4JError, PySparkException):
         if not end.is_orderly:
             raise
-        end.say_once(
-            "stopped with Spark's JVM; the next start repeats the batch that was in progress"
-        )
+        if text:
+            say(text)
 
 
 def run_until_stopped(

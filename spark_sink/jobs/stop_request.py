@@ -20,7 +20,7 @@ class StopRequest:
     def __init__(self, *, handles_signals: bool = True) -> None:
         self._asked = threading.Event()
         self._is_orderly = True
-        self._has_said = False
+        self._has_signal = False
         self._has_begun = False
         self._numbers = (signal.SIGTERM, signal.SIGINT) if handles_signals else ()
         self._handle()
@@ -34,12 +34,6 @@ class StopRequest:
     def is_orderly(self) -> bool:
         """Whether a stop is requested, and not because of a failure."""
         return self.requested and self._is_orderly
-
-    def say_once(self, text: str) -> None:
-        """Print how the stop goes, once."""
-        if not self._has_said:
-            self._has_said = True
-            say(text)
 
     def begin(self) -> None:
         """Let the batch in progress commit after a signal.
@@ -59,8 +53,9 @@ class StopRequest:
         return self._asked.is_set()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
-        if self.requested:
+        if self._has_signal:
             sys.exit(128 + number)
+        self._has_signal = True
         self._asked.set()
         if not self._has_begun:
             say("stopped before the first batch")

@@ -6,10 +6,12 @@ three times what finding them here costs.
 
 from __future__ import annotations
 
+import sys
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future, wait
-from threading import Thread
+from contextlib import suppress
+from threading import Thread, current_thread
 from typing import Any, TypeVar
 
 import bson
@@ -17,6 +19,7 @@ import bson
 from spark_sink.events.slices import Slice, documents_in, values_in
 
 _Reply = TypeVar("_Reply")
+_READER = "mergerouter-reply"
 
 
 def read_raw(cursor: Any) -> None:
@@ -52,8 +55,10 @@ def one_ahead(replies: Generator[_Reply]) -> Iterator[_Reply]:
             asked = _asked(replies)
             yield reply
     finally:
-        wait((asked,))
-        replies.close()
+        if not sys.is_finalizing() and current_thread().name != _READER:
+            wait((asked,))
+        with suppress(ValueError):  # the thread still reads
+            replies.close()
 
 
 def _asked(replies: Generator[_Reply]) -> Future[_Reply | None]:
@@ -66,7 +71,7 @@ def _asked(replies: Generator[_Reply]) -> Future[_Reply | None]:
         except BaseException as error:  # noqa: BLE001 - the reader of the future raises it
             asked.set_exception(error)
 
-    Thread(target=read, name="mergerouter-reply", daemon=True).start()
+    Thread(target=read, name=_READER, daemon=True).start()
     return asked
 
 
