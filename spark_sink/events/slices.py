@@ -77,8 +77,8 @@ class Slice(NamedTuple):
 
 def fields_of(document: bytes) -> dict[bytes, Slice]:
     """Return the top-level fields of a BSON document by name. Raises InvalidBSON."""
-    new, found = tuple.__new__, values_in(document, 0, len(document))
-    # which is faster than Slice's own
+    found = values_in(document, 0, len(document))
+    new = tuple.__new__  # faster than Slice's own
     return {name: new(Slice, (kind, document[at:end])) for kind, name, at, end in found}
 
 
