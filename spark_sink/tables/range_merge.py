@@ -26,7 +26,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import DELETED, TABLE, Fold, whole_documents
+from spark_sink.tables.fold import TABLE, Fold, whole_documents
 from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
@@ -43,7 +43,7 @@ from spark_sink.tables.parquet_parts import (
     PartFile,
     Parts,
 )
-from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW, filtered, sorted_rows
+from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, sorted_rows
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
@@ -198,7 +198,7 @@ class _Merging:
         old = {
             **{name: base[name] for name in (*KEY_COLUMNS, "token", "documentKey")},
             "place": places.filter(changed),
-            "kind": _kinds(base),
+            "kind": kinds_of(base),
             "payload": base["document"],
         }
         rows = pa.table({name: old[name] for name in changes.schema.names}, changes.schema)
@@ -326,14 +326,6 @@ def _limit(merge: Merge) -> int:
     expected = merge.size + sum(each.size for each in merge.changes)
     files = -(-expected // FILE_BYTES)
     return max(FILE_BYTES // 2, expected // files) if files > 1 else FILE_BYTES
-
-
-def _kinds(rows: pa.Table) -> pa.Array:
-    """Return what rows are in PREPARED."""
-    live = pa.scalar(ROW, pa.int64())
-    if DELETED not in rows.schema.names:
-        return pa.repeat(live, rows.num_rows)
-    return pc.if_else(rows[DELETED], pa.scalar(DELETED_ROW, pa.int64()), live)
 
 
 def _newest(rows: pa.Table, token: str) -> pa.Table:
