@@ -148,7 +148,7 @@ def plan(spark: SparkSession | None, version: TableVersion, upsert: Upsert) -> P
         moved = [ranges[index] for index in sorted(affected)]
         paths = [path for each in moved for path in each.paths]
         changes = staged_anew(spark, version, paths, changes.groups, ddl_events)
-        ranges = ranges.emptied(affected)
+        ranges = ranges.without(affected)
 
     def places(group: ChangeGroup) -> list[str]:
         rows = read_groups(version.log.address, [group], ["place"])
