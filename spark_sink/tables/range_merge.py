@@ -1,8 +1,8 @@
 """Merges staged changes with rows of a current table, in a task.
 
-The rows of the file and the changes are in the order of places, so they are merged a row group at a
-time. Rows without a change are copied as Arrow, and never decoded. Executors import this module,
-which requires pyarrow only.
+The rows of a file and the changes are in the order of places, so a row group is merged at a time.
+Rows without a change are copied as Arrow and never decoded. Executors import this module, which
+requires pyarrow only.
 """
 
 from __future__ import annotations
@@ -55,12 +55,12 @@ UNAPPLIED = StructType(
 )
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
-# Changes that are applied together after the rows of files: more cost more memory and CPU.
+# Changes after the last row that are applied together: more of them cost more memory and CPU.
 _ROWS = 5_000
 
 
 class _UnsortedError(Exception):
-    """Another program has written a file of the table."""
+    """The rows of the files are not in order, because another program has written one of them."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class MergeTask:
 
     Args:
         address: the table's.
-        quarantine: the address of the table for events that cannot be applied, if there can be any.
-        batch: the number that these get.
-        merge: the places, the files with their rows, and overlapping groups of changes.
-        fold: applies changes.
-        form: of the table.
+        quarantine: the address of the table for events that cannot be applied; None if they fail.
+        batch: the number of the batch, which these events get.
+        merge: the places, the files with their rows, and the groups of changes there.
+        fold: applies changes to rows.
+        form: the columns of the table.
         again: whether the columns of documents are made again.
     """
 
@@ -127,12 +127,14 @@ class MergeTask:
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a MergeTask has written: files of the table, and of the quarantine.
+    """What a MergeTask has written.
 
-    The files of the table replace those of the partitions `replaced`.
-    `wanted` is the schema that the documents need, if the form's is too narrow. `added` is what the
-    checksum of the table gains. `lost` are the documents that have left the table because an update
-    does not tell what they are now.
+    Args:
+        parts: files of the table, which replace those of the partitions `replaced`.
+        problems: files of the quarantine.
+        wanted: the schema that the documents need, if that of the form is too narrow.
+        added: what the checksum of the table gains.
+        lost: the documents that have left the table because an update does not show them whole.
     """
 
     parts: list[PartFile]
@@ -159,7 +161,7 @@ class _Merging:
         self._added = NO_ROWS
 
     def report(self) -> MergeReport:
-        """Write all rows. After a failure there are no files."""
+        """Write all rows. A failure leaves no files."""
         address, merge, start = self._task.address, self._task.merge, 0
         changes = read_groups(address, merge.changes)
         changes = sorted_rows(filtered(changes, _between(merge, changes["place"])))
@@ -185,7 +187,7 @@ class _Merging:
         return MergeReport(parts, problems, wanted, added, self._lost, replaced)
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
-        """Write a group with changes to it."""
+        """Write a group of rows with the changes to it applied."""
         changed = pc.is_in(places, value_set=pc.unique(changes["place"]))
         base = group.filter(changed)
         old = {
@@ -210,7 +212,7 @@ class _Merging:
         before, after = map(self._task.form.to_files, (base, new))
         self._added += Checksum.of(after) - Checksum.of(before)
         kept = group.filter(pc.invert(changed))
-        if kept.num_rows or others.num_rows:  # rows of several origins, each in order
+        if kept.num_rows or others.num_rows:  # each of several tables is in order
             new = pa.concat_tables([kept, new])
             new = new.take(pc.sort_indices(places_of(new))).combine_chunks()
         self._table.add(new)
@@ -242,9 +244,9 @@ class _Merging:
 class _RangeFiles:
     """Writes ordered rows to files, each of which is a range of its own.
 
-    The statistics of a file with several collections do not tell its first key. So such a file
-    begins with all of its first collection: a file that begins within a collection ends with it,
-    and one that begins within a database ends with that.
+    The statistics of a file with several collections do not contain its first key. So only a file
+    that begins with a collection goes on after the end of that collection, and only one that begins
+    with a database goes on after the end of that database.
     """
 
     def __init__(self, task: MergeTask, files: ExitStack) -> None:
@@ -314,7 +316,7 @@ def _between(merge: Merge, places: Any) -> Any:
 
 
 def _limit(merge: Merge) -> int:
-    """Return at how many bytes a file ends, so that no file is much smaller than the others."""
+    """Return the bytes after which a file ends, so that no file is much smaller than the others."""
     # A document is in a row twice, as JSON and as BSON.
     expected = merge.size + sum(each.size for each in merge.changes)
     files = -(-expected // FILE_BYTES)
