@@ -154,10 +154,11 @@ class Parts:
             self._write_pending()
 
     def close(self) -> list[PartFile]:
-        """Complete the files, and return them."""
+        """Complete the files, and return those that no call has returned."""
         self._write_pending()
         self._end(list(self._open))
-        return self._done
+        done, self._done = self._done, []
+        return done
 
     def _divided(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
         parts: list[tuple[Partition, pa.Table]] = [((), rows)] if rows.num_rows else []

@@ -10,9 +10,7 @@ from __future__ import annotations
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -154,8 +152,7 @@ class _Merging:
         self._task = task
         self._formed = formed
         self._groups = groups
-        self._open = ExitStack()
-        self._table = _RangeFiles(task, self._open)
+        self._table = _RangeFiles(task)
         self._lost: list[LostDocument] = []
         self._problems = Parts(task.quarantine or task.address, arrow_schema(UNAPPLIED))
         self._added = NO_ROWS
@@ -166,7 +163,7 @@ class _Merging:
         changes = read_groups(address, merge.changes)
         changes = sorted_rows(filtered(changes, _between(merge, changes["place"])))
         places: list[str] = changes["place"].to_pylist()
-        with self._open, self._problems:
+        with self._table.files, self._problems:
             for group, found in self._groups:
                 end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
                 if end == start:
@@ -244,17 +241,15 @@ class _Merging:
 class _RangeFiles:
     """Writes ordered rows to files, each of which is a range of its own.
 
-    The statistics of a file with several collections do not contain its first key. So only a file
-    that begins with a collection goes on after the end of that collection, and only one that begins
-    with a database goes on after the end of that database.
+    The statistics of a file with several collections do not contain its first key. So such a file
+    has all of its first collection: a file that begins within a collection ends where it ends, and
+    one that begins within a database ends where that ends.
     """
 
-    def __init__(self, task: MergeTask, files: ExitStack) -> None:
-        self._files = files
+    def __init__(self, task: MergeTask) -> None:
         self._form = form = task.form
         self._limit = _limit(task.merge)
-        self._new_file = partial(
-            Parts,
+        self.files = Parts(
             task.address,
             form.stored,
             (KEY_RANGE,),
@@ -263,8 +258,7 @@ class _RangeFiles:
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
             summed=False,
         )
-        self._file: Parts | None = None
-        self._range = ""
+        self._range = ""  # of the file that is being written, if there is one
         self._first, self._last = "", task.merge.lower
         self._end_before = LAST
         self._parts: list[PartFile] = []
@@ -273,7 +267,7 @@ class _RangeFiles:
         """Write the next rows."""
         while rows.num_rows:
             first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
-            if self._file is None or first >= self._end_before:
+            if not self._range or first >= self._end_before:
                 self._end()
                 self._begin(first)
             count = rows.num_rows
@@ -290,23 +284,21 @@ class _RangeFiles:
         return self._parts
 
     def _begin(self, first: str) -> None:
-        self._file = self._files.enter_context(self._new_file())
         self._range, self._first = uuid.uuid4().hex[:12], first
         within = (each for each in reversed(parents_of(first)) if self._last > each)
         self._end_before = next(within, "") + LAST
 
     def _write(self, rows: pa.Table) -> None:
-        assert self._file is not None
         name = pa.repeat(pa.scalar(self._range), rows.num_rows)
-        self._file.add(self._form.to_files(rows).append_column(KEY_RANGE, name))
-        if self._file.size >= self._limit:
+        self.files.add(self._form.to_files(rows).append_column(KEY_RANGE, name))
+        if self.files.size >= self._limit:
             self._end()
 
     def _end(self) -> None:
-        if self._file is not None:
+        if self._range:
             key = self._form.column("key")
-            self._parts += (with_keys(e, key, self._first, self._last) for e in self._file.close())
-            self._file = None
+            self._parts += (with_keys(e, key, self._first, self._last) for e in self.files.close())
+            self._range = ""
 
 
 def _between(merge: Merge, places: Any) -> Any:
