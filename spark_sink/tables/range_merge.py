@@ -29,6 +29,7 @@ from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
     LAST,
+    KeyRange,
     Merge,
     parents_of,
     places_of,
@@ -97,7 +98,11 @@ class MergeTask:
     def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the rows of the merge, a row group at a time, and their places."""
         files, folder = open_folder(self.address)
-        for path in () if self.merge.rows is None else self.merge.rows.paths:
+        merge, found = self.merge, self.merge.rows or KeyRange()
+        # The first and the last merge of a range keep rows that its statistics do not show.
+        lower = "" if merge.lower == found.lower else merge.lower
+        upper = None if merge.upper == found.upper else merge.upper
+        for path in found.paths:
             with files.open_input_file(f"{folder}/{path}") as stream:
                 file = pq.ParquetFile(stream)
                 names = formed.names(file.schema_arrow.names)
@@ -106,7 +111,7 @@ class MergeTask:
                     # Other writers give texts other types of Arrow's.
                     keys = {e: rows[self.form.column(e)].cast(pa.string()) for e in KEY_COLUMNS}
                     places = places_of(pa.table(keys))
-                    chosen = pc.fill_null(_between(self.merge, places), fill_value=True)
+                    chosen = pc.fill_null(_between(places, lower, upper), fill_value=not lower)
                     rows = formed.from_file(filtered(rows, chosen), again=self.again)
                     yield rows.combine_chunks(), filtered(places, chosen)
 
@@ -161,7 +166,9 @@ class _Merging:
         """Write all rows. A failure leaves no files."""
         address, merge, start = self._task.address, self._task.merge, 0
         changes = read_groups(address, merge.changes)
-        changes = sorted_rows(filtered(changes, _between(merge, changes["place"])))
+        changes = sorted_rows(
+            filtered(changes, _between(changes["place"], merge.lower, merge.upper))
+        )
         places: list[str] = changes["place"].to_pylist()
         with self._table.files, self._problems:
             for group, found in self._groups:
@@ -301,10 +308,10 @@ class _RangeFiles:
             self._range = ""
 
 
-def _between(merge: Merge, places: Any) -> Any:
-    """Return which places belong to a merge."""
-    above = pc.greater_equal(places, merge.lower)
-    return above if merge.upper is None else pc.and_(above, pc.less(places, merge.upper))
+def _between(places: Any, lower: str, upper: str | None) -> Any:
+    """Return which places are at or above a lower and below an upper one."""
+    above = pc.greater_equal(places, lower)
+    return above if upper is None else pc.and_(above, pc.less(places, upper))
 
 
 def _limit(merge: Merge) -> int:

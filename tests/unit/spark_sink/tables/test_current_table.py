@@ -324,6 +324,19 @@ def test_files_that_others_have_written_in_another_order_are_sorted(tmp_path: Pa
     check_ranges(folder)
 
 
+def test_rows_that_others_have_added_between_those_of_a_file_hide_none(tmp_path: Path) -> None:
+    stream, folder = RandomChanges(4), tmp_path / "current"
+    kept = apply(folder, stream.changes(150), 0)
+    before = DeltaTable(folder).to_pyarrow_table().sort_by("key")
+    rows = before.filter(pc.equal(before["collection"], pc.max(before["collection"])))
+    other = pa.repeat(pa.scalar("other"), 1)
+    added = rows.slice(rows.num_rows // 2, 1).drop_columns([KEY_RANGE])
+    write_deltalake(folder, added.append_column(KEY_RANGE, other), mode="append")
+    apply(folder, [stream.change(1000)], 1, table=kept)
+    after = DeltaTable(folder).to_pyarrow_table()
+    assert {*places_of(before).to_pylist()} <= {*places_of(after).to_pylist()}
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("known", [("database", "collection"), ()])
 def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
