@@ -28,6 +28,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.layouts import JoinedEvents, Places, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.prepare import (
+    DELETED,
     DELETED_ROW,
     EVENT,
     INAPPLICABLE,
@@ -36,8 +37,6 @@ from spark_sink.tables.prepare import (
     rows_in,
 )
 
-DELETED = "_deleted"
-"""The column of a table that keeps the rows of deleted documents."""
 TABLE = StructType(
     columns(
         "namespace string!, database string!, collection string!, key string!, documentKey string, "

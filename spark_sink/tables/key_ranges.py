@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
@@ -84,14 +83,13 @@ class KeyRange:
 class Merge:
     """The places from `lower` up to `upper` (None: all) that one task writes, with their changes.
 
-    `rows` is the range whose files have the rows; None if there are none. If the range is
-    `divided`, its files have rows of other tasks as well.
+    `rows` is the range whose files have the rows, and may have rows of other tasks; None if there
+    are none.
     """
 
     lower: str
     upper: str | None
     rows: KeyRange | None
-    divided: bool = False
     changes: list[ChangeGroup] = field(default_factory=list)
 
     @property
@@ -116,12 +114,10 @@ class KeyRanges:
 
     Args:
         rows: those of _RANGES, in the order of `first`; without them there is no file.
-        emptied: the indexes of ranges that count as without files.
     """
 
-    def __init__(self, rows: pa.Table | None = None, emptied: Collection[int] = ()) -> None:
+    def __init__(self, rows: pa.Table | None = None) -> None:
         self._rows = _RANGES.empty_table() if rows is None else rows
-        self._emptied = frozenset(emptied)
         self._first: list[str] = self._rows["first"].to_pylist()
 
     @classmethod
@@ -161,8 +157,6 @@ class KeyRanges:
         if not self._first:
             return KeyRange()
         _, last, _, size, partitions, paths = self._rows.slice(index, 1).to_pylist()[0].values()
-        if index in self._emptied:
-            return KeyRange(self._lower(index), upper, last)
         return KeyRange(self._lower(index), upper, last, tuple(partitions), tuple(paths), size)
 
     def files(self) -> list[tuple[str, str, str]]:
@@ -188,9 +182,10 @@ class KeyRanges:
             found |= {*pc.indices_nonzero(chosen).to_pylist()}
         return found
 
-    def emptied(self, indexes: Collection[int]) -> KeyRanges:
-        """Return the same ranges; those with these indexes have no files."""
-        return KeyRanges(self._rows, indexes)
+    def without(self, indexes: Collection[int]) -> KeyRanges:
+        """Return the ranges of the files that are not in the ranges with these indexes."""
+        kept = [index for index in range(len(self._first)) if index not in indexes]
+        return KeyRanges(self._rows.take(pa.array(kept, pa.int64())).combine_chunks())
 
     def _lower(self, index: int) -> str:
         """Return where a range begins: before its database or collection, unless it shares that."""
@@ -241,11 +236,7 @@ def merges_of(
         for index in _indexes(group, index_of, uppers.__getitem__, known):
             merges[index].changes.append(group)
     written = {each.rows.lower for each in merges if each.rows and each.changes}
-    needed = [e for e in merges if e.changes or (e.rows is not None and e.rows.lower in written)]
-    tasks = Counter(each.rows.lower for each in needed if each.rows is not None)
-    for merge in needed:
-        merge.divided = merge.rows is not None and tasks[merge.rows.lower] > 1
-    return needed
+    return [e for e in merges if e.changes or (e.rows is not None and e.rows.lower in written)]
 
 
 def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:

@@ -26,7 +26,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import DELETED, TABLE, Fold, whole_documents
+from spark_sink.tables.fold import TABLE, Fold, whole_documents
 from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
@@ -43,7 +43,7 @@ from spark_sink.tables.parquet_parts import (
     PartFile,
     Parts,
 )
-from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW, filtered, sorted_rows
+from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, sorted_rows
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
@@ -92,13 +92,12 @@ class MergeTask:
             return _Merging(self, formed, self._groups(formed)).report()
         except _UnsortedError:
             formed = FormedRows(self.form)
-            tables = [*self._unordered(formed)]
-            rows = pa.concat_tables(tables) if tables else self.form.rows.empty_table()
+            rows = pa.concat_tables(rows for rows, _ in self._unordered(formed))
             rows = _newest(rows, self.form.column("token"))
             return _Merging(self, formed, iter([(rows, places_of(rows))])).report()
 
-    def _unordered(self, formed: FormedRows) -> Iterator[pa.Table]:
-        """Return the rows, a row group at a time."""
+    def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
+        """Return the rows of the merge, a row group at a time, and their places."""
         files, folder = open_folder(self.address)
         for path in () if self.merge.rows is None else self.merge.rows.paths:
             with files.open_input_file(f"{folder}/{path}") as stream:
@@ -106,14 +105,17 @@ class MergeTask:
                 names = formed.names(file.schema_arrow.names)
                 for number in range(file.num_row_groups):
                     rows = file.read_row_group(number, columns=names, use_threads=False)
-                    rows = self._within(rows)
-                    yield formed.from_file(rows, again=self.again).combine_chunks()
+                    # Other writers give texts other types of Arrow's.
+                    keys = {e: rows[self.form.column(e)].cast(pa.string()) for e in KEY_COLUMNS}
+                    places = places_of(pa.table(keys))
+                    chosen = pc.fill_null(_between(self.merge, places), fill_value=True)
+                    rows = formed.from_file(filtered(rows, chosen), again=self.again)
+                    yield rows.combine_chunks(), filtered(places, chosen)
 
     def _groups(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the same rows, in order, and their places. Raises _UnsortedError."""
         before = pa.scalar("")
-        for rows in self._unordered(formed):
-            places = places_of(rows)
+        for rows, places in self._unordered(formed):
             if not len(places):
                 continue
             ascending = pc.all(pc.less(places[:-1], places[1:])).as_py()
@@ -121,15 +123,6 @@ class MergeTask:
                 raise _UnsortedError
             before = places[-1]
             yield rows, places
-
-    def _within(self, rows: pa.Table) -> pa.Table:
-        """Return those of a file's rows that belong to this task."""
-        if not self.merge.divided:
-            return rows
-        # Other writers give texts other types of Arrow's.
-        keys = {name: rows[self.form.column(name)].cast(pa.string()) for name in KEY_COLUMNS}
-        chosen = _between(self.merge, places_of(pa.table(keys)))
-        return filtered(rows, chosen)
 
 
 @dataclass(frozen=True)
@@ -198,7 +191,7 @@ class _Merging:
         old = {
             **{name: base[name] for name in (*KEY_COLUMNS, "token", "documentKey")},
             "place": places.filter(changed),
-            "kind": _kinds(base),
+            "kind": kinds_of(base),
             "payload": base["document"],
         }
         rows = pa.table({name: old[name] for name in changes.schema.names}, changes.schema)
@@ -326,14 +319,6 @@ def _limit(merge: Merge) -> int:
     expected = merge.size + sum(each.size for each in merge.changes)
     files = -(-expected // FILE_BYTES)
     return max(FILE_BYTES // 2, expected // files) if files > 1 else FILE_BYTES
-
-
-def _kinds(rows: pa.Table) -> pa.Array:
-    """Return what rows are in PREPARED."""
-    live = pa.scalar(ROW, pa.int64())
-    if DELETED not in rows.schema.names:
-        return pa.repeat(live, rows.num_rows)
-    return pc.if_else(rows[DELETED], pa.scalar(DELETED_ROW, pa.int64()), live)
 
 
 def _newest(rows: pa.Table, token: str) -> pa.Table:

@@ -52,6 +52,14 @@ class ChangeReport:
     streamed: str = ""
     removed: Checksum = NO_ROWS
 
+    @classmethod
+    def total(cls, reports: Iterable[ChangeReport]) -> ChangeReport:
+        """Return what several tasks have read."""
+        found = cls()
+        for each in reports:
+            found.add(each)
+        return found
+
     def add(self, other: ChangeReport) -> None:
         """Add what another task has read."""
         self.groups += other.groups

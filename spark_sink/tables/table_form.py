@@ -33,9 +33,10 @@ from spark_sink.rows.extended_json import JsonColumns
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.layouts import JoinedEvents
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
-from spark_sink.tables.fold import DELETED, TABLE, VERSION
+from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.parquet_parts import WITH_STATISTICS
+from spark_sink.tables.prepare import DELETED
 
 _DOCUMENTS = "fullDocument"
 _DERIVED = ("namespace", _DOCUMENTS)  # columns that a typed table does not have

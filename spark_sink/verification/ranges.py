@@ -33,9 +33,9 @@ from spark_sink.snapshot.plan import Collection as Source
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.fold import DELETED, TABLE, VERSION
+from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
-from spark_sink.tables.prepare import Prepare, batch_of
+from spark_sink.tables.prepare import DELETED, Prepare, batch_of
 from spark_sink.tables.table_form import FormedRows, TableForm
 from spark_sink.tables.table_scan import TableScan
 from spark_sink.tables.tasks import MadeRows
