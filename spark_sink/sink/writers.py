@@ -1,6 +1,6 @@
-"""The writers that Spark calls, of streams and of batches.
+"""The writers that Spark calls, for streams and for batches.
 
-They write each change at most once, guarded by the token in the document.
+The token in a document makes sure that each change is written at most once.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _ATTEMPTS = 5
 
 @dataclass
 class DocumentWriter:
-    """Writes batches of changes, as the sink's options say. Closed by its owner."""
+    """Writes batches of changes by the sink's options. Its owner closes it."""
 
     options: WriteOptions
 
@@ -134,7 +134,7 @@ class DocumentWriter:
     def _replacement(
         self, where: dict[str, Any], change: Change, document: bytes, *, upsert: bool
     ) -> _Request:
-        """Return the request that makes a document the one of a change."""
+        """Return the request that replaces a document by that of a change."""
         field = self.options.token_field.encode()
         fields = [each for each in elements_of(document) if each[0] != field]
         token = fields_of(bson.encode({"": change.token}))[b""]
@@ -167,7 +167,7 @@ class DocumentWriter:
         *,
         may_retry: bool = False,
     ) -> list[Change]:
-        """Write updates; return those to be made again, because their documents have changed."""
+        """Write updates; return those to retry, because their documents have changed."""
         if not updates:
             return []
         done = collection.bulk_write([request for _, request in updates], ordered=False)
@@ -190,7 +190,7 @@ class DocumentWriter:
     def _rewritten(
         self, collection: Collection[Any], changes: list[Change]
     ) -> list[tuple[Change, _Request]]:
-        """Return requests that replace documents by what updates make of them.
+        """Return requests that replace documents by the results of updates.
 
         Raises StreamError if an update does not fit the document.
         """
@@ -245,7 +245,7 @@ class DocumentWriter:
         return {"$set": RawBSONDocument(document_of([*kept, *fields_of(token).items()]))}
 
     def _has(self, collection: Collection[dict[str, Any]], change: Change) -> bool:
-        """Whether the document contains the change, or a later one."""
+        """Return whether the document contains the change, or a later one."""
         field = self.options.token_field
         where = {**change.key, field: {"$gte": change.token}}
         return collection.find_one(where, {"_id": 1}) is not None
@@ -274,13 +274,13 @@ _BATCH_SIZE = 1000
 
 @dataclass
 class WrittenChanges(WriterCommitMessage):
-    """What a task has written: the number of rows with a change."""
+    """What a task has written: the number of changes."""
 
     changes: int
 
 
 class RowWriter:
-    """Writes rows of a schema in a task; those that are written again change nothing.
+    """Writes rows of a schema in a task; rows that are written again change nothing.
 
     Raises OptionError if they cannot be written.
     """

@@ -1,8 +1,8 @@
 """Gives each row of a table, and each event, its collection and the key of its document.
 
-These rows of PREPARED are the input of `Fold`. DDL events and ends of snapshots change many rows
-together. So each row, and each event, is compared with the DDL events that follow it in the stream:
-they give its namespace, or remove it.
+The rows with the columns PREPARED are the input of `Fold`. DDL events and ends of snapshots change
+many rows together. So each row, and each event, is compared with the DDL events after it in the
+stream, which change its namespace or remove it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 
 @dataclass(frozen=True, order=True)
 class DdlEvent:
-    """One such event, which affects rows with smaller tokens.
+    """A DDL event or the end of a snapshot, which affects rows with smaller tokens.
 
-    `target` is the name that a rename gives to a collection. `collections` are those of a snapshot
-    that has ended, by database and name, empty for all.
+    `target` is the namespace that a rename gives to a collection. `collections` are those that a
+    snapshot has read, by database and name; empty for all.
     """
 
     token: str
@@ -48,7 +48,7 @@ class DdlEvent:
     collections: tuple[tuple[str, str], ...] = ()
 
     def result(self, database: str, collection: str) -> tuple[str, str] | None:
-        """Return the namespace that rows of a namespace have after this event; None: removed."""
+        """Return the new namespace of the rows of a namespace; None if the rows are removed."""
         if self.kind == SNAPSHOT_END:
             # The snapshot would have read the document again, had it been there.
             read = not self.collections or (database, collection) in self.collections
@@ -82,7 +82,7 @@ def ddl_event_of(event: bytes) -> DdlEvent:
 
 
 def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the databases and collections of a snapshot without a filter; empty for all."""
+    """Return the databases and collections that a snapshot has read; empty for all."""
     found = snapshot_end.get("collections") or ()
     return tuple(sorted((each["db"], each["coll"]) for each in found))
 
@@ -94,8 +94,8 @@ PREPARED = StructType(
     )
 )
 DELETED_ROW, ROW, EVENT, INAPPLICABLE = -1, 0, 1, 2
-"""What `kind` says: a row of the table, which may be that of a deleted document, or an event, which
-may belong to no document."""
+"""The values of `kind`: the row of a deleted document, another row, an event of a document, and an
+event that belongs to no document."""
 DELETED = "_deleted"
 """The column of a table that keeps the rows of deleted documents."""
 
@@ -109,8 +109,8 @@ class Prepare:
 
     Args:
         keys: the fields of the document key that identify a document.
-        ddl_events: sorted.
-        tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
+        ddl_events: sorted DDL events.
+        tolerant: an event without a key becomes a row that Fold reports, instead of an error.
     """
 
     keys: Sequence[str]
@@ -218,7 +218,7 @@ class Prepare:
 
 
 def _changed_keys(layout: Layout) -> dict[int, bytes]:
-    """Return the keys that documents have after replaces, where these differ, by place.
+    """Return the keys that differ after replaces, by the index of the event in the layout.
 
     An `_id` may become an equal number of another type, or a document with such numbers.
     """
@@ -240,7 +240,7 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
 
 
 def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:
-    """Return rows of PREPARED, of rows of the source and the columns _KEYS."""
+    """Return rows of PREPARED from rows of the source and the columns _KEYS."""
     places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
     key, document_key, kind = keys.columns
     arrays = [*places, key, rows["token"], document_key, kind, events]
@@ -258,8 +258,7 @@ def _between(arrays: Sequence[pa.Array]) -> list[str | pa.Array]:
 
 
 def problem_of(document_key: Slice | None) -> str:
-    """Return why an event cannot be applied to any document: it has no key
-    that can be read, or is a fragment."""
+    """Return why an event belongs to no document: it has no readable key, or is a fragment."""
     if document_key is None:
         return (
             "an event has no documentKey: a current table requires complete events. Remove stages "
@@ -276,7 +275,7 @@ def problem_of(document_key: Slice | None) -> str:
 
 
 def kinds_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Return what rows of a table are in PREPARED."""
+    """Return the `kind` that rows of a table have in PREPARED."""
     live = pa.scalar(ROW, pa.int64())
     if DELETED not in rows.schema.names:
         return pa.repeat(live, rows.num_rows)
@@ -290,12 +289,12 @@ def rows_in(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
 
 
 def filtered(rows: Any, chosen: Any) -> Any:
-    """Return the chosen rows of a table or batch, which are not copied if these are all."""
+    """Return the chosen rows of a table, batch or array; if all are chosen, nothing is copied."""
     return rows if pc.all(chosen, skip_nulls=False).as_py() else rows.filter(chosen)
 
 
 def sorted_rows(rows: pa.Table) -> pa.Table:
-    """Return rows of PREPARED by their places, tokens and kinds, not copied if they are sorted."""
+    """Return rows of PREPARED sorted by place, token and kind; sorted rows are not copied."""
     order = pc.sort_indices(rows, sort_keys=[(e, "ascending") for e in ("place", "token", "kind")])
     is_sorted = np.array_equal(order.to_numpy(), np.arange(len(order)))
     return rows if is_sorted else rows.take(order)
