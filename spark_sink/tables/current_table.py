@@ -400,8 +400,8 @@ def _form_after(address: str, before: TableForm | None, form: TableForm) -> Tabl
         return form
     if (form.is_typed, form.keeps_deleted) != (before.is_typed, before.keeps_deleted):
         raise OptionError(
-            f"the table at {address} has other columns: start its job with the "
-            "--schema and --deletes of before, or write to another folder"
+            f"the table at {address} has other columns: start its job with the same --schema and "
+            "--deletes as before, or write to another folder"
         )
     known = () if before.schema is None else before.schema.fieldNames()
     new = (name for name in form.keys if name not in (*before.keys, *known))

@@ -235,7 +235,7 @@ class DeltaLog:
         if 0 < self._epoch < self.epoch:
             raise StreamError(
                 f"another start of this job has taken over the table at {self.address}, so this "
-                "one ends, and nothing is lost: run one process for each table. To go on here, "
+                "one ends, and nothing is lost: run one process for each table. To continue here, "
                 "stop the other one first"
             )
 
@@ -278,8 +278,8 @@ class DeltaLog:
         found = Batch.of(self.state())
         if found is None:
             raise StreamError(
-                f"the table at {self.address} does not tell of any batch, so no job has written "
-                "it: correct the path, or restore the folder with all its files"
+                f"the table at {self.address} has no batch, so no job has written it: correct the "
+                "path, or restore the folder with all its files"
             )
         return found
 

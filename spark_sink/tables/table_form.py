@@ -89,8 +89,8 @@ class TableForm:
             if path not in allowed or is_no_column(path[-1]):
                 raise ValueError(
                     f"{'.'.join(path)!r} cannot be a column: a name must not contain spaces, dots, "
-                    "or any of ,;{}()=, nor equal another one or one of the table's own but for "
-                    "its case"
+                    "or any of ,;{}()=. It must differ from all other names, also from those of "
+                    "the table's own columns, by more than its case"
                 )
         return self
 

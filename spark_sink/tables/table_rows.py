@@ -20,7 +20,7 @@ from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan, partition_in
 from spark_sink.tables.state_files import PARTITIONS, newest_in, restored_error
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.tasks import MapRows, rows_of
+from spark_sink.tables.tasks import rows_of
 
 # Bytes of files for one task.
 _TASK_BYTES = 64 * 1024 * 1024
@@ -64,21 +64,13 @@ def read_rows(
     log: DeltaLog,
     columns: Sequence[str] | None = None,
     chosen: Chosen = (),
-    mapped: tuple[MapRows, str | StructType] | None = None,
 ) -> DataFrame:
-    """Return columns of the chosen rows of a version, or what a function makes of them.
-
-    Args:
-        log: of a table that exists.
-        columns: their names; None for all columns.
-        mapped: the function, and the schema of its rows. Names of columns may have a backtick or
-            a star, which `DataFrame.mapInArrow` cannot parse.
-    """
+    """Return columns, by default all, of the chosen rows of a version that exists."""
     every = StructType.fromJson(log.schema)
     names = every.fieldNames() if columns is None else columns
     scans = scans_of(log, names, chosen)
-    function, kinds = mapped or (iter, StructType([every[name] for name in names]))
-    return rows_of(spark, [partial(function, each) for each in scans], kinds)
+    schema = StructType([every[name] for name in names])
+    return rows_of(spark, [partial(iter, each) for each in scans], schema)
 
 
 def namespaces_in(log: DeltaLog) -> set[tuple[str, str]]:

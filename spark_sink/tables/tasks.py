@@ -21,8 +21,6 @@ REPORT = "report string"
 """The column with the report of a task, a dataclass as JSON."""
 _Report = TypeVar("_Report")
 MadeRows = Iterator[pa.RecordBatch]
-MapRows = Callable[[Iterable[pa.RecordBatch]], MadeRows]
-"""Turns rows into other rows, in a task."""
 REPORT_PROGRESS = ContextVar[Callable[[str, int, int], None]]("progress", default=lambda *_: None)
 """Called during long work with what is counted, the number that is done, and the total."""
 # Tasks per core in one job of Spark: with each task, Spark sends the list of all of them.

@@ -45,7 +45,7 @@ from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.table_state import unread_names
-from spark_sink.tables.tasks import run_tasks
+from spark_sink.tables.tasks import rows_of, run_tasks
 from spark_sink.verification.comparison import Comparison, document_options
 from spark_sink.verification.ranges import DIFFERENCES, rows_checksum, unlike_columns
 from spark_sink.verification.stream import (
@@ -213,8 +213,9 @@ class _Verification:
             form = replace(
                 TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
             )
-            mapped = partial(unlike_columns, form), DIFFERENCES
-            found.add(read_rows(self.spark, log, mapped=mapped).drop("token"), self.shown)
+            names = form.stored.names
+            tasks = [partial(unlike_columns, form, each) for each in scans_of(log, names)]
+            found.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             found.compared.append(
                 f"the documents with the collections, from {compared.begin} to {now} "

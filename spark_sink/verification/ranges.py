@@ -339,7 +339,7 @@ def rows_checksum(rows: Iterable[pa.RecordBatch]) -> Checksum:
 
 
 def unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
-    """Return rows whose columns do not agree with their BSON, as DIFFERENCES: for `mapInArrow`.
+    """Return rows whose columns do not agree with their BSON, as DIFFERENCES: a task.
 
     The difference is "columns", and the fields are the names of these columns.
     """
