@@ -26,7 +26,7 @@ from spark_sink.options import values
 from spark_sink.options.stream_options import required_uri
 from spark_sink.options.values import canonical, option, option_names, parsed
 
-_OF = " of the sink"
+_OWNER = " of the sink"
 
 
 def _field(text: str) -> str:
@@ -64,9 +64,9 @@ class WriteOptions:
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
     """Return the options that a user gave, validated. Raises OptionError."""
     own = {name: text for name, text in options.items() if name.lower() not in _SPARK_OPTIONS}
-    given = canonical(own, ("uri", "uriFile", *option_names(WriteOptions)), of=_OF)
-    uri = required_uri(given, "the sink requires one of the options 'uri' and 'uriFile'", _OF)
-    return parsed(WriteOptions, given, _OF, uri=uri)
+    given = canonical(own, ("uri", "uriFile", *option_names(WriteOptions)), owner=_OWNER)
+    uri = required_uri(given, "the sink requires one of the options 'uri' and 'uriFile'", _OWNER)
+    return parsed(WriteOptions, given, _OWNER, uri=uri)
 
 
 _NOTHING = Slice(NULL, b"")

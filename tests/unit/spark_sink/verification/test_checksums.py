@@ -23,7 +23,6 @@ from spark_sink.jobs.job_source import (
     PARTITIONS,
     TaskTables,
     TaskWriter,
-    Transactions,
     bronze_schema,
     message_schema,
 )
@@ -39,6 +38,7 @@ from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.all_tables import checksum_difference
+from tests.doubles.event_history import runs_of
 from tests.doubles.table_damages import damages
 
 FORMS = {
@@ -96,7 +96,7 @@ def written(folder: Path, name: str) -> DeltaLog:
         written = {name.partition(",")[0], "transactions", "quarantine"}
         tables = TaskTables(dict.fromkeys(written, address), {"prefix": "p"})
         with TaskWriter(tables, rows.schema, number) as writer:
-            for each in rows.arrow_batches(events(number)):
+            for each in rows.batches(runs_of(events(number))):
                 writer.add(each)
             report = writer.close()
         match name:
@@ -107,7 +107,7 @@ def written(folder: Path, name: str) -> DeltaLog:
                 table = DeltaLog(address, PARTITIONS["messages"])
                 table.append(report.parts["messages"], message_schema(), batch)
             case "transactions":
-                DeltaLog(address).append_rows(Transactions(report.transactions).rows(), batch)
+                DeltaLog(address).append_rows(report.transactions.rows(), batch)
             case "notifications":
                 row = {"id": f"{number}", "aggregate_type": "a", "type": "t", "timestamp": number}
                 row["additional_data"] = [("k", "v"), ("l", "w")]
