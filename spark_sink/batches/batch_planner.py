@@ -427,13 +427,16 @@ class BatchPlanner:
         if not most or begin is None or until is None:
             return []
         if events is None:
-            return sorted(each for each in {*self._counted(start, end, most)} if begin < each)
+            found = {*self._counted(AtTime(begin), end, most)}
+            return sorted(each for each in found if begin < each)
         return self._event_rate.split_points(begin, until, min(_MAX_RANGES, -(-events // most)))
 
-    def _counted(self, start: Position, end: Position, most: int) -> list[Timestamp]:
+    def _counted(self, start: AtTime, end: Position, most: int) -> list[Timestamp]:
         """Return where a batch of an unknown size is divided, after `most` events each.
 
         It reads the tokens of all of them. `most` doubles where there would be over _MAX_RANGES.
+        The stream begins at a time, because a batch of an earlier scope may begin after an event
+        that the scope of the options does not have.
         """
         bounds: list[Timestamp] = []
         count = 0

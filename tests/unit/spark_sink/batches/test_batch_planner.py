@@ -402,6 +402,26 @@ def test_a_range_of_unknown_size_is_divided_by_its_events(per_task: int, sharded
     assert list(map(len, read))[: len(expected)] == expected
 
 
+def test_a_batch_of_an_earlier_scope_is_divided_without_the_event_before_it() -> None:
+    """The job's new scope may lack that event, from which its stream then cannot be resumed."""
+
+    class Narrower(History):
+        def watch(self, position: Position, shard: str | None = None) -> FakeStream:
+            if isinstance(position, Token):
+                raise StreamError("the event at the checkpoint is not in it")
+            return super().watch(position, shard)
+
+    history = Narrower()
+    before = Token(history.insert(0)["_id"])
+    for number in range(1, 100):
+        history.tick(seconds=1)
+        history.insert(number)
+    batch = PlannedBatch(before, AtTime(history.tick(seconds=1)))
+    tasks = planner(history, sharded=True, events_per_partition=20).tasks(batch)
+    assert len(tasks) > SHARDS
+    assert sorted(keys(history, tasks)) == history.keys[1:]
+
+
 def test_a_lost_history_is_noticed_with_the_first_reply() -> None:
     """Servers open a cursor at any time; its first getMore fails if the oplog has rolled over."""
     history = History()
