@@ -332,7 +332,7 @@ def verify(
     messages and transactions with the stream, and current with the collections. The exit status is
     1 if there is a difference.
     """
-    from spark_sink.jobs.progress import work_told
+    from spark_sink.jobs.progress import printed_progress
     from spark_sink.jobs.router_beside import require_cluster
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
@@ -342,7 +342,7 @@ def verify(
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
     require_cluster({"uri": uri})
     warn_of_unmatched_names({**folder.record().options, "uri": uri})
-    with work_told(), job_session("verify", given) as spark:
+    with printed_progress(), job_session("verify", given) as spark:
         found = verify_job(spark, folder, uri, table, begin, rate=rate)
     if as_json:
         typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
@@ -359,10 +359,10 @@ def compact(out: Out) -> None:
     The job may run meanwhile.
     """
     from spark_sink.jobs.maintenance import compact_tables
-    from spark_sink.jobs.progress import work_told
+    from spark_sink.jobs.progress import printed_progress
 
     line = None
-    with work_told():
+    with printed_progress():
         for line in compact_tables(_job_in(out)):
             typer.echo(line)
     if line is None:
@@ -387,7 +387,7 @@ def rebuild(
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
     from spark_sink.jobs.point_in_time import UNREAD_THEN
-    from spark_sink.jobs.progress import work_told
+    from spark_sink.jobs.progress import printed_progress
     from spark_sink.jobs.rebuilding import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.session.spark_session import job_session
     from spark_sink.tables.table_state import unread_names
@@ -395,7 +395,7 @@ def rebuild(
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):
         raise OptionError("--to and --into belong together: give both, or none")
-    with ExitStack() as held, work_told():
+    with ExitStack() as held, printed_progress():
         if to is not None and into is not None:
             time = argument(cluster_time, to, "--to")
             spark = held.enter_context(job_session("rebuild", given))
@@ -427,9 +427,9 @@ def at(
     They are the newest ones that have nothing from after it, and every transaction whole.
     """
     from spark_sink.jobs.point_in_time import versions_at
-    from spark_sink.jobs.progress import work_told
+    from spark_sink.jobs.progress import printed_progress
 
-    with work_told():
+    with printed_progress():
         found = versions_at(_job_in(out), argument(cluster_time, time, "TIME"))
     cut, versions = found.cut, dict(found.versions)
     if as_json:

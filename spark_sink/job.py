@@ -9,11 +9,11 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from datetime import datetime
-from functools import partial
 from typing import Any, Self
 
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import SourceError, say
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -52,18 +52,16 @@ def run_jobs(
     failures: list[Exception] = []
     try:
         with router_beside(settings), ExitStack() as held:
-            starts = [_Start(held, settings, end, *job, once=once) for job in settings.jobs()]
+            jobs = enumerate(settings.jobs())
+            starts = [_Start(held, settings, end, n, *job, once=once) for n, job in jobs]
             held.enter_context(quiet_stop(end))
             spark = spark or held.enter_context(job_session("run", settings.conf))
             end.begin()
-            first = settings.metrics_port
             if len(starts) == 1:  # in the thread that gets the signals
-                failures += starts[0].follow(spark, first)
+                failures += starts[0].follow(spark)
                 return
-            ports = [None if first is None else first + number for number in range(len(starts))]
             with ThreadPoolExecutor(len(starts)) as pool:
-                pairs = zip(starts, ports, strict=True)
-                running = [pool.submit(each.follow, spark, port) for each, port in pairs]
+                running = [pool.submit(each.follow, spark) for each in starts]
                 for each in as_completed(running):
                     for error in each.result():
                         failures.append(error)
@@ -83,13 +81,17 @@ def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mappi
 
 
 class _Start:
-    """A start of one job, which holds its folder until `held` is closed."""
+    """A start of one job, which holds its folder until `held` is closed.
+
+    `number` is that of the job in the settings, from 0.
+    """
 
     def __init__(
         self,
         held: ExitStack,
         settings: JobSettings,
         end: StopRequest,
+        number: int,
         folder: JobFolder,
         record: JobRecord,
         *,
@@ -98,7 +100,7 @@ class _Start:
         if once:
             record.options["snapshotMode"] = "initial_only"
         self._settings, self._end, self._folder = settings, end, folder
-        self._trigger = None if once else settings.trigger
+        self._number, self._trigger = number, None if once else settings.trigger
         self._record, self._given = record, given = _checked(settings, record)
         folder.mend(record)
         held.enter_context(folder.locked())
@@ -108,17 +110,17 @@ class _Start:
         folder.begin(record, once=once)
         leave_out_lost(folder, settings.uri)
 
-    def follow(self, spark: SparkSession, metrics_port: int | None) -> list[Exception]:
-        """Run the job's query until it ends; return what it fails with, which the router gets."""
+    def follow(self, spark: SparkSession) -> list[Exception]:
+        """Run the job's query until it ends; report its failure to the router, and return it."""
         try:
             with quiet_stop(self._end, _WITH_JVM):
-                self._follow(spark, metrics_port)
+                self._follow(spark)
         except Exception as error:  # noqa: BLE001 - it is raised once all jobs have ended
             self._router.failed(cause_of(error))
             return [error]
         return []
 
-    def _follow(self, spark: SparkSession, metrics_port: int | None) -> None:
+    def _follow(self, spark: SparkSession) -> None:
         settings, folder, router = self._settings, self._folder, self._router
         metrics = JobMetrics()
         verifier = findings = None
@@ -133,14 +135,19 @@ class _Start:
             self._epoch,
             settings.keep_files,
         )
-        if metrics_port is not None:
-            metrics.serve(metrics_port)
+        if settings.metrics_port is not None:
+            metrics.serve(settings.metrics_port + self._number)
         report = ProgressReport((metrics, router), written=job.written)
+
+        def report_all(running: StreamingQuery) -> None:
+            report(running)
+            router.turn()
+
         query = job.start(spark, self._trigger)
         report.begin(folder.last_committed())
         tend = schedule(folder, settings.maintain)
         with verifier or nullcontext():
-            run_until_stopped(query, self._end, (partial(report, query), router.turn), tend)
+            run_until_stopped(query, self._end, report_all, tend)
         report.end(folder.last_committed())
 
 

@@ -34,7 +34,7 @@ MESSAGE_ROWS = pa.schema(
 UNIQUE = ("token", "key", "value")
 """The columns whose values rarely repeat."""
 
-_OF = " of --message"
+_OWNER = " of --message"
 _TRANSFORMS = ("unwrap", "outbox")
 _LEFT_OUT = {
     "transactions": "the table has each event's token, and the table transactions has what "
@@ -49,7 +49,7 @@ def table_options(given: Mapping[str, str]) -> MessageOptions:
     `unwrap` and `outbox` are JSON. Raises OptionError.
     """
     known = ["prefix", *option_names(MessageOptions), *_TRANSFORMS]
-    found = canonical(given, known, of=_OF)
+    found = canonical(given, known, owner=_OWNER)
     for name, reason in _LEFT_OUT.items():
         if name in found:
             raise OptionError(f"--message {name} is not for tables: leave it out; {reason}")
@@ -59,7 +59,7 @@ def table_options(given: Mapping[str, str]) -> MessageOptions:
     unwrap, outbox = (
         _properties(name, found.pop(name)) if name in found else None for name in _TRANSFORMS
     )
-    return MessageOptions.of(prefix, found, unwrap, outbox, _OF)
+    return MessageOptions.of(prefix, found, unwrap, outbox, _OWNER)
 
 
 def _properties(name: str, text: str) -> dict[str, str]:

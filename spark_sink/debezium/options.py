@@ -62,19 +62,19 @@ class MessageOptions:
         given: Mapping[str, Any],
         unwrap: Mapping[str, str] | None,
         outbox: Mapping[str, str] | None,
-        of: str,
+        owner: str,
     ) -> MessageOptions:
         """Return options by their names, as texts or values, and with a transform's properties.
 
-        `of` says in messages whose options they are. Raises OptionError.
+        `owner` follows an option's name in messages, such as " of the sink". Raises OptionError.
         """
         if unwrap is not None and outbox is not None:
             raise OptionError("unwrap and outbox exclude each other: leave one out")
         transform = None if unwrap is None else _transform(Unwrap, unwrap, " of unwrap")
         routed = None if outbox is None else _transform(Outbox, outbox, " of outbox")
-        named = canonical(given, option_names(cls), of=of)
+        named = canonical(given, option_names(cls), owner=owner)
         known = {name: value for name, value in named.items() if value is not None}
-        return parsed(cls, known, of, prefix=prefix, transform=transform or routed)
+        return parsed(cls, known, owner, prefix=prefix, transform=transform or routed)
 
     def __post_init__(self) -> None:
         if not self.prefix:
@@ -120,8 +120,8 @@ class MessageOptions:
         return sanitized(self.delimiter.join(filter(str.strip, parts)), self.naming)
 
 
-def _transform(kind: type[_Transform], properties: Mapping[str, str], of: str) -> _Transform:
-    return parsed(kind, canonical(properties, option_names(kind), of=of), of)
+def _transform(kind: type[_Transform], properties: Mapping[str, str], owner: str) -> _Transform:
+    return parsed(kind, canonical(properties, option_names(kind), owner=owner), owner)
 
 
 def sanitized(name: str, naming: str = "default") -> str:

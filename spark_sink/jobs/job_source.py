@@ -95,120 +95,10 @@ class TaskTables:
 
 
 @dataclass
-class TaskReport:
-    """What a task, or all tasks of a batch, have written and read.
-
-    `parts` are the files for BRONZE, MESSAGES and QUARANTINE, `transactions` those of
-    `Transactions`, `counts` the rows by namespace and `op`; `events` has documents of snapshots,
-    too.
-    """
-
-    parts: dict[str, list[PartFile]] = field(default_factory=dict)
-    changes: ChangeReport = field(default_factory=ChangeReport)
-    transactions: dict[str, dict[str, Any]] = field(default_factory=dict)
-    counts: list[tuple[str, str, int]] = field(default_factory=list)
-    events: int = 0
-
-    def add(self, other: TaskReport) -> None:
-        """Add what another task has written and read."""
-        for name, parts in other.parts.items():
-            self.parts.setdefault(name, []).extend(parts)
-        self.changes.add(other.changes)
-        Transactions(self.transactions).add(Transactions(other.transactions))
-        self.counts += other.counts
-        self.events += other.events
-
-
-class TaskWriter:
-    """Writes the rows of one task. Where the block of `with` fails, its files are removed.
-
-    Args:
-        schema: of the source's rows.
-        batch: the number of the batch.
-    """
-
-    def __init__(self, tables: TaskTables, schema: StructType, batch: int) -> None:
-        self._batch = batch
-        self._files = ExitStack()
-        self._parts: dict[str, Parts] = {}
-        self._changes: ChangeStage | None = None
-        found = tables.addresses
-        if CURRENT in found:
-            self._changes = ChangeStage(found[CURRENT], tolerant=True, epoch=tables.epoch)
-        else:
-            self._open(QUARANTINE, Parts(found[QUARANTINE], arrow_schema(UNAPPLIED)))
-        if BRONZE in found:
-            self._open(BRONZE, Parts(found[BRONZE], bronze_schema(schema), PARTITIONS[BRONZE]))
-        if MESSAGES in found:
-            self._message_table = MessageTable(table_options(tables.message_options))
-            form = message_schema(), PARTITIONS[MESSAGES]
-            self._open(MESSAGES, Parts(found[MESSAGES], *form, unique=UNIQUE))
-        self._transactions = Transactions() if TRANSACTIONS in found else None
-        self._events = 0
-        self._by_kind: Counter[tuple[str, str]] = Counter()
-
-    def _open(self, name: str, parts: Parts) -> None:
-        self._parts[name] = self._files.enter_context(parts)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *failure: Any) -> None:
-        self._files.__exit__(*failure)
-
-    def add(self, rows: pa.RecordBatch) -> None:
-        """Write rows of the source. Raises OSError."""
-        self._events += rows.num_rows
-        kinds = pc.binary_join_element_wise(rows["namespace"], rows["op"], "\0").drop_null()
-        for each in kinds.value_counts().to_pylist():
-            name, _, op = each["values"].partition("\0")
-            self._by_kind[name, op] += each["counts"]
-        if self._changes is not None:
-            self._changes.add(rows)
-        if self._transactions is not None:
-            self._transactions.count(rows)
-        for name, parts in self._parts.items():
-            if name == BRONZE:
-                parts.add(self._dated(pa.Table.from_batches([rows])))
-            elif name == MESSAGES:
-                for messages in self._message_table.of_rows(rows):
-                    parts.add(self._dated(messages))
-            elif rows["op"].null_count:
-                parts.add(self._quarantined(rows))
-
-    def _dated(self, table: pa.Table) -> pa.Table:
-        """Return rows with the date of their events, and with the batch."""
-        dates = table["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
-        return self._numbered(table.append_column(DATE, dates))
-
-    def _numbered(self, table: pa.Table) -> pa.Table:
-        numbers = pa.repeat(pa.scalar(self._batch, pa.int64()), table.num_rows)
-        return table.append_column(BATCH, numbers)
-
-    def _quarantined(self, rows: pa.RecordBatch) -> pa.Table:
-        """Return rows with the columns UNAPPLIED of changes that have no `op`."""
-        is_change = pc.is_in(rows["operationType"], value_set=_CHANGES)
-        found = pa.Table.from_batches([rows]).filter(pc.and_(pc.is_null(rows["op"]), is_change))
-        size = found.num_rows
-        found = found.append_column("key", pc.fill_null(found["documentKey"].cast("string"), ""))
-        found = found.append_column("problem", pa.repeat(_PROBLEM, size))
-        return self._numbered(found)
-
-    def close(self) -> TaskReport:
-        """Complete the files. Raises OSError."""
-        changes = ChangeReport() if self._changes is None else self._changes.close()
-        counted = {} if self._transactions is None else self._transactions.by_id
-        counts = [(*kind, number) for kind, number in self._by_kind.items()]
-        parts = {name: each.close() for name, each in self._parts.items()}
-        return TaskReport(parts, changes, counted, counts, self._events)
-
-
 class Transactions:
-    """Counts the events of each transaction; `by_id` continues what another object counted."""
+    """Counts the events of each transaction, which `by_id` has as plain values."""
 
-    def __init__(self, by_id: dict[str, dict[str, Any]] | None = None) -> None:
-        self.by_id = {} if by_id is None else by_id
-        """The transactions as plain values."""
+    by_id: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     def count(self, rows: pa.RecordBatch) -> None:
         """Count rows of the source with COUNT_COLUMNS."""
@@ -256,6 +146,114 @@ def _transaction_of(event: bytes) -> str:
     fields = fields_of(event)
     session = fields_of(fields[b"lsid"].value)[b"id"].value[_BINARY_HEAD:]
     return transaction_name(session, fields[b"txnNumber"].whole_number())
+
+
+@dataclass
+class TaskReport:
+    """What a task, or all tasks of a batch, have written and read.
+
+    `parts` are the files for BRONZE, MESSAGES and QUARANTINE, and `counts` the numbers of rows by
+    namespace and `op`. `events` also counts documents of snapshots.
+    """
+
+    parts: dict[str, list[PartFile]] = field(default_factory=dict)
+    changes: ChangeReport = field(default_factory=ChangeReport)
+    transactions: Transactions = field(default_factory=Transactions)
+    counts: list[tuple[str, str, int]] = field(default_factory=list)
+    events: int = 0
+
+    def add(self, other: TaskReport) -> None:
+        """Add what another task has written and read."""
+        for name, parts in other.parts.items():
+            self.parts.setdefault(name, []).extend(parts)
+        self.changes.add(other.changes)
+        self.transactions.add(other.transactions)
+        self.counts += other.counts
+        self.events += other.events
+
+
+class TaskWriter:
+    """Writes the rows of one task. Where the block of `with` fails, its files are removed.
+
+    Args:
+        schema: of the source's rows.
+        batch: the number of the batch.
+    """
+
+    def __init__(self, tables: TaskTables, schema: StructType, batch: int) -> None:
+        self._batch = batch
+        self._files = ExitStack()
+        self._parts: dict[str, Parts] = {}
+        self._changes: ChangeStage | None = None
+        found = tables.addresses
+        if CURRENT in found:
+            self._changes = ChangeStage(found[CURRENT], tolerant=True, epoch=tables.epoch)
+        else:
+            self._open(QUARANTINE, Parts(found[QUARANTINE], arrow_schema(UNAPPLIED)))
+        if BRONZE in found:
+            self._open(BRONZE, Parts(found[BRONZE], bronze_schema(schema), PARTITIONS[BRONZE]))
+        if MESSAGES in found:
+            self._message_table = MessageTable(table_options(tables.message_options))
+            form = message_schema(), PARTITIONS[MESSAGES]
+            self._open(MESSAGES, Parts(found[MESSAGES], *form, unique=UNIQUE))
+        self._transactions = Transactions()
+        self._counts_transactions = TRANSACTIONS in found
+        self._events = 0
+        self._by_kind: Counter[tuple[str, str]] = Counter()
+
+    def _open(self, name: str, parts: Parts) -> None:
+        self._parts[name] = self._files.enter_context(parts)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *failure: Any) -> None:
+        self._files.__exit__(*failure)
+
+    def add(self, rows: pa.RecordBatch) -> None:
+        """Write rows of the source. Raises OSError."""
+        self._events += rows.num_rows
+        kinds = pc.binary_join_element_wise(rows["namespace"], rows["op"], "\0").drop_null()
+        for each in kinds.value_counts().to_pylist():
+            name, _, op = each["values"].partition("\0")
+            self._by_kind[name, op] += each["counts"]
+        if self._changes is not None:
+            self._changes.add(rows)
+        if self._counts_transactions:
+            self._transactions.count(rows)
+        for name, parts in self._parts.items():
+            if name == BRONZE:
+                parts.add(self._dated(pa.Table.from_batches([rows])))
+            elif name == MESSAGES:
+                for messages in self._message_table.of_rows(rows):
+                    parts.add(self._dated(messages))
+            elif rows["op"].null_count:
+                parts.add(self._quarantined(rows))
+
+    def _dated(self, table: pa.Table) -> pa.Table:
+        """Return rows with the date of their events, and with the batch."""
+        dates = table["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
+        return self._numbered(table.append_column(DATE, dates))
+
+    def _numbered(self, table: pa.Table) -> pa.Table:
+        numbers = pa.repeat(pa.scalar(self._batch, pa.int64()), table.num_rows)
+        return table.append_column(BATCH, numbers)
+
+    def _quarantined(self, rows: pa.RecordBatch) -> pa.Table:
+        """Return rows with the columns UNAPPLIED of changes that have no `op`."""
+        is_change = pc.is_in(rows["operationType"], value_set=_CHANGES)
+        found = pa.Table.from_batches([rows]).filter(pc.and_(pc.is_null(rows["op"]), is_change))
+        size = found.num_rows
+        found = found.append_column("key", pc.fill_null(found["documentKey"].cast("string"), ""))
+        found = found.append_column("problem", pa.repeat(_PROBLEM, size))
+        return self._numbered(found)
+
+    def close(self) -> TaskReport:
+        """Complete the files. Raises OSError."""
+        changes = ChangeReport() if self._changes is None else self._changes.close()
+        counts = [(*kind, number) for kind, number in self._by_kind.items()]
+        parts = {name: each.close() for name, each in self._parts.items()}
+        return TaskReport(parts, changes, self._transactions, counts, self._events)
 
 
 def bronze_schema(schema: StructType) -> pa.Schema:

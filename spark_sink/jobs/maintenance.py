@@ -19,7 +19,7 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import SourceError, say
 from spark_sink.folders import remove_files
 from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
-from spark_sink.jobs.progress import work_told
+from spark_sink.jobs.progress import printed_progress
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, partition_in
@@ -61,7 +61,7 @@ def schedule(
         if seconds is None or clock() - last < seconds:
             return
         try:
-            with work_told():
+            with printed_progress():
                 for line in compact_tables(folder):
                     say(line)
         except SourceError as error:

@@ -270,7 +270,7 @@ class ProgressReport:
 
 
 @contextmanager
-def work_told(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
+def printed_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
     """Print how far long work in the block is: a line, ten seconds or more after the last one."""
     last = clock()
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from py4j.protocol import Py4JError
@@ -106,22 +106,21 @@ def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
 def run_until_stopped(
     query: StreamingQuery,
     end: StopRequest,
-    turns: Sequence[Callable[[], None]] = (),
-    tend: Callable[[], None] = lambda: None,
+    report: Callable[[StreamingQuery], None],
+    tend: Callable[[], None],
 ) -> None:
     """Wait for the end of the query, or for a signal.
 
-    After a signal the batch in progress may commit within STOP_TIMEOUT. Each of `turns` is
-    called every second, and at the end; `tend` every second. Raises StreamError with the cause of a
-    failure; the next start continues from the checkpoint. A clock that is set back counts as one:
-    Spark starts batches by it, and would wait. After an orderly stop a failure is Spark's own.
+    After a signal the batch in progress may commit within STOP_TIMEOUT. `report` is called every
+    second, and at the end; `tend` every second. Raises StreamError with the cause of a failure; the
+    next start continues from the checkpoint. A clock that is set back counts as a failure: Spark
+    starts batches by it, and would wait. After an orderly stop, Spark's own error is raised.
     """
     ahead = _clock_ahead()
     try:
         while not end.requested:
             ended = query.awaitTermination(_POLL_SECONDS)
-            for turn in turns:
-                turn()
+            report(query)
             if ended:
                 return
             now = _clock_ahead()
@@ -131,8 +130,7 @@ def run_until_stopped(
             ahead = max(ahead, now)
             tend()
         _await_commit(query)
-        for turn in turns:
-            turn()
+        report(query)
         query.stop()
     except StreamingQueryException as error:
         if end.is_orderly:

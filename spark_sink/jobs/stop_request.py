@@ -1,4 +1,4 @@
-"""The request to stop a job, by a signal. It is imported before Spark, which takes seconds."""
+"""The request to stop a job, by a signal. Import it before Spark, whose import takes seconds."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from spark_sink.errors import say
 
 
 class StopRequest:
-    """Whether a stop is requested: by SIGTERM or SIGINT, from the making of the object on.
+    """Whether a stop is requested. From its construction on it handles SIGTERM and SIGINT.
 
-    A second signal exits immediately. So does the first one before `begin`, with status 0: there is
-    no batch to wait for.
+    A second signal exits immediately. So does the first one before `begin`, with status 0: no batch
+    is in progress then.
     """
 
     def __init__(self, *, handles_signals: bool = True) -> None:
-        self._asked = threading.Event()
-        self._is_orderly = True
+        self._requested = threading.Event()
+        self.is_orderly = False
+        """Whether a stop is requested, and a failure was not the first reason."""
         self._has_signal = False
         self._has_begun = False
         self._numbers = (signal.SIGTERM, signal.SIGINT) if handles_signals else ()
@@ -27,13 +28,9 @@ class StopRequest:
 
     def request(self, *, after_failure: bool = False) -> None:
         """Request a stop, as a signal does, or because a job beside this one has failed."""
-        self._is_orderly = self._is_orderly and not (after_failure and not self.requested)
-        self._asked.set()
-
-    @property
-    def is_orderly(self) -> bool:
-        """Whether a stop is requested, and not because of a failure."""
-        return self.requested and self._is_orderly
+        if not self.requested:
+            self.is_orderly = not after_failure
+        self._requested.set()
 
     def begin(self) -> None:
         """Let the batch in progress commit after a signal.
@@ -50,13 +47,13 @@ class StopRequest:
     @property
     def requested(self) -> bool:
         """Whether a stop is requested."""
-        return self._asked.is_set()
+        return self._requested.is_set()
 
     def _take(self, number: int, frame: FrameType | None) -> None:
         if self._has_signal:
             sys.exit(128 + number)
         self._has_signal = True
-        self._asked.set()
+        self.request()
         if not self._has_begun:
             say("stopped before the first batch")
             sys.exit(0)

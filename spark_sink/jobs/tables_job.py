@@ -45,7 +45,6 @@ from spark_sink.jobs.job_source import (
     JobStreamReader,
     TaskReport,
     TaskTables,
-    Transactions,
     bronze_schema,
     message_schema,
 )
@@ -214,7 +213,7 @@ class TablesJob:
             written.add(report)
         if self.findings is not None:
             batch = replace(batch, verified=self.findings.found)
-        counted, notified = Transactions(written.transactions).rows(), _notifications(end)
+        counted, notified = written.transactions.rows(), _notifications(end)
         beside = {NOTIFIED: notified.num_rows, TRANSACTIONS: counted.num_rows}
         batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
         for name, schema in ((BRONZE, self._rows), (MESSAGES, message_schema())):

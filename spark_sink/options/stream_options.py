@@ -248,14 +248,14 @@ _ALIASES = {
 }
 
 
-def required_uri(given: Mapping[str, str], missing: str, of: str = "") -> str:
+def required_uri(given: Mapping[str, str], missing: str, owner: str = "") -> str:
     """Return the connection string in one of two options, or raise OptionError."""
     if "uri" in given and "uriFile" in given:
-        raise OptionError(f"options 'uri' and 'uriFile'{of} exclude each other: set one of them")
+        raise OptionError(f"options 'uri' and 'uriFile'{owner} exclude each other: set one of them")
     if "uri" in given:
-        return parsed_option("uri", values.router_uri, given["uri"], of)
+        return parsed_option("uri", values.router_uri, given["uri"], owner)
     if "uriFile" in given:
-        return parsed_option("uriFile", values.uri_in_file, given["uriFile"], of)
+        return parsed_option("uriFile", values.uri_in_file, given["uriFile"], owner)
     raise OptionError(missing)
 
 

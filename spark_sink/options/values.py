@@ -47,7 +47,7 @@ def option_names(kind: Any) -> list[str]:
     return names
 
 
-def parsed(kind: type[_Value], given: Mapping[str, Any], of: str = "", **further: Any) -> _Value:
+def parsed(kind: type[_Value], given: Mapping[str, Any], owner: str = "", **further: Any) -> _Value:
     """Return a dataclass of the options that are given, and of `further` fields.
 
     A field that is a dataclass has its options among the same ones. Raises OptionError.
@@ -56,20 +56,20 @@ def parsed(kind: type[_Value], given: Mapping[str, Any], of: str = "", **further
         name, part = each.metadata.get("option", ""), each.default_factory
         if name in given:
             text = str(given[name])
-            further[each.name] = parsed_option(name, each.metadata["parse"], text, of)
+            further[each.name] = parsed_option(name, each.metadata["parse"], text, owner)
         elif is_dataclass(part) and each.name not in further:
-            further[each.name] = parsed(cast("Any", part), given, of)
+            further[each.name] = parsed(cast("Any", part), given, owner)
     return kind(**further)
 
 
-def parsed_option(name: str, parse: Callable[[str], _Value], text: str, of: str = "") -> _Value:
-    """Return the parsed value of an option. Raises OptionError; `of` is as for `canonical`."""
+def parsed_option(name: str, parse: Callable[[str], _Value], text: str, owner: str = "") -> _Value:
+    """Return the parsed value of an option. Raises OptionError; `owner` is as for `canonical`."""
     try:
         return parse(text)
     except json.JSONDecodeError as error:
-        raise OptionError(f"option {name!r}{of} is not JSON: {error}") from error
+        raise OptionError(f"option {name!r}{owner} is not JSON: {error}") from error
     except (ValueError, TypeError, BSONError) as error:
-        raise OptionError(f"option {name!r}{of}: {error}") from error
+        raise OptionError(f"option {name!r}{owner}: {error}") from error
 
 
 def argument(parse: Callable[[Any], _Value], given: Any, name: str) -> _Value:
@@ -85,12 +85,12 @@ def canonical(
     known: Iterable[str],
     aliases: Mapping[str, str] = _NO_ALIASES,
     *,
-    of: str = "",
+    owner: str = "",
 ) -> dict[str, _Value]:
     """Return the options under the names in `known`.
 
-    `aliases` are further names in lower case with their meaning; `of` says in messages whose
-    options they are. Raises OptionError for unknown options, and for two names of one option.
+    `aliases` are further names in lower case with their meaning; `owner` follows an
+    option's name in messages. Raises OptionError for unknown options, and for two names of one.
     """
     names = {name.lower(): name for name in known}
     given: dict[str, str] = {}
@@ -101,7 +101,7 @@ def canonical(
             hint = "docs/spark-reference.md and docs/debezium.md list them"
             if close:
                 hint = f"did you mean {names[close[0]]!r}?"
-            raise OptionError(f"unknown option {name!r}{of}; {hint}")
+            raise OptionError(f"unknown option {name!r}{owner}; {hint}")
         if meant in given:
             raise OptionError(f"options {given[meant]!r} and {name!r} are aliases: set one of them")
         given[meant] = name

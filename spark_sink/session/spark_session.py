@@ -69,7 +69,7 @@ def local_session(
     if given["spark.master"].startswith("local"):
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")  # without it Spark looks for another
         given = {**_ON_ONE_MACHINE, **given}
-    return _session(app_name, {**_CONFIGURATION, **given}, settings)
+    return _session(app_name, {**_CONFIGURATION, **given})
 
 
 @contextmanager
@@ -82,7 +82,7 @@ def job_session(command: str, settings: Mapping[str, str]) -> Iterator[SparkSess
     """
     name, given = f"mergerouter job {command}", dict(settings)
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # which spark-submit sets
-        spark = _session(name, given, settings)
+        spark = _session(name, given)
     else:
         if "spark.log.level" not in given:
             quiet = {"spark.log.level": "OFF", _JAVA_OPTIONS: f"{_STACK} {_without_log()}"}
@@ -112,17 +112,15 @@ def _without_log() -> str:
     return f"-Dlog4j2.configurationFile=file:{path}"
 
 
-def _session(
-    app_name: str, configuration: Mapping[str, str], settings: Mapping[str, str] | None
-) -> SparkSession:
-    """Return the session with the source and with PARQUET_SETTINGS that are not in `settings`."""
+def _session(app_name: str, configuration: Mapping[str, str]) -> SparkSession:
+    """Return the session with the source, and with PARQUET_SETTINGS unless they are configured."""
     builder = SparkSession.builder.appName(app_name)
     for name, value in configuration.items():
         builder = builder.config(name, value)
     spark = builder.getOrCreate()
     for name, value in PARQUET_SETTINGS.items():
         # The builder would warn that these are not properties of Spark.
-        if name not in (settings or {}):
+        if name not in configuration:
             spark.conf.set(name, value)
     register(spark)
     return spark

@@ -73,18 +73,18 @@ class QuerySnapshots:
         self._refusal = refusal
         self._clock = clock
 
-    def begin(self, state: SignalState, at: Timestamp) -> SignalState:
+    def begin(self, state: SignalState, time: Timestamp) -> SignalState:
         """Return the state in which the snapshot of the query's mode begins, before all others.
 
-        `at` is a cluster time at or after all finished writes. Raises PyMongoError.
+        `time` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
-        request = SnapshotRequest.of_mode(at)
+        request = SnapshotRequest.of_mode(time)
         state = replace(state, requests=(request, *state.requests))
-        return self._begun(state, request, at)
+        return self._begun(state, request, time)
 
     def skipped(self, state: SignalState) -> SignalState:
         """Return the state with a notification of a start of the query without a snapshot."""
-        return self._told(state, str(uuid.uuid4()), INITIAL, "SKIPPED")
+        return self._notified(state, str(uuid.uuid4()), INITIAL, "SKIPPED")
 
     def left_out(
         self, state: SignalState, passed: Position, position: Position, aggregate: str = "Seek"
@@ -93,7 +93,7 @@ class QuerySnapshots:
         texts = {"from": json.dumps(to_offset(passed)), "to": json.dumps(to_offset(position))}
         time = time_of(position) or Timestamp(0, 0)
         identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
-        return self._told(state, identifier, aggregate, "SKIPPED", **texts)
+        return self._notified(state, identifier, aggregate, "SKIPPED", **texts)
 
     def process(
         self, state: SignalState, signals: Iterable[ReceivedSignal], present: Container[str] = ()
@@ -118,7 +118,7 @@ class QuerySnapshots:
                     )
                 state = applied
             except SignalError as error:
-                state = self._told(state, received.id, SIGNAL, "REFUSED", reason=str(error))
+                state = self._notified(state, received.id, SIGNAL, "REFUSED", reason=str(error))
         return state
 
     def require(
@@ -143,7 +143,7 @@ class QuerySnapshots:
         time = cluster_time_of(last)
         request = SnapshotRequest(f"again-{time.time}-{time.inc}", False, (), required=True)
         if self._refusal is not None:
-            return self._told_of(state, request, "ABORTED", reason=self._refusal)
+            return self._notified_of(state, request, "ABORTED", reason=self._refusal)
         for each in state.requests:
             if each.required and each.plan is None:  # it has not begun
                 request = each
@@ -158,15 +158,15 @@ class QuerySnapshots:
         collections = (*sorted(names), *wanted)
         return state.with_request(replace(request, collections=collections, documents=wanted))
 
-    def advance(self, state: SignalState, at: Timestamp) -> SignalState:
+    def advance(self, state: SignalState, time: Timestamp) -> SignalState:
         """Return the state with what the next batch reads of the running snapshot.
 
-        It is read at `at`, a cluster time that the batch's events do not exceed, or at its own
+        It is read at `time`, a cluster time that the batch's events do not exceed, or at its own
         time if it is the mode's. Raises PyMongoError.
         """
         while (request := state.running) is not None:
             if request.plan is None:
-                state = self._begun(state, request, at)
+                state = self._begun(state, request, time)
                 if state.ended is not None:
                     return state
                 continue
@@ -176,7 +176,7 @@ class QuerySnapshots:
                 return self._ended(state, request)
             own = plan.snapshot_time
             state = self._progressed(state, request, plan).with_request(replace(request, plan=plan))
-            return replace(state, reading=own if request.initial else max(at, own))
+            return replace(state, reading=own if request.initial else max(time, own))
         return state
 
     def _applied(self, state: SignalState, signal: Signal) -> SignalState:
@@ -192,7 +192,7 @@ class QuerySnapshots:
             )
             return state.with_request(request)
         if signal.kind == LOG:
-            return self._told(state, signal.id, SIGNAL, LOGGED, message=signal.message)
+            return self._notified(state, signal.id, SIGNAL, LOGGED, message=signal.message)
         running = [each for each in state.requests if not each.blocking]
         if signal.kind == STOP:
             running = [each for each in running if not each.required]
@@ -203,7 +203,7 @@ class QuerySnapshots:
         state = replace(state, paused=signal.kind == PAUSE)
         kind = "PAUSED" if state.paused else "RESUMED"
         for request in running:
-            state = self._told_of(state, request, kind, signal=signal.id)
+            state = self._notified_of(state, request, kind, signal=signal.id)
         return state
 
     def _stopped(
@@ -216,14 +216,14 @@ class QuerySnapshots:
                 state = state.without_request(request.id)
             names = ", ".join(signal.collections or request.collections)
             texts = {"signal": signal.id, "data_collections": names}
-            state = self._told_of(state, request, "ABORTED", **texts)
+            state = self._notified_of(state, request, "ABORTED", **texts)
         paused = state.paused and bool(signal.collections)
         return replace(state, paused=paused)
 
-    def _begun(self, state: SignalState, request: SnapshotRequest, at: Timestamp) -> SignalState:
+    def _begun(self, state: SignalState, request: SnapshotRequest, time: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
         wanted = request.chosen(self._by_mode)
-        plan = self._planner.begin(at, wanted)
+        plan = self._planner.begin(time, wanted)
         found = self._planner.collections(wanted)
         request = replace(request, plan=plan)
         if request.lacked and not found:  # they were dropped
@@ -231,9 +231,9 @@ class QuerySnapshots:
         problem = None if request.initial else self._problem(request, found)
         if problem is not None:
             state = state.without_request(request.id)
-            return self._told_of(state, request, "ABORTED", reason=problem)
+            return self._notified_of(state, request, "ABORTED", reason=problem)
         state, names = state.with_request(request), names_of(found)
-        return self._told_of(state, request, "STARTED", data_collections=names)
+        return self._notified_of(state, request, "STARTED", data_collections=names)
 
     def _problem(self, request: SnapshotRequest, found: Sequence[Collection]) -> str | None:
         if not found:
@@ -250,7 +250,7 @@ class QuerySnapshots:
 
     def _ended(self, state: SignalState, request: SnapshotRequest) -> SignalState:
         whole = request.initial or request.lacked or self._planner.names(request.reads_whole)
-        state = self._told_of(state.without_request(request.id), request, "COMPLETED")
+        state = self._notified_of(state.without_request(request.id), request, "COMPLETED")
         return replace(state, ended=request if whole else None)
 
     def _progressed(
@@ -269,20 +269,20 @@ class QuerySnapshots:
             "chunks_planned": str(plan.progress.chunks_planned),
             "current_collection_in_progress": names_of(read),
         }
-        state = self._told_of(state, request, "IN_PROGRESS", **progress)
+        state = self._notified_of(state, request, "IN_PROGRESS", **progress)
         if scanned:
             names = {"scanned_collection": names_of(scanned), "status": "SUCCEEDED"}
-            state = self._told_of(state, request, "TABLE_SCAN_COMPLETED", **names)
+            state = self._notified_of(state, request, "TABLE_SCAN_COMPLETED", **names)
         return state
 
-    def _told_of(
+    def _notified_of(
         self, state: SignalState, request: SnapshotRequest, kind: str, **texts: str
     ) -> SignalState:
         aggregate = "Blocking Snapshot" if request.blocking else "Incremental Snapshot"
         aggregate = INITIAL if request.initial else aggregate
-        return self._told(state, request.id, aggregate, kind, **texts)
+        return self._notified(state, request.id, aggregate, kind, **texts)
 
-    def _told(
+    def _notified(
         self, state: SignalState, identifier: str, aggregate: str, kind: str, **texts: str
     ) -> SignalState:
         """Return the state with a notification, which has the fields and types of Debezium's.

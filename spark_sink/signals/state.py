@@ -48,9 +48,9 @@ class SnapshotRequest:
     documents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @classmethod
-    def of_mode(cls, at: Timestamp, plan: SnapshotPlan | None = None) -> SnapshotRequest:
+    def of_mode(cls, time: Timestamp, plan: SnapshotPlan | None = None) -> SnapshotRequest:
         """Return the request of the query's mode, at a cluster time."""
-        return cls(f"initial-{at.time}-{at.inc}", True, (), plan=plan, initial=True)
+        return cls(f"initial-{time.time}-{time.inc}", True, (), plan=plan, initial=True)
 
     def chosen(self, by_mode: Wanted) -> Wanted:
         """Return which collections the snapshot reads, of the mode those that an option chooses."""

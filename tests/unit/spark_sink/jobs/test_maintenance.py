@@ -14,7 +14,7 @@ from spark_sink.jobs import maintenance
 from spark_sink.jobs.job_folder import CURRENT, NOTIFIED, JobFolder
 from spark_sink.jobs.maintenance import compact_tables, schedule
 from spark_sink.jobs.point_in_time import versions_at
-from spark_sink.jobs.progress import work_told
+from spark_sink.jobs.progress import printed_progress
 from spark_sink.jobs.rebuilding import rebuild_table
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.tables import delta_log, table_rows
@@ -79,7 +79,7 @@ def test_the_job_may_commit_while_its_tables_are_listed(
 
 def test_long_work_is_told_in_a_line_every_ten_seconds(capsys: pytest.CaptureFixture[str]) -> None:
     now = [0.0]
-    with work_told(lambda: now[0]):
+    with printed_progress(lambda: now[0]):
         for done in range(1, 30):
             now[0] = float(done)
             REPORT_PROGRESS.get()("files merged", 1000 * done, 30_000)

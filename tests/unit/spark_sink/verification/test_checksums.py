@@ -23,7 +23,6 @@ from spark_sink.jobs.job_source import (
     PARTITIONS,
     TaskTables,
     TaskWriter,
-    Transactions,
     bronze_schema,
     message_schema,
 )
@@ -108,7 +107,7 @@ def written(folder: Path, name: str) -> DeltaLog:
                 table = DeltaLog(address, PARTITIONS["messages"])
                 table.append(report.parts["messages"], message_schema(), batch)
             case "transactions":
-                DeltaLog(address).append_rows(Transactions(report.transactions).rows(), batch)
+                DeltaLog(address).append_rows(report.transactions.rows(), batch)
             case "notifications":
                 row = {"id": f"{number}", "aggregate_type": "a", "type": "t", "timestamp": number}
                 row["additional_data"] = [("k", "v"), ("l", "w")]
