@@ -161,7 +161,7 @@ class BatchPlanner:
     def require_history(self, start: Position) -> None:
         """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
 
-        A shard tells that when it begins to read, which is after the cursor was opened.
+        A shard reports that when it begins to read, after the cursor was opened.
         """
         since, begun_at = time_of(start), self._clock()
         with closing(self._stream(start)) as stream:

@@ -81,25 +81,26 @@ def adjusted(name: str) -> str:
     return f"_{valid[1:]}" if valid.startswith(".") else valid
 
 
-class _Writer:
-    """Writes a topic's keys, or its values, from payloads in JSON."""
+_Write = Callable[["str | None"], "bytes | None"]
 
-    def __init__(self, schema: dict[str, Any], number: int) -> None:
-        self._schema = fastavro.parse_schema(schema)
-        self._head = struct.pack(">bI", 0, number)
 
-    def written(self, text: str | None) -> bytes | None:
-        """Return a payload as Avro; None for None."""
+def _writer(schema: dict[str, Any], number: int) -> _Write:
+    """Return what makes Avro of a topic's keys, or values, in JSON; None stays None."""
+    parsed, head = fastavro.parse_schema(schema), struct.pack(">bI", 0, number)
+
+    def written(text: str | None) -> bytes | None:
         if text is None:
             return None
         out = io.BytesIO()
-        out.write(self._head)
-        fastavro.schemaless_writer(out, self._schema, _decoded(text))
+        out.write(head)
+        fastavro.schemaless_writer(out, parsed, _decoded(text))
         return out.getvalue()
+
+    return written
 
 
 @lru_cache(_CACHED_TOPICS)
-def _writers(options: MessageOptions, topic: str) -> tuple[_Writer, _Writer]:
+def _writers(options: MessageOptions, topic: str) -> tuple[_Write, _Write]:
     """Return the writers of a topic's keys and values.
 
     Their schemas are registered, once in a process while the topic is cached.
@@ -109,7 +110,7 @@ def _writers(options: MessageOptions, topic: str) -> tuple[_Writer, _Writer]:
     for schema, part in zip(connect_schemas(options, topic), ("key", "value"), strict=True):
         avro = avro_schema(schema)
         text = json.dumps(avro, ensure_ascii=False, separators=(",", ":"))
-        made.append(_Writer(avro, register_schema(addresses, f"{topic}-{part}", text)))
+        made.append(_writer(avro, register_schema(addresses, f"{topic}-{part}", text)))
     return made[0], made[1]
 
 
@@ -124,6 +125,6 @@ def with_avro(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBat
     columns = [messages.column("topic")]
     for part, name in enumerate(("key", "value")):
         texts = zip(indices, messages.column(name).to_pylist(), strict=True)
-        binaries = (writers[index][part].written(text) for index, text in texts)
+        binaries = (writers[index][part](text) for index, text in texts)
         columns.append(pa.array(binaries, pa.binary()))
     return pa.RecordBatch.from_arrays(columns, names=["topic", "key", "value"])

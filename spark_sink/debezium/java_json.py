@@ -99,7 +99,7 @@ class JavaJson:
     def _document(self, data: bytes) -> str:
         write = self._writers
         if _INT(data)[0] != len(data):
-            raise InvalidBSON("a document has another size than it says")
+            raise InvalidBSON("a document does not have the size that it begins with")
         found = values_in(data, 0, len(data))
         texts = [_name(name) + write[kind](data[at:end]) for kind, name, at, end in found]
         return f"{{{self.separator.join(texts)}}}"

@@ -119,7 +119,7 @@ class WithTransactions:
     options: MessageOptions
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the messages, those with the columns of `ORDERED`, as topic, key and value."""
+        """Return topic, key and value of messages that have the columns of `ORDERED`."""
         collected = list(batches)
         if not collected:
             return
@@ -217,7 +217,7 @@ def to_debezium(
         outbox: the same of MongoEventRouter, if the rows are those of an outbox: `Outbox`.
         options: the other fields of `MessageOptions`.
 
-    Raises OptionError for options that are unknown or not made together.
+    Raises OptionError for options that are unknown or exclude each other.
     """
     given = MessageOptions.of(prefix, options, unwrap, outbox, " of to_debezium")
     columns = MESSAGES if given.schema_registry_url is None else _avro().MESSAGES

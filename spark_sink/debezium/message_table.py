@@ -37,8 +37,8 @@ UNIQUE = ("token", "key", "value")
 _OWNER = " of --message"
 _TRANSFORMS = ("unwrap", "outbox")
 _LEFT_OUT = {
-    "transactions": "the table has each event's token, and the table transactions what BEGIN and "
-    "END tell",
+    "transactions": "the table has each event's token, and the table transactions has what "
+    "BEGIN and END contain",
     "schema_registry_url": "Avro is for Kafka, to which a query with to_debezium writes",
 }
 
@@ -99,13 +99,13 @@ class MessageTable:
                 yield pa.Table.from_arrays(columns, MESSAGE_ROWS.names)
         except InvalidBSON as error:
             raise StreamError(
-                "an event cannot be made a message: remove documents=raw and set "
+                "no message can be made of an event: remove documents=raw and set "
                 "errors.tolerance=all, with which a job writes such events to quarantine",
                 error,
             ) from error
         except LookupError as error:
             raise StreamError(
-                "an event lacks a field of which its message is made: let the option pipeline keep "
+                "an event lacks a field that its message needs: let the option pipeline keep "
                 "all fields but those of documents",
                 error,
             ) from error

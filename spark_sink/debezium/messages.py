@@ -151,42 +151,41 @@ class MessageMaker:
         joined, fields, size = layout.joined, layout.fields, len(layout.rows)
         slices, codes = layout.distinct(b"operationType")
         letters = [OPERATIONS[each.text()] for each in slices]
-        times = self._read_times(layout) if is_read else self._times(layout)
-        namespaces = self._namespaces(layout)
+        ms, times = self._read_times(layout) if is_read else self._times(layout)
+        slices, places = layout.distinct(b"ns")
+        found = zip(*(self._namespace(each.value) for each in slices), strict=True)
+        name, topic, database, collection = (_taken(each, places) for each in found)
         key = joined_text(['{"id":"', *self._keys(joined, fields[b"documentKey"]), '"}'], size)
         session, number, transaction = self._transactions(layout)
         before, after = (self._document(joined, fields.get(name)) for name in _DOCUMENTS)
         value = value_pieces(
             {
                 **self._constants,
+                **times,
                 "before": before,
                 "after": after,
                 "description": self._descriptions(joined, fields.get(b"updateDescription")),
-                "ms": _text(times.ms),
-                "snapshot": ['"', times.snapshot, '"'],
-                "database": namespaces.database,
-                "us": _text(times.us),
-                "ns": _text(times.ns),
-                "collection": namespaces.collection,
-                "order": _text(times.order),
+                "database": database,
+                "collection": collection,
                 "session": session,
                 "number": number,
-                "wall": times.wall,
                 "op": ['"', _taken(letters, codes), '"'],
                 "now": str(self._clock() // 1_000_000),
             }
         )
         values = joined_text(value, size)
-        topic, name = (joined_text([each], size) for each in (namespaces.topic, namespaces.name))
+        topics, names = (joined_text([each], size) for each in (topic, name))
         if self._options.transform is not None:
-            yield self._transformed(layout, topic, values)
+            yield self._transformed(layout, topics, values)
             return
-        columns = [topic, key, values, transaction, name, pa.array(times.ms)]
+        columns = [topics, key, values, transaction, names, pa.array(ms)]
         yield MadeMessages(layout.rows, np.zeros(size, np.int64), columns)
         deleted = np.array([letter == "d" for letter in letters])[codes]
         if self._options.tombstones and deleted.any():
             which = pa.array(deleted)
-            pairs = zip(topic.filter(which).to_pylist(), key.filter(which).to_pylist(), strict=True)
+            pairs = zip(
+                topics.filter(which).to_pylist(), key.filter(which).to_pylist(), strict=True
+            )
             rows, tombstones = layout.rows[deleted], (Message(*each, None) for each in pairs)
             yield MadeMessages(rows, np.ones(len(rows), np.int64), columns_of(tombstones))
 
@@ -278,17 +277,18 @@ class MessageMaker:
         name = joined_text(['"', texts, ":", _text(numbers), '"'], size)
         return ['"', texts, '"'], [_text(numbers)], name
 
-    def _times(self, layout: Layout) -> _Times:
+    def _times(self, layout: Layout) -> tuple[_Numbers, dict[str, Any]]:
+        """Return `source.ts_ms`, and the parts of the value that are times."""
         seconds, order = _cluster_times(layout)
         wall, walls = layout.fields.get(b"wallTime"), None
         if wall is not None and wall.kind == DATE:
             walls = layout.integers(b"wallTime", "<i8")
         ms = seconds * 1000 if walls is None or self._options.is_old else walls
         shown = "null" if walls is None else _text(walls)
-        return _Times(ms, ms * 1000, ms * 1_000_000, shown, order, "false")
+        return ms, _time_parts(ms, ms * 1000, ms * 1_000_000, order, shown, "false")
 
-    def _read_times(self, layout: Layout) -> _Times:
-        """Return the times of documents of snapshots: incremental ones have cluster times."""
+    def _read_times(self, layout: Layout) -> tuple[_Numbers, dict[str, Any]]:
+        """Return the same for documents of snapshots: incremental ones have cluster times."""
         (seconds, order), size = _cluster_times(layout), len(layout.rows)
         signals, codes = [_NOTHING], np.zeros(size, np.int64)
         if b"signal" in layout.fields:
@@ -305,44 +305,31 @@ class MessageMaker:
                 (order, _NO_ORDER),
             )
         )
-        return _Times(ms, us, ns, "null", ordinal, _taken(kinds, codes))
+        return ms, _time_parts(ms, us, ns, ordinal, "null", _taken(kinds, codes))
 
-    def _namespaces(self, layout: Layout) -> _Namespace:
-        slices, codes = layout.distinct(b"ns")
-        found = [self._namespace(each.value) for each in slices]
-        return _Namespace(*(_taken(names, codes) for names in zip(*found, strict=True)))
-
-    def _new_namespace(self, ns: bytes) -> _Namespace:
+    def _new_namespace(self, ns: bytes) -> tuple[str, str, str, str]:
+        """Return a collection's full name, its topic, and the names of both parts as JSON."""
         name, database, collection = namespace_of(Slice(DOCUMENT, ns))
         database, collection = database or "", collection or ""
         topic = self._options.topic(database, collection)
-        return _Namespace(name or "", topic, quoted(database), quoted(collection))
+        return name or "", topic, quoted(database), quoted(collection)
 
 
-class _Namespace(NamedTuple):
-    """A collection: its full name, its topic, and the names of both parts as JSON.
+def _time_parts(
+    ms: _Numbers,
+    us: _Numbers,
+    ns: _Numbers,
+    order: _Numbers,
+    wall: str | pa.Array,
+    snapshot: str | pa.Array,
+) -> dict[str, Any]:
+    """Return the parts of a value for times since 1970 in ms, µs and ns, and for `ord`.
 
-    They are texts, or columns of texts.
+    `wall` is `wallTime` as JSON.
     """
-
-    name: Any
-    topic: Any
-    database: Any
-    collection: Any
-
-
-class _Times(NamedTuple):
-    """The times in a block `source`: since 1970 in ms, µs and ns; `wallTime` as JSON; `ord`.
-
-    `snapshot` is the field of that name.
-    """
-
-    ms: _Numbers
-    us: _Numbers
-    ns: _Numbers
-    wall: str | pa.Array
-    order: _Numbers
-    snapshot: str | pa.Array
+    numbers = {"ms": ms, "us": us, "ns": ns, "order": order}
+    parts: dict[str, Any] = {name: _text(each) for name, each in numbers.items()}
+    return {**parts, "wall": wall, "snapshot": ['"', snapshot, '"']}
 
 
 def _cluster_times(layout: Layout) -> tuple[_Numbers, _Numbers]:

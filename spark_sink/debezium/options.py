@@ -39,7 +39,7 @@ class MessageOptions:
             URL.
         transform: one of Debezium's transforms of messages.
 
-    Raises OptionError for what is not made together, and for URLs that are none.
+    Raises OptionError for options that exclude each other, and for an invalid URL.
     """
 
     prefix: str

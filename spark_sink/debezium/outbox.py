@@ -27,12 +27,12 @@ _JAVA = JavaJson(relaxed=False, separator=",")
 _TEXTS = (STRING, OBJECT_ID, CODE, DECIMAL)
 """The types of BSON that are texts in Kafka Connect."""
 _BLANK = "".join(map(chr, range(0x21)))
-"""What Java trims."""
+"""The characters that Java trims."""
 _REFERENCE = re.compile(
     r"\\(?P<literal>.) | \$\{(?P<name>[A-Za-z]\w*)\} | \$(?P<number>\d) | (?P<other>[$\\])",
     re.VERBOSE | re.DOTALL,
 )
-"""What is no literal in a replacement of Java's."""
+"""The parts of a replacement of Java's that are not literal."""
 
 
 def _indented(document: Slice) -> str:

@@ -33,7 +33,7 @@ _REMEDIES = {
 }
 """By statuses; the rules are those of the registry's API reference."""
 _MAY_PASS = (408, 429)
-"""The statuses below 500 that say that the same request may succeed later."""
+"""The statuses below 500 after which the same request may succeed."""
 _OK, _SERVER_ERRORS = 200, 500
 _LARGEST_ID = 0x7FFF_FFFF
 

@@ -48,7 +48,7 @@ def transaction_name(session: bytes, number: int | None) -> str:
 def join_fragments(events: Iterable[bytes]) -> Iterator[bytes]:
     """Return the events, fragments joined, each with the token of its last fragment.
 
-    If a query began or ended between the fragments of an event, those are returned as they are.
+    If a query began or ended within an event, its fragments are returned as they are.
     """
     parts: list[bytes] = []
     for event in events:

@@ -17,7 +17,7 @@ HEARTBEAT = "heartbeat"
 
 
 def heartbeat(time: Timestamp) -> bytes:
-    """Return the event that states that all events before `time` have been rows.
+    """Return the event of a heartbeat, which follows the rows of all events before `time`.
 
     Its token sorts above those of all earlier events.
     """

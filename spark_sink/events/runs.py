@@ -49,7 +49,7 @@ def run_of(events: Sequence[bytes]) -> Run:
 
 
 def _keys_of_one_size(events: Sequence[bytes]) -> list[str] | None:
-    """Return the keys of events whose tokens have one size and one field; None for others."""
+    """Return the keys of events whose tokens have the same size and one field; None for others."""
     head = events[0][4:24] if events else b""
     if head[:5] != _ID or head[9:16] != _DATA:
         return None
@@ -77,14 +77,14 @@ def without_repeats(run: Run, last_key: str) -> Run:
 
 
 def first_invalidate(run: Run) -> int | None:
-    """Return the index of the first invalidate; None where there is none."""
+    """Return the index of the first invalidate; None if there is none."""
     # Comparing a slice is cheaper than a call, which few keys need.
     odd = (index for index, key in enumerate(run.keys) if key[_PLAIN] != PLAIN_EVENT)
     return next((index for index in odd if is_invalidate(run.keys[index])), None)
 
 
 def are_of_documents(keys: Sequence[str]) -> bool:
-    """Return whether all keys are of changes of documents, as they mostly are; found at once."""
+    """Return whether all keys are those of changes of documents, as most are."""
     if {(key[_FRONT], key[_KIND]) for key in keys} != _OF_DOCUMENTS:
         return False
     return OPERATION_DESCRIPTION not in "".join(keys)

@@ -100,7 +100,7 @@ def field_of(document: bytes, name: bytes) -> Slice | None:
 
 
 def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, int, int]]:
-    """Return type, name, begin and end of the values of a document, which lies there in data.
+    """Return the type, name, begin and end of each value of a document, given its place in `data`.
 
     Raises InvalidBSON.
     """
@@ -124,7 +124,7 @@ def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, i
 
 
 def documents_in(data: bytes, start: int, end: int) -> list[bytes]:
-    """Return the documents of an array, which lies there in data. Raises InvalidBSON."""
+    """Return the documents of an array, given its place in `data`. Raises InvalidBSON."""
     found: list[bytes] = []
     position, end, index, size = start + 4, end - 1, data.index, _SIZE
     try:
@@ -173,8 +173,8 @@ def flattened(document: bytes) -> tuple[bytes, dict[bytes, Slice]]:
     """Return the BSON document with nested fields moved to its top level.
 
     A name is the path with underscores, such as `address_city`. Arrays and empty documents stay.
-    The first of several fields with one name counts. Also return the document's fields that
-    contain fields of such a name.
+    The first of several fields with one name counts. Also return the fields of the top level that
+    contain one of these.
     """
     fields = fields_of(document)
     found: dict[bytes, Slice] = {}

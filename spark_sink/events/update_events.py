@@ -1,4 +1,4 @@
-"""Update events whose descriptions name every path without doubt.
+"""Update events whose descriptions leave each path one meaning.
 
 A change stream describes an update by dotted paths. Where names have dots, a path may stand for
 several fields, and servers before 6.1 do not tell which. So a query reads the update as the oplog
@@ -37,7 +37,7 @@ _SIZE = _INT.unpack_from
 _RAW, _DESCRIPTION = b"rawUpdateDescription", b"updateDescription"
 _ID = b"\x03_id\0"
 _OTHERS = tuple(b"\x02operationType\0\x07\0\0\0" + name + b"\0" for name in (b"insert", b"delete"))
-"""How events go on after their tokens that are no updates."""
+"""What follows the token of an insert and of a delete."""
 _MARK, _NEW_MARK = (b"\x03" + name + b"\0" for name in (_RAW, _DESCRIPTION))
 PATHS = b"disambiguatedPaths"
 """The field of a description with the parts of paths that have several meanings."""
@@ -58,7 +58,7 @@ Parts = tuple[Part, ...]
 
 
 def described(run: Run) -> Run:
-    """Return events, of which updates have `updateDescription` for what the oplog has.
+    """Return the events; updates have `updateDescription` in place of the oplog's form.
 
     Raises InvalidBSON.
     """
@@ -72,7 +72,7 @@ def described(run: Run) -> Run:
 
 
 def _perhaps_updates(events: Sequence[bytes]) -> list[int]:
-    """Return the indexes of events that may be updates, as the first fields tell cheaply."""
+    """Return the indexes of events that may be updates, judged by their first fields."""
     head = events[0][4:13] if events else b""
     if not head.startswith(_ID):
         return list(range(len(events)))
@@ -125,9 +125,9 @@ class _Description:
         self._are_plain = True  # no name has a dot or is a number
 
     def add(self, start: int, end: int, path: Parts = (), prefix: bytes = b"") -> None:
-        """Add the changes within a document or array, at a path, whose dotted form has a dot more.
+        """Add the changes within the document or array at a path.
 
-        `start` and `end` say where the changes are.
+        The changes lie from `start` to `end`. `prefix` is the dotted path, and a dot.
         """
         diff = self._diff
         updated, removed, truncated = self._paths

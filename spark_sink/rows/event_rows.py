@@ -58,7 +58,7 @@ class EventRows:
         self.schema = row_schema(
             raw_documents=raw_documents, document_type=None if typed is None else typed.schema
         )
-        """What every row has (spark_sink.rows.row_schema)."""
+        """The columns of every row (spark_sink.rows.row_schema)."""
         self._arrow_schema = arrow_schema(self.schema)
         self._json = JsonColumns(canonical=canonical)
 

@@ -61,7 +61,7 @@ def _decoded(field: Slice) -> Any:
 
 
 def _relaxed(value: Any) -> Any:
-    """Return what the encoders do not know: MongoDB's own types, the most common first."""
+    """Return the JSON of a value of one of MongoDB's own types, which the encoders do not know."""
     if isinstance(value, ObjectId):
         return {"$oid": str(value)}
     if isinstance(value, datetime) and value.year >= _FIRST_ISO_YEAR:
@@ -107,11 +107,11 @@ def _encode(value: Any) -> str:
 
 
 class _UncommonError(Exception):
-    """A document has a value that is not written by column."""
+    """A value cannot be written by column: its document is written alone."""
 
 
 class JsonColumns(TextColumns):
-    """Writes documents in relaxed or canonical extended JSON, as the functions do."""
+    """Writes the same texts as `relaxed_json` or `canonical_json`, of many documents together."""
 
     def __init__(self, *, canonical: bool = False) -> None:
         self._canonical = canonical

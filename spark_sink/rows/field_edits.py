@@ -3,8 +3,8 @@
 The options are Debezium's field.exclude.list and field.renames, and field.masks. An entry is
 `database.collection.field.nested`, in which `*` stands for any characters of the database's or the
 collection's name, whose case does not count; an entry of field.renames ends in `:newName`, the new
-name of its last field, one of field.masks in `:rule`. It also applies to documents in arrays. Tasks
-edit the events before they make rows of them: the documents before and after the change, and the
+name of its last field, one of field.masks in `:rule`. An entry also applies to documents in arrays.
+Tasks edit events before they make rows of them: the documents before and after the change, and the
 update description. The document key is not edited, because it identifies the document, so no field
 of it can be masked. All other bytes are unchanged.
 
@@ -97,7 +97,7 @@ class FieldEdit:
         return replace(self, mask=mask)
 
     def meets(self, path: Sequence[str]) -> bool:
-        """Return whether the field, or one of the fields within, has a part at this path."""
+        """Return whether the path lies within the field of this entry, or contains it."""
         return all(a == b for a, b in zip(self.path, path, strict=False))
 
     def concerns(self, database: str | None, collection: str | None) -> bool:
@@ -149,7 +149,7 @@ class FieldEdit:
         fields: Mapping[bytes, Slice],
         edited: Callable[[bytes], tuple[bytes | None, _Path | None]],
     ) -> dict[bytes, Slice]:
-        """Return the fields of a description, the paths of which are edited in their order."""
+        """Return the fields of a description; `edited` gets its paths in their order."""
         found = dict(fields)
         updates, removals, arrays = (
             elements_of(found[name].value) if name in found and found[name].is_nested else None

@@ -131,7 +131,7 @@ def grown(schema: StructType, wanted: StructType, reserved: Collection[str] = ()
     A new field is left out whose name is `reserved` or equals another one but for its case, and
     one after MOST_FIELDS or below MOST_DEPTH.
     """
-    room = [MOST_FIELDS - _count(schema)]
+    room = [MOST_FIELDS - sum(1 for _ in paths_of(schema))]
     found = _allowed(schema, merged(schema, wanted), {each.lower() for each in reserved}, room)
     assert isinstance(found, StructType)
     return found
@@ -147,10 +147,6 @@ def extends(wide: DataType, narrow: DataType) -> bool:
     return all(
         each.name in kinds and extends(kinds[each.name], each.dataType) for each in narrow.fields
     )
-
-
-def _count(kind: DataType) -> int:
-    return sum(1 for _ in paths_of(kind))
 
 
 def _wider(left: DataType | None, right: DataType | None) -> DataType | None:

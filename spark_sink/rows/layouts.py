@@ -71,7 +71,7 @@ class JoinedEvents:
         return found
 
     def column(self, rows: Places) -> pa.Array:
-        """Return some of the events, all of which follow each other, as a column."""
+        """Return some of the events as a column; all events must be adjacent in the buffer."""
         offsets = np.append(self.starts[:1], self.ends).astype(np.int32)
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
         found = pa.Array.from_buffers(pa.binary(), len(self.ends), buffers)
@@ -175,7 +175,7 @@ def in_order(parts: Sequence[tuple[Places, Any]]) -> Any:
 
 
 def all_layouts_of(events: JoinedEvents) -> list[Layout]:
-    """Return the layouts of events, which are those of a server and few. Raises InvalidBSON."""
+    """Return the layouts of a server's events, which are few. Raises InvalidBSON."""
     found, left = _divided(events, 1, len(events.ends))
     if len(left):
         raise InvalidBSON("a field exceeds its event, or has an unknown type")

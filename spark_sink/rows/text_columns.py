@@ -1,4 +1,4 @@
-"""JSON of many documents together: the same as is made of each, at less cost.
+"""JSON of many documents together: the same texts as one by one, at less cost.
 
 Documents of a collection have few layouts, so that numpy finds a field's values in all documents of
 a layout, and Arrow writes them as one column. What has no layout in common with enough others is
@@ -52,7 +52,7 @@ def joined_text(pieces: Pieces, rows: int) -> pa.Array:
 
 
 def _specials(content: NDArray[np.uint8], *, ascii_only: bool) -> NDArray[np.bool_]:
-    """Return which bytes are written otherwise in a string of JSON.
+    """Return which bytes a string of JSON cannot contain as they are.
 
     These are quotes, backslashes and all below a space, with `ascii_only` all above a tilde, too.
     """
@@ -73,14 +73,14 @@ _WRITERS = {
 class TextColumns:
     """Writes columns of values as JSON.
 
-    A subclass says how values of each type are written, and has `_dates` and `_doubles` beside.
+    A subclass defines the texts of values, and the methods `_dates` and `_doubles`.
     """
 
     quote: str = '"'
     separator: str
     colon: str
     ascii_only: bool
-    """Whether strings with other characters than ASCII's are written one by one."""
+    """Whether strings with characters outside of ASCII are written one by one."""
 
     def name(self, name: bytes) -> str:
         """Return the text of a field's name, with what separates it from the value."""

@@ -72,7 +72,7 @@ Wanted = Callable[[str], bool]
 
 
 class _Piece(NamedTuple):
-    """A part of a collection, and how much it is: in tasks of full size, and in documents."""
+    """A part of a collection, and its size: in tasks of full size, and in documents."""
 
     chunk: Chunk
     weight: float

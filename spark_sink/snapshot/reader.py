@@ -297,7 +297,7 @@ class ChunkReader:
 
 
 class _At(ReadConcern):
-    """A read concern with the fields for a cluster time, which pymongo's own has not."""
+    """A read concern with the fields for a cluster time, which pymongo's own class lacks."""
 
     def __init__(self, fields: dict[str, Any]) -> None:
         super().__init__(fields["level"])

@@ -69,7 +69,7 @@ class MergerouterDataSource(DataSource):
                     from spark_sink.source.tasks import require_maskable
 
                     require_maskable(client, options)
-            if self.name() == FORMAT and options.batch_mode is None:  # a job has told them
+            if self.name() == FORMAT and options.batch_mode is None:  # a job has printed them
                 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 
                 warn_of_unmatched_names(self.options)

@@ -1,8 +1,8 @@
 """The offsets of a stream, which Spark keeps in the checkpoint.
 
 An offset holds a position and the scope of the stream. A query refuses a checkpoint of another
-scope, because going on from it would leave out the events that only the new scope has; a job reads
-the collections that its scope gains, which an offset then lists.
+scope, because continuing from it would leave out the events that only the new scope has. A job
+reads the collections that its scope gains, which an offset then lists.
 """
 
 from __future__ import annotations

@@ -113,7 +113,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._ends_at_present = False
         self._is_at_end = False  # later signals wait for the next start
         self._has_read_snapshot = False  # since this start
-        self._has_told_skipped = False  # whether this start has told that it reads no snapshot
+        self._has_reported = False  # whether this start has reported that it reads no snapshot
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_connected": None, "_policy": None}
@@ -197,8 +197,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         signals = self._planners.advanced(signals, batch.end)
         if batch.end == batch.start and not signals.has_output:
             return None
-        if not (self._has_read_snapshot or self._has_told_skipped):
-            self._has_told_skipped = True
+        if not (self._has_read_snapshot or self._has_reported):
+            self._has_reported = True
             signals = self._planners.snapshots.skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self.options.heartbeat_interval)
         return start.moved(

@@ -1,4 +1,4 @@
-"""Warnings of options that match nothing in the cluster, and of what has no change stream."""
+"""Warns of options that match nothing in the cluster, and of what has no change stream."""
 
 from __future__ import annotations
 

@@ -44,10 +44,10 @@ def replies(cursor: Any) -> Iterator[list[bytes]]:
 
 
 def one_ahead(replies: Generator[_Reply]) -> Iterator[_Reply]:
-    """Return what is read; a thread reads the next reply meanwhile, so that servers and task work.
+    """Return the replies; while one is processed, a thread reads the next one from the server.
 
-    At the end, also at an early one, no thread reads, and `replies` is closed. The thread is a
-    daemon: a process that exits does not wait for a server.
+    When the iteration ends, even early, the thread has ended and `replies` is closed. The thread is
+    a daemon: a process that exits does not wait for a server.
     """
     asked = _asked(replies)
     try:
@@ -62,7 +62,7 @@ def one_ahead(replies: Generator[_Reply]) -> Iterator[_Reply]:
 
 
 def _asked(replies: Generator[_Reply]) -> Future[_Reply | None]:
-    """Return what a thread reads next; None at the end."""
+    """Let a thread read the next reply, and return its future; None at the end."""
     asked: Future[_Reply | None] = Future()
 
     def read() -> None:

@@ -1,7 +1,8 @@
 """Retries of requests to a server, and which errors allow one.
 
-A request is retried for a time, or for a number of attempts. Then the query fails or restarts. A
-restart corresponds to that of a connector, whose number Debezium limits with `errors.max.retries`.
+A request is retried for a time, or for a number of attempts. Then the query fails, or the retries
+begin again after a delay. That corresponds to a restart of a Debezium connector, whose number
+`errors.max.retries` limits.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ _ONE_SHARD = "$_passthroughToShard"
 # Unauthorized; CommandNotFound and NoShardingEnabled: a replica set has no shards to list.
 _NO_SHARD_LIST = (13, 59, 203)
 _MEMBER = (
-    "is one member of a replica set, connected to directly: elections end that. Remove "
+    "is one member of a replica set, connected to directly: an election may end that. Remove "
     "directConnection=true from option 'uri'"
 )
 _PART = (
@@ -298,16 +298,17 @@ def mongo_client(uri: str, selection_timeout: float, **options: Any) -> MongoCli
         )
     except ConfigurationError as error:
         raise StreamError(
-            "DNS does not tell the servers that option 'uri' names: correct it, or check the "
+            "DNS has no servers for the name in option 'uri': correct the name, or check the "
             "resolver of this machine",
             error,
         ) from None
 
 
 def require_deployment(client: MongoClient[Any]) -> None:
-    """Raise StreamError if what answers is no whole deployment, but a part of one.
+    """Raise StreamError if the server is only a part of a deployment.
 
-    A router, a mongos and a replica set are whole. Raises PyMongoError if nothing answers.
+    A router, a mongos and a replica set stand for a whole one. Raises PyMongoError if nothing
+    answers.
     """
     admin = client.get_database("admin", _PLAIN, ReadPreference.PRIMARY_PREFERRED)
     try:

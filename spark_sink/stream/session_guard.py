@@ -39,7 +39,7 @@ class SessionGuard:
             self._input.flush()
 
     def close(self) -> None:
-        """End the session now; bounded in time."""
+        """End the session now. It waits for a bounded time."""
         with contextlib.suppress(BrokenPipeError):
             self._input.close()
         try:
