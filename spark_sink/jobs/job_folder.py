@@ -143,7 +143,7 @@ class JobFolder:
     @property
     def exists(self) -> bool:
         """Whether a job was started in the folder."""
-        return self._folder.text("job.json") is not None
+        return self._folder.has("job.json")
 
     def begin(self, record: JobRecord, *, once: bool = False) -> None:
         """Write what the job is started with.
