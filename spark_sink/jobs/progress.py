@@ -230,7 +230,7 @@ class ProgressReport:
                 "behind (the router's status page names it). The job waits; nothing is lost"
             )
         elif self._waits and not waits:
-            self._line("the stream goes on")
+            self._line("the stream continues")
         self._waits = waits
         self._reach(through, waits=waits)
 

@@ -123,7 +123,7 @@ class RouterReport:
             self._silent_since = math.inf
             say(
                 f"{self._address} has not answered for {seconds:.0f} s ({type(error).__name__}): "
-                "check that the router runs there. The job waits, and goes on when it answers"
+                "check that the router runs there. The job waits, and continues when it answers"
             )
 
     def _rate(self) -> float:

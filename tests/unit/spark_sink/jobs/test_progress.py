@@ -94,7 +94,7 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
     ]
     assert lines[0] == "Spark has started: the job continues after batch 29"
     assert lines[1].startswith("the stream stands still at 2026-")
-    assert lines[2:] == ["the stream goes on", "stopped after batch 29; the next start continues"]
+    assert lines[2:] == ["the stream continues", "stopped after batch 29; the next start continues"]
     report.begin(None)
     report.end(None)
     assert capsys.readouterr().err.splitlines()[-2:] == [
