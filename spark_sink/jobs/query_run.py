@@ -36,8 +36,8 @@ _REMEDIES = (
     ),
     (
         "Could not parse Master URL",
-        "spark.master in --conf is not an address of Spark: write local[4], spark://host:7077, yarn "
-        "or k8s://https://host:port",
+        "spark.master in --conf is not an address of Spark: write local[4], spark://host:7077, "
+        "yarn or k8s://https://host:port",
     ),
     (
         "File name too long",

@@ -170,9 +170,9 @@ def wait_until(
 ) -> None:
     """Wait until all tables of a job have all events before a position.
 
-    A signal requests that an idle job moves to the end of the stream. `turn` is
-    called before each read of the tables. Raises TimeoutError, which says what is missing, what
-    `turn` raises, and SourceError if there is no job.
+    A signal requests that an idle job moves to the end of the stream. `turn` is called before each
+    read of the tables. Raises TimeoutError, which says what is missing, what `turn` raises, and
+    SourceError if there is no job.
     """
     deadline = time.monotonic() + seconds
     signals, sent, refused = Folder(folder.signals), "", ""
@@ -234,10 +234,8 @@ class _Tables:
                 yield f"{name} has a snapshot in progress"
             elif key_of(end.position) < key_of(target):
                 cut = end.cut
-                reached = (
-                    "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
-                )
-                yield f"{name} has reached{reached or ' no time'}"
+                text = "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
+                yield f"{name} has reached{text or ' no time'}"
             elif name == CURRENT:
                 lacking = from_document(TableState, self._states[name]).lacking
                 if lacking:

@@ -127,10 +127,7 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
         ("verify --out x --rate 0", "--rate: must be greater than or equal to 1"),
         ("verify --out x --table gold", "--table: 'gold' is not one of 'bronze', 'current', "),
         ("rebuild --out x --conf a", "--conf: 'a' has no value: write NAME=VALUE"),
-        (
-            "wait --out x --timeout soon",
-            "--timeout: 'soon' is not a time: write 90s, 30m, 1h or 1d",
-        ),
+        ("wait --out x --timeout soon", "--timeout: 'soon' is not a time: write 90s, 30m, 1h "),
         ("verify --out x --since soon", "--since: must be a time such as 2026-01-31T12:00:00Z"),
         ("run --out x --option fulldocument", "option: 'fulldocument' has no value: write NAME="),
         ("run shop shop.orders --out x", "databases and collections cannot be mixed"),
