@@ -9,12 +9,12 @@ from bench.writes import COLLECTION, DATABASE, fill, late, spread, uneven
 from tests.harness.clusters import RealCluster
 
 SHARDS = 2
-EVENTS = 1_200_000
+EVENTS = 2_000_000
 SIZE = 400
 """Bytes of padding in a document."""
 PER_BATCH = 50_000
 """Events of a batch of a query; a job's batches have as many as it takes by default."""
-JOB_BATCH = 200_000
+JOB_BATCH = 400_000
 PACED = 200
 """Documents whose latency is measured, on one shard of two,"""
 PAUSE = 0.1

@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import bson
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.processes import cpu_seconds, own_cpu_seconds
@@ -76,9 +77,8 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
         found = frame.select("key" if args.form == "messages" else "documentKey").collect()
         now = time.perf_counter()
         for (key,) in found:
-            decoded = json.loads(key)
-            number = json.loads(decoded["id"]) if args.form == "messages" else decoded["_id"]
-            arrivals[number] = now
+            decoded = _key(key)
+            arrivals[json.loads(decoded["id"]) if args.form == "messages" else decoded["_id"]] = now
 
     if args.tables:
         options = {**_options(args), "snapshotMode": "no_data"}
@@ -96,12 +96,18 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
             now, count = time.perf_counter(), table.count()
             for columns in scan(table, ["documentKey"]):
                 for key in filter(None, columns["documentKey"].to_pylist()):
-                    arrivals.setdefault(json.loads(key)["_id"], now)
+                    arrivals.setdefault(_key(key)["_id"], now)
         time.sleep(0.005)
     if (failure := query.exception()) is not None:
         raise failure
     query.stop()
     return {"arrivals": arrivals}
+
+
+def _key(stored: str | bytes) -> dict[str, Any]:
+    """Return a document's key, of BSON for raw documents and of JSON for others."""
+    key: dict[str, Any] = json.loads(stored) if isinstance(stored, str) else bson.decode(stored)
+    return key
 
 
 def _options(args: argparse.Namespace) -> dict[str, str]:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import random
-import resource
 import tempfile
 import time
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from bench.current_tables import apply, insert, key_of, staged, update
+from bench.processes import peak_memory
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.state_files import Batch
@@ -63,7 +64,7 @@ def measured(folder: str, document: int) -> dict[str, float]:
         found.append([*one, *batch(table, number + 1, [])])
     medians = (sorted(each)[BATCHES // 2] for each in zip(*found, strict=True))
     names = ("batch", "committed", "empty", "empty_committed")
-    memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000
+    memory = peak_memory(os.getpid()) / 1e6
     figures = {"files": table.log.files().num_rows, "open": opened, "memory": memory}
     return figures | dict(zip(names, medians, strict=True))
 

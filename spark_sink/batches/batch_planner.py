@@ -334,7 +334,7 @@ class BatchPlanner:
         number, count = fragment_of(event) or (0, 0)
         sample.within_event = number < count
         sample.in_transaction = _transaction_of(event) is not None
-        sample.tokens.append(Token(dict(event["_id"])))
+        sample.tokens.append(Token.of(event))
         return True
 
     def _end(
@@ -404,7 +404,7 @@ class BatchPlanner:
                 event = cursor.next()
                 now = self._clock()
                 if event is not None:
-                    sample.append(Token(dict(event["_id"])))
+                    sample.append(Token.of(event))
                     until = now + SAMPLE_SECONDS if len(sample) == 1 else until
                 if now >= until or (event is None and sample):
                     break
@@ -461,9 +461,10 @@ class BatchPlanner:
         return EventStream(watch, start, retry_policy=self._options.retry_policy, clock=self._clock)
 
 
-def _transaction_of(event: RawBSONDocument) -> tuple[bytes, int] | None:
+def _transaction_of(event: bytes) -> tuple[bytes, int] | None:
     """Return the identity of an event's transaction; None outside of transactions."""
-    session, number = event.get("lsid"), event.get("txnNumber")
+    document = RawBSONDocument(event)
+    session, number = document.get("lsid"), document.get("txnNumber")
     return None if session is None or number is None else (bytes(session.raw), int(number))
 
 
@@ -491,8 +492,8 @@ def _between_transactions(
             if is_past or clock() - begun_at >= _QUIET:
                 return found, passed
             continue
-        token, transaction = Token(dict(event["_id"])), _transaction_of(event)
-        if transaction is None and "splitEvent" in event:  # only the first fragment names it
+        token, transaction = Token.of(event), _transaction_of(event)
+        if transaction is None and fragment_of(event):  # only the first fragment names it
             transaction = current
         if not passed and transaction is None:
             return end, 0

@@ -11,7 +11,6 @@ from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
-from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
@@ -57,10 +56,10 @@ class TaskReader:
         self._events = self._size = self._ticks = 0
         self._first = self._last = ""
 
-    def events(self) -> Iterator[RawBSONDocument]:
+    def events(self) -> Iterator[bytes]:
         """Return the events in the order of the stream. Raises StreamError."""
         for run in self.runs():
-            yield from run.documents()
+            yield from run.events
 
     def runs(self) -> Generator[Run]:
         """Return the same events, one server reply at a time. Raises StreamError."""

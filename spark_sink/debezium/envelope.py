@@ -1,15 +1,13 @@
 """The value of a change's message: Debezium's envelope, with its block `source`.
 
 Each field is written once, in the order of Debezium's: its name, its schema in Kafka Connect, and
-its JSON, or the part of `EventParts` that has its JSON.
+its JSON, or the name of a part that each change has.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
-
-from spark_sink.debezium.connect_values import quoted
+from typing import Any
 
 VERSIONS = {"3.6": "3.6.3.Final", "2.6": "2.6.2.Final"}
 """The versions of Debezium whose messages can be made, and the `source.version` of each."""
@@ -70,35 +68,11 @@ _PLACE = struct(
 )
 
 
-class EventParts(NamedTuple):
-    """The JSON of the fields that differ between changes, in the order of the envelope.
-
-    Each is a text, a column of texts, or a list of both.
-    """
-
-    before: Any
-    after: Any
-    description: Any
-    ms: Any
-    snapshot: Any
-    database: Any
-    us: Any
-    ns: Any
-    collection: Any
-    order: Any
-    session: Any
-    number: Any
-    wall: Any
-    op: Any
-    now: Any
-
-
-# A field: its schema, and the part of `EventParts` that has its JSON, or its JSON itself.
-_VERSION, _NAME = "<version>", "<name>"
+# A field: its schema, and its JSON, or the name of the part that has it.
 _SOURCE: dict[str, tuple[Schema, str]] = {
-    "version": (TEXT, _VERSION),
+    "version": (TEXT, "version"),
     "connector": (TEXT, '"mongodb"'),
-    "name": (TEXT, _NAME),
+    "name": (TEXT, "name"),
     "ts_ms": (LONG, "ms"),
     "snapshot": (_SNAPSHOT, "snapshot"),
     "db": (TEXT, "database"),
@@ -132,7 +106,7 @@ ENVELOPE_SCHEMA = struct({name: schema for name, (schema, _) in _ENVELOPE.items(
 
 
 def _pieces(fields: Mapping[str, tuple[Schema, Any]]) -> Iterator[str]:
-    """Return JSON and the names of the `EventParts` in turn, perhaps in several pieces."""
+    """Return JSON, perhaps in several pieces, and the names of parts in turn."""
     separator = "{"
     for name, (_, value) in fields.items():
         yield f'{separator}"{name}":'
@@ -144,21 +118,17 @@ def _pieces(fields: Mapping[str, tuple[Schema, Any]]) -> Iterator[str]:
     yield "}"
 
 
-class Envelope:
-    """Makes values of changes; `version` is one of VERSIONS, `name` the connector's name."""
+_PIECES = tuple(_pieces(_ENVELOPE))
 
-    def __init__(self, version: str, name: str) -> None:
-        constants = {_VERSION: quoted(VERSIONS[version]), _NAME: quoted(name)}
-        self._texts = [""]  # before, between and after the `EventParts`
-        for piece in _pieces(_ENVELOPE):
-            if piece in EventParts._fields:
-                self._texts.append("")
-            else:
-                self._texts[-1] += constants.get(piece, piece)
 
-    def pieces(self, change: EventParts) -> list[Any]:
-        """Return the pieces of the values of events together: texts and arrays."""
-        found: list[Any] = [self._texts[0]]
-        for part, text in zip(change, self._texts[1:], strict=True):
-            found += [*part, text] if isinstance(part, list) else [part, text]
-        return found
+def value_pieces(parts: Mapping[str, Any]) -> list[Any]:
+    """Return the pieces of the values of changes: texts and columns of texts.
+
+    `parts` are the JSON of fields, by the names that the fields have here: each a text, a column of
+    texts, or a list of both.
+    """
+    found: list[Any] = []
+    for piece in _PIECES:
+        part = parts.get(piece, piece)
+        found += part if isinstance(part, list) else [part]
+    return found

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from shard_client.bson.values import ARRAY, DATE, DOCUMENT, INT32, INT64, NULL, TIMESTAMP
 from spark_sink.debezium.connect_values import quoted
-from spark_sink.debezium.envelope import Envelope, EventParts
+from spark_sink.debezium.envelope import VERSIONS, value_pieces
 from spark_sink.debezium.java_json import JavaColumns, JavaJson
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import OPERATIONS, READ, namespace_of
@@ -102,7 +102,10 @@ class MessageMaker:
             JavaColumns(JavaJson(relaxed=relaxed, separator=separator, plus=plus))
             for relaxed, separator in ((False, ","), (True, ","), (True, ", "))
         )
-        self._envelope = Envelope(options.version, options.prefix)
+        self._constants = {
+            "version": quoted(VERSIONS[options.version]),
+            "name": quoted(options.prefix),
+        }
         self._namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
 
     def of_events(self, events: JoinedEvents) -> MadeMessages:
@@ -149,34 +152,36 @@ class MessageMaker:
         slices, codes = layout.distinct(b"operationType")
         letters = [OPERATIONS[each.text()] for each in slices]
         times = self._read_times(layout) if is_read else self._times(layout)
-        now = self._clock() // 1_000_000
         namespaces = self._namespaces(layout)
         key = joined_text(['{"id":"', *self._keys(joined, fields[b"documentKey"]), '"}'], size)
         session, number, transaction = self._transactions(layout)
         before, after = (self._document(joined, fields.get(name)) for name in _DOCUMENTS)
-        change = EventParts(
-            before=before,
-            after=after,
-            description=self._descriptions(joined, fields.get(b"updateDescription")),
-            ms=_text(times.ms),
-            snapshot=['"', times.snapshot, '"'],
-            database=namespaces.database,
-            us=_text(times.us),
-            ns=_text(times.ns),
-            collection=namespaces.collection,
-            order=_text(times.order),
-            session=session,
-            number=number,
-            wall=times.wall,
-            op=['"', _taken(letters, codes), '"'],
-            now=str(now),
+        value = value_pieces(
+            {
+                **self._constants,
+                "before": before,
+                "after": after,
+                "description": self._descriptions(joined, fields.get(b"updateDescription")),
+                "ms": _text(times.ms),
+                "snapshot": ['"', times.snapshot, '"'],
+                "database": namespaces.database,
+                "us": _text(times.us),
+                "ns": _text(times.ns),
+                "collection": namespaces.collection,
+                "order": _text(times.order),
+                "session": session,
+                "number": number,
+                "wall": times.wall,
+                "op": ['"', _taken(letters, codes), '"'],
+                "now": str(self._clock() // 1_000_000),
+            }
         )
-        value = joined_text(self._envelope.pieces(change), size)
+        values = joined_text(value, size)
         topic, name = (joined_text([each], size) for each in (namespaces.topic, namespaces.name))
         if self._options.transform is not None:
-            yield self._transformed(layout, topic, value)
+            yield self._transformed(layout, topic, values)
             return
-        columns = [topic, key, value, transaction, name, pa.array(times.ms)]
+        columns = [topic, key, values, transaction, name, pa.array(times.ms)]
         yield MadeMessages(layout.rows, np.zeros(size, np.int64), columns)
         deleted = np.array([letter == "d" for letter in letters])[codes]
         if self._options.tombstones and deleted.any():

@@ -70,20 +70,20 @@ class Unwrap:
 
         `topic` and `value` are those of the message without the transform.
         """
-        key = text_of({"id": self._values.value(_identifier(fields))})
-        envelope = json.loads(value) if self.added else {}
-        for each in self._made(fields, envelope, tombstones=tombstones):
+        identifier = self._values.value(fields_of(fields[b"documentKey"].value)[b"_id"])
+        key = text_of({"id": identifier})
+        for each in self._made(fields, identifier, value, tombstones=tombstones):
             yield topic, key, each
 
     def _made(
-        self, fields: Mapping[bytes, Slice], envelope: Mapping[str, Any], *, tombstones: bool
+        self, fields: Mapping[bytes, Slice], identifier: Tree, value: str, *, tombstones: bool
     ) -> list[str | None]:
         """Return the values of the messages of an event, from its fields.
 
         An update without the document has the fields that were set, by their dotted paths, and the
         `_id`; a delete that is rewritten has the document before it, if there is an image.
-        `envelope` is the message with the fields to add, if there are any.
         """
+        envelope = json.loads(value) if self.added else {}
         full, described = (fields.get(name) for name in (b"fullDocument", b"updateDescription"))
         if full is not None and full.kind == DOCUMENT:
             return [self._value(self._values.fields(full.value), envelope, deleted=False)]
@@ -92,7 +92,7 @@ class Unwrap:
             changed = {} if updated is None else self._values.fields(updated.value)
             if self.flattens:
                 changed = {name.replace(".", self.delimiter): v for name, v in changed.items()}
-            changed["_id"] = self._values.value(_identifier(fields))
+            changed["_id"] = identifier
             return [self._value(changed, envelope, deleted=False)]
         tombstone: list[str | None] = [None] if tombstones else []
         if self.deletes.startswith("rewrite"):
@@ -115,7 +115,3 @@ class Unwrap:
                 yield from self._flat(each, f"{prefix}{name}{self.delimiter}")
             else:
                 yield prefix + name, each
-
-
-def _identifier(fields: Mapping[bytes, Slice]) -> Slice:
-    return fields_of(fields[b"documentKey"].value)[b"_id"]

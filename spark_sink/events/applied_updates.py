@@ -18,15 +18,14 @@ beside it stay.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from itertools import islice
 from typing import Any
 
 import bson
 
-from shard_client.bson.values import DOCUMENT, NULL
+from shard_client.bson.values import DOCUMENT, NULL, STRING
 from spark_sink.events.slices import CODEC, Slice, array_of, document_slice, elements_of, fields_of
 from spark_sink.events.update_events import Part, Paths
 
@@ -42,13 +41,12 @@ def updated(document: bytes, description: bytes) -> bytes:
     before, update = bson.decode(document, CODEC), bson.decode(description, CODEC)
     # pymongo lacks some types of BSON, makes references of documents with $ref, and keeps one of
     # two fields with the same name.
-    fields = fields_of(description)
-    paths = Paths(fields)
+    paths = Paths(fields_of(description))
     plain = ((document, before), (description, update))
     if all(b"$ref\0" not in data and bson.encode(value) == data for data, value in plain):
-        return bson.encode(_Update.of(update, paths).applied(before))
-    parts = _parts_of(Slice(DOCUMENT, document))
-    return _slice_of(_Update.of_bson(fields, paths).applied(parts)).value
+        return bson.encode(_applied(before, update, paths))
+    parts, update = (_parts_of(Slice(DOCUMENT, each)) for each in (document, description))
+    return _slice_of(_applied(parts, update, paths)).value
 
 
 def _parts_of(value: Slice) -> Any:
@@ -88,104 +86,84 @@ def _name(part: Part) -> str:
     return _text(part) if isinstance(part, bytes) else str(part)
 
 
-@dataclass
-class _Update:
-    """A description: paths with values, paths, and paths with lengths."""
+def _plain(value: Any) -> Any:
+    """Return a path or a length of a description, which may be as it is in BSON."""
+    if not isinstance(value, Slice):
+        return value
+    return _text(value.value[4:-1]) if value.kind == STRING else value.whole_number() or 0
 
-    updated: Iterable[tuple[str, Any]]
-    removed: Iterable[str]
-    truncated: Iterable[tuple[str, int]]
-    paths: Paths
 
-    @classmethod
-    def of(cls, update: Mapping[str, Any], paths: Paths) -> _Update:
-        """Return a decoded description, in which no path occurs twice."""
-        return cls(
-            (update.get("updatedFields") or {}).items(),
-            update.get("removedFields") or (),
-            [(each["field"], each["newSize"]) for each in update.get("truncatedArrays") or ()],
-            paths,
+def _applied(document: Document, update: Document, paths: Paths) -> Document:
+    """Change a document in place, and return it. Raises ValueError.
+
+    Both are decoded, or both are as `_parts_of` divides them. Truncations come before the fields
+    that are set, which may lie after the new end.
+    """
+    fields: Any
+    fields, removals, arrays = (
+        found if isinstance(found := update.get(name), (dict, list)) else {}
+        for name in ("updatedFields", "removedFields", "truncatedArrays")
+    )
+    target = partial(_target, document, paths)
+    updated = [
+        (target(path if isinstance(path, str) else path[0]), value)
+        for path, value in fields.items()
+    ]
+    removed = [target(_plain(path), _exists) for path in removals]
+    sized = [(_plain(each["field"]), _plain(each["newSize"])) for each in arrays]
+    truncated = [(target(path, partial(_is_longer, size)), size) for path, size in sized]
+    for (parent, name), size in truncated:
+        array = _child(parent, name)
+        if isinstance(array, list):
+            del array[size:]
+    for parent, name in removed:
+        if isinstance(parent, dict):
+            parent.pop(name, None)
+    for (parent, name), value in updated:
+        if isinstance(parent, dict):
+            parent[name] = value
+            continue
+        if not name.isdecimal():
+            raise ValueError(f"an array has no field {name}")
+        parent.extend([None] * (int(name) + 1 - len(parent)))
+        parent[int(name)] = value
+    return document
+
+
+def _target(
+    document: Document, paths: Paths, path: str, fits: Callable[[Any], bool] | None = None
+) -> tuple[Any, str]:
+    """Return the document or array that has the field at a path, and its name there.
+
+    `fits` returns whether the field may have a value. Without `fits` the field may be missing.
+    """
+    names = _names(document, paths, path, fits)
+    parent: Any = document
+    for name in names[:-1]:
+        _require_one(parent, name)
+        parent = _child(parent, name)
+        if not isinstance(parent, (dict, list)):
+            raise ValueError(f"the document has no fields at the parent of {path}")
+    _require_one(parent, names[-1])
+    return parent, names[-1]
+
+
+def _names(
+    document: Document, paths: Paths, path: str, fits: Callable[[Any], bool] | None
+) -> Sequence[str]:
+    """Return the names of the fields, from the outermost one on, that a path stands for."""
+    if "." not in path:
+        return [path]
+    if paths.are_exact:
+        known = paths.parts(path.encode(errors="surrogateescape"))
+        return path.split(".") if known is None else list(map(_name, known))
+    meanings = [*islice(_meanings(document, path.split("."), fits), 2)]
+    if len(meanings) > 1:
+        raise ValueError(
+            f"the path {path} may stand for several fields, since names may have dots. Remove "
+            "updateDescription from option 'pipeline', so that the source can read which it is"
         )
-
-    @classmethod
-    def of_bson(cls, update: Mapping[bytes, Slice], paths: Paths) -> _Update:
-        """Return any description. Raises InvalidBSON."""
-
-        def elements(name: bytes) -> list[tuple[bytes, Slice]]:
-            found = update.get(name)
-            return elements_of(found.value) if found is not None and found.is_nested else []
-
-        def string(value: Slice) -> str:
-            return _text(value.value[4:-1])
-
-        truncated = (fields_of(each.value) for _, each in elements(b"truncatedArrays"))
-        return cls(
-            [(_text(path), _parts_of(value)) for path, value in elements(b"updatedFields")],
-            [string(each) for _, each in elements(b"removedFields")],
-            [(string(e[b"field"]), e[b"newSize"].whole_number() or 0) for e in truncated],
-            paths,
-        )
-
-    def applied(self, document: Document) -> Document:
-        """Change a document in place, and return it. Raises ValueError.
-
-        Truncations come before the fields that are set, which may lie after the new end.
-        """
-        updated = [(self._target(document, path), value) for path, value in self.updated]
-        removed = [self._target(document, path, _exists) for path in self.removed]
-        truncated = [
-            (self._target(document, path, partial(_is_longer, size)), size)
-            for path, size in self.truncated
-        ]
-        for (parent, name), size in truncated:
-            array = _child(parent, name)
-            if isinstance(array, list):
-                del array[size:]
-        for parent, name in removed:
-            if isinstance(parent, dict):
-                parent.pop(name, None)
-        for (parent, name), value in updated:
-            if isinstance(parent, dict):
-                parent[name] = value
-                continue
-            if not name.isdecimal():
-                raise ValueError(f"an array has no field {name}")
-            parent.extend([None] * (int(name) + 1 - len(parent)))
-            parent[int(name)] = value
-        return document
-
-    def _target(
-        self, document: Document, path: str, fits: Callable[[Any], bool] | None = None
-    ) -> tuple[Any, str]:
-        """Return the document or array that has the field at a path, and its name there.
-
-        `fits` returns whether the field may have a value. Without `fits` the field may be missing.
-        """
-        names = self._names(document, path, fits)
-        parent: Any = document
-        for name in names[:-1]:
-            _require_one(parent, name)
-            parent = _child(parent, name)
-            if not isinstance(parent, (dict, list)):
-                raise ValueError(f"the document has no fields at the parent of {path}")
-        _require_one(parent, names[-1])
-        return parent, names[-1]
-
-    def _names(
-        self, document: Document, path: str, fits: Callable[[Any], bool] | None
-    ) -> Sequence[str]:
-        if "." not in path:
-            return [path]
-        if self.paths.are_exact:
-            known = self.paths.parts(path.encode(errors="surrogateescape"))
-            return path.split(".") if known is None else list(map(_name, known))
-        meanings = [*islice(_meanings(document, path.split("."), fits), 2)]
-        if len(meanings) > 1:
-            raise ValueError(
-                f"the path {path} may stand for several fields, since names may have dots. Remove "
-                "updateDescription from option 'pipeline', so that the source can read which it is"
-            )
-        return meanings[0] if meanings else [path]
+    return meanings[0] if meanings else [path]
 
 
 def _meanings(

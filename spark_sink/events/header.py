@@ -10,10 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from bson.raw_bson import RawBSONDocument
-
 from shard_client.bson.values import DOCUMENT, NULL
-from spark_sink.events.slices import Slice, document_of, fields_of
+from spark_sink.events.slices import Slice, document_of, field_of, fields_of
 
 READ = "read"
 """The operation type of a snapshot's rows."""
@@ -47,12 +45,12 @@ def transaction_name(session: bytes, number: int | None) -> str:
     return f"{session.hex()}:{number}"
 
 
-def join_fragments(events: Iterable[RawBSONDocument]) -> Iterator[RawBSONDocument]:
+def join_fragments(events: Iterable[bytes]) -> Iterator[bytes]:
     """Return the events, fragments joined, each with the token of its last fragment.
 
     If a query began or ended between the fragments of an event, those are returned as they are.
     """
-    parts: list[RawBSONDocument] = []
+    parts: list[bytes] = []
     for event in events:
         number, count = fragment_of(event) or (0, 0)
         if number != len(parts) + 1:
@@ -68,16 +66,16 @@ def join_fragments(events: Iterable[RawBSONDocument]) -> Iterator[RawBSONDocumen
     yield from parts
 
 
-def fragment_of(event: RawBSONDocument) -> tuple[int, int] | None:
+def fragment_of(event: bytes) -> tuple[int, int] | None:
     """Return the number of a fragment, from 1, and of all of its event; None for a whole event."""
-    split = fields_of(bytes(event.raw)).get(b"splitEvent")
+    split = field_of(event, b"splitEvent")
     number, count = (None, None) if split is None else fragment_position(split).values()
     return None if number is None or count is None else (number, count)
 
 
-def _whole(parts: list[RawBSONDocument]) -> RawBSONDocument:
+def _whole(parts: list[bytes]) -> bytes:
     fields: dict[bytes, Slice] = {}
     for part in parts:
-        fields |= fields_of(bytes(part.raw))  # the token stays at the front, and is the last one
+        fields |= fields_of(part)  # the token stays at the front, and is the last one
     del fields[b"splitEvent"]
-    return RawBSONDocument(document_of(fields.items()))
+    return document_of(fields.items())

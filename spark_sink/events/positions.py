@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 from bson import json_util
+from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import (
@@ -42,6 +43,11 @@ class Token:
         data = self.document.get("_data")
         if not isinstance(data, str) or not is_token(data.upper()):
             raise ValueError(f"not a resume token: {json_util.dumps(self.document)}")
+
+    @classmethod
+    def of(cls, event: bytes) -> Token:
+        """Return the token of an event."""
+        return cls(dict(RawBSONDocument(event)["_id"]))
 
     @cached_property
     def data(self) -> str:

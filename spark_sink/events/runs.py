@@ -42,10 +42,6 @@ class Run:
         """Return the first `number` events."""
         return Run(self.keys[:number], self.events[:number])
 
-    def documents(self) -> list[RawBSONDocument]:
-        """Return the events as documents."""
-        return list(map(RawBSONDocument, self.events))
-
 
 def run_of(events: Sequence[bytes]) -> Run:
     """Return the run of these events."""

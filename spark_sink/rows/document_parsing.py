@@ -58,6 +58,6 @@ def _parsed(
     for batch in batches:
         events = batch.column("event").to_pylist()
         columns = dict(zip(batch.schema.names, batch.columns, strict=True))
-        for made in rows.batches_of_runs([Run([""] * len(events), events)]):
+        for made in rows.batches([Run([""] * len(events), events)]):
             columns |= {name: made[name] for name in (*TYPED_COLUMNS, RESCUED)}
             yield pa.RecordBatch.from_pydict(columns)

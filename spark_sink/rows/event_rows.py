@@ -13,13 +13,12 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from bson.raw_bson import RawBSONDocument
 from numpy.typing import NDArray
 
 from shard_client.bson.values import DATE, DOCUMENT, INT32, INT64, NULL, TIMESTAMP
 from spark_sink.errors import StreamError
 from spark_sink.events.header import OPERATIONS, READ, fragment_position, namespace_of
-from spark_sink.events.runs import Run, run_of
+from spark_sink.events.runs import Run
 from spark_sink.events.slices import UNREADABLE, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import JsonColumns, canonical_json, relaxed_json
@@ -63,22 +62,11 @@ class EventRows:
         self._arrow_schema = arrow_schema(self.schema)
         self._json = JsonColumns(canonical=canonical)
 
-    def arrow_batches(
-        self, events: Iterable[RawBSONDocument], shard: str | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Return the events as Arrow batches of bounded size, in the same order.
+    def batches(self, runs: Iterable[Run], shard: str | None = None) -> Iterator[pa.RecordBatch]:
+        """Return events as Arrow batches of bounded size, in the same order; a run is not divided.
 
         They were read from `shard`, None for the merged stream. Raises StreamError for an event
-        that cannot be read, unless it is tolerant.
-        """
-        yield from self.batches_of_runs((run_of([bytes(event.raw)]) for event in events), shard)
-
-    def batches_of_runs(
-        self, runs: Iterable[Run], shard: str | None = None
-    ) -> Iterator[pa.RecordBatch]:
-        """Return the events of runs as Arrow batches, as `arrow_batches` does.
-
-        A run is not divided.
+        that cannot be read, unless the rows are tolerant.
         """
         keys: list[str] = []
         events: list[bytes] = []

@@ -12,7 +12,6 @@ from typing import Any
 import bson
 from bson import ObjectId, json_util
 from bson.errors import BSONError
-from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pyarrow import fs
 
@@ -234,11 +233,11 @@ class SignalCollection:
         self._stream = None
 
 
-def _received(event: RawBSONDocument) -> ReceivedSignal:
-    document = bson.decode(event.raw, CODEC)
+def _received(event: bytes) -> ReceivedSignal:
+    document = bson.decode(event, CODEC)
     signal = document.get("fullDocument") or {}
     identifier = _id_text(signal.get("_id"))
-    if len(event.raw) > _MAX_BYTES:
+    if len(event) > _MAX_BYTES:
         return ReceivedSignal(identifier[:100], f"the signal has more than {_MAX_BYTES} bytes")
     return ReceivedSignal(identifier, signal)
 

@@ -1,7 +1,7 @@
 """Changes of documents from rows, reduced to the writes that are necessary.
 
 A change has the token of its event. A document stores the token of its last change, and a change
-applies only to a document with a smaller token, or with none. So a batch that is written again
+applies only to a document with a smaller token or without one. So a batch that is written again
 changes nothing, and neither does a task that runs twice.
 """
 
@@ -35,7 +35,7 @@ def _field(text: str) -> str:
     return text
 
 
-# What Spark passes beside the sink's own options.
+# The options that Spark passes in addition to those of the sink.
 _SPARK_OPTIONS = ("checkpointlocation", "path", "queryname")
 
 
@@ -45,11 +45,11 @@ class WriteOptions:
 
     Args:
         uri: connection string of the router, or of a mongos.
-        database, collection: of the documents; None for those in a row.
+        database, collection: of the documents; None for those of the row.
         keys: the fields that identify a document.
         token_field: the field of a document with the token of its last change.
-        ignores_missing: skip an update of a missing document instead of failing.
-        ignores_others: skip drops and renames of collections instead of failing.
+        ignores_missing: whether an update of a missing document is skipped, and does not fail.
+        ignores_others: whether drops and renames of collections are skipped, and do not fail.
     """
 
     uri: str = field(repr=False)
@@ -82,8 +82,8 @@ _WITHOUT_EFFECT = (
 class Change:
     """A change of one document, which `namespace` and `key` identify.
 
-    It has the document after the change, or an update description, in BSON. Without both the
-    document is deleted.
+    It has the BSON of the document after the change, or of an update description. A change without
+    either deletes the document.
     """
 
     namespace: tuple[str, str]
@@ -137,7 +137,7 @@ def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | N
 
 
 def change_of_row(row: Mapping[str, Any], options: WriteOptions) -> Change:
-    """Return the change in a row of other origin: its columns are the document, `op` "d" deletes.
+    """Return the change in a row that is no event: its columns are the document, `op` "d" deletes.
 
     Raises StreamError.
     """
@@ -174,7 +174,7 @@ class WriteBatch:
         kept.append(change)
 
     def passes(self) -> Iterator[list[Change]]:
-        """Return lists of changes, to be written in order; a list has each document once."""
+        """Return lists of changes, to be written one after the other; each has a document once."""
         waiting = [list(reversed(changes)) for changes in self._changes.values()]
         while waiting:
             yield [changes.pop() for changes in waiting]
@@ -182,10 +182,10 @@ class WriteBatch:
 
 
 def _supersedes(change: Change, last: Change) -> bool:
-    """Whether a change comes after another one of the same document.
+    """Return whether a change comes after another one of the same document.
 
     A new shard key value moves a document: one transaction deletes it on one shard and inserts it
-    on another, and the insert may have the smaller token, of an earlier cluster time even.
+    on another, and the insert may have the smaller token, even with an earlier cluster time.
     """
     if not change.token > last.token:
         return False

@@ -1,14 +1,15 @@
-"""The writers that Spark calls, of streams and of batches.
+"""The writers that Spark calls, for streams and for batches.
 
-They write each change at most once, guarded by the token in the document.
+The token in a document makes sure that each change is written at most once.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import Any
 
 import bson
@@ -45,13 +46,14 @@ _Request = ReplaceOne[Any] | UpdateOne | DeleteOne
 _SELECTION_TIMEOUT = 30.0
 _DUPLICATE_KEY = 11000
 _EMPTY_BYTES = 5
+_NAMESPACE = attrgetter("namespace")
 # Attempts for a document that another task inserts or changes concurrently.
 _ATTEMPTS = 5
 
 
 @dataclass
 class DocumentWriter:
-    """Writes batches of changes, as the sink's options say. Closed by its owner."""
+    """Writes batches of changes by the sink's options. Its owner closes it."""
 
     options: WriteOptions
 
@@ -67,8 +69,8 @@ class DocumentWriter:
                 require_deployment(self._client)
                 self._is_checked = True
             for changes in batch.passes():
-                for namespace, found in _by_namespace(changes).items():
-                    self._write(self._collection(namespace), found)
+                for namespace, found in groupby(sorted(changes, key=_NAMESPACE), _NAMESPACE):
+                    self._write(self._collection(namespace), [*found])
         except BulkWriteError as error:
             details: Mapping[str, Any] = error.details or {}
             first = next(iter(details.get("writeErrors", ())), details)
@@ -98,14 +100,11 @@ class DocumentWriter:
         )
 
     def _write(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
-        updates = [change for change in changes if change.is_update]
-        pending = [change for change in changes if not change.is_update]
-        for attempt in range(_ATTEMPTS):
-            if not pending:
-                break
-            pending = self._write_whole(collection, pending, last=attempt == _ATTEMPTS - 1)
-        if updates:
-            self._update(collection, updates)
+        whole = [change for change in changes if not change.is_update]
+        for left in reversed(range(_ATTEMPTS)):
+            if whole:
+                whole = self._write_whole(collection, whole, last=not left)
+        self._update(collection, [change for change in changes if change.is_update])
 
     def _write_whole(
         self, collection: Collection[dict[str, Any]], changes: list[Change], *, last: bool
@@ -134,7 +133,7 @@ class DocumentWriter:
     def _replacement(
         self, where: dict[str, Any], change: Change, document: bytes, *, upsert: bool
     ) -> _Request:
-        """Return the request that makes a document the one of a change."""
+        """Return the request that replaces a document by that of a change."""
         field = self.options.token_field.encode()
         fields = [each for each in elements_of(document) if each[0] != field]
         token = fields_of(bson.encode({"": change.token}))[b""]
@@ -154,11 +153,10 @@ class DocumentWriter:
             else:
                 requests.append((change, UpdateOne(self._guarded(change), assignment)))
         self._write_updates(collection, requests)
-        for attempt in range(_ATTEMPTS):
-            if not others:
-                break
-            requests = self._rewritten(collection, others)
-            others = self._write_updates(collection, requests, may_retry=attempt < _ATTEMPTS - 1)
+        for left in reversed(range(_ATTEMPTS)):
+            if others:
+                requests = self._rewritten(collection, others)
+                others = self._write_updates(collection, requests, may_retry=bool(left))
 
     def _write_updates(
         self,
@@ -167,7 +165,7 @@ class DocumentWriter:
         *,
         may_retry: bool = False,
     ) -> list[Change]:
-        """Write updates; return those to be made again, because their documents have changed."""
+        """Write updates; return those to retry, because their documents have changed."""
         if not updates:
             return []
         done = collection.bulk_write([request for _, request in updates], ordered=False)
@@ -190,7 +188,7 @@ class DocumentWriter:
     def _rewritten(
         self, collection: Collection[Any], changes: list[Change]
     ) -> list[tuple[Change, _Request]]:
-        """Return requests that replace documents by what updates make of them.
+        """Return requests that replace documents by the results of updates.
 
         Raises StreamError if an update does not fit the document.
         """
@@ -245,7 +243,7 @@ class DocumentWriter:
         return {"$set": RawBSONDocument(document_of([*kept, *fields_of(token).items()]))}
 
     def _has(self, collection: Collection[dict[str, Any]], change: Change) -> bool:
-        """Whether the document contains the change, or a later one."""
+        """Return whether the document contains the change, or a later one."""
         field = self.options.token_field
         where = {**change.key, field: {"$gte": change.token}}
         return collection.find_one(where, {"_id": 1}) is not None
@@ -261,26 +259,19 @@ def _identifier(key: Mapping[str, Any]) -> tuple[Any, ...]:
 _RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)
 
 
-def _by_namespace(changes: Iterable[Change]) -> dict[tuple[str, str], list[Change]]:
-    found: dict[tuple[str, str], list[Change]] = defaultdict(list)
-    for change in changes:
-        found[change.namespace].append(change)
-    return found
-
-
 # Changes that are written together.
 _BATCH_SIZE = 1000
 
 
 @dataclass
 class WrittenChanges(WriterCommitMessage):
-    """What a task has written: the number of rows with a change."""
+    """What a task has written: the number of changes."""
 
     changes: int
 
 
 class RowWriter:
-    """Writes rows of a schema in a task; those that are written again change nothing.
+    """Writes rows of a schema in a task; rows that are written again change nothing.
 
     Raises OptionError if they cannot be written.
     """
@@ -307,16 +298,11 @@ class RowWriter:
         return WrittenChanges(total)
 
     def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Change]:
+        change_of = change_of_event if self._has_events else change_of_row
         for batch in batches:
             wanted = self._needed() if self._has_events else batch.schema.names
-            for row in batch.select(wanted).to_pylist():
-                change = self._change(row)
-                if change is not None:
-                    yield change
-
-    def _change(self, row: dict[str, Any]) -> Change | None:
-        change_of = change_of_event if self._has_events else change_of_row
-        return change_of(row, self._options)
+            found = (change_of(row, self._options) for row in batch.select(wanted).to_pylist())
+            yield from (change for change in found if change is not None)
 
     def _needed(self) -> Sequence[str]:
         return ["token", "event"] if self._has_events else ["token", *self._options.keys]

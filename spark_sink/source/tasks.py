@@ -10,7 +10,6 @@ from typing import Any
 
 import bson
 import pyarrow as pa
-from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 from pyspark.sql.datasource import InputPartition
@@ -140,7 +139,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
     if isinstance(task, bytes):
-        yield from rows.arrow_batches([RawBSONDocument(task)])
+        yield from rows.batches([run_of([task])])
         return
     with closing(RouterClient(options)) as client:
         if isinstance(task, tuple):
@@ -152,9 +151,9 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         reader = TaskReader(task, client.watch_events, options.retry_policy)
         runs: Iterable[Run] = one_ahead(reader.runs())
         if options.splits_large_events:
-            runs = (run_of([bytes(event.raw)]) for event in join_fragments(reader.events()))
+            runs = (run_of([event]) for event in join_fragments(reader.events()))
         runs = FieldEdits(options.edits).runs(map(described, runs))
-        yield from rows.batches_of_runs(runs, shard=task.shard)
+        yield from rows.batches(runs, shard=task.shard)
     if task.report_to is not None:
         report(reader.stats, task.batch, task.report_to)
 
@@ -166,7 +165,7 @@ def read_chunks(
     read = partial(_chunk_runs, client, policy=options.retry_policy)
     read_ahead = one_ahead(run for chunk in chunks for run in read(chunk))
     runs = FieldEdits(options.edits).runs(read_ahead)
-    yield from rows_for(options).batches_of_runs(runs)
+    yield from rows_for(options).batches(runs)
 
 
 def _chunk_runs(client: RouterClient, task: SnapshotTask, policy: RetryPolicy) -> Iterator[Run]:
@@ -186,13 +185,13 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
     time = position.cluster_time
     section = ReadTask(AtTime(time), after(time), task.shard)
     tokens = replace(options, pipeline=(*options.pipeline[:-1], {"$project": {"_id": 1}}))
-    found: list[list[RawBSONDocument]] = []
+    found: list[list[bytes]] = []
     for each in (tokens, options):
         with closing(RouterClient(each)) as client:
             events = TaskReader(section, client.watch_events, options.retry_policy).events()
             found.append(list(join_fragments(events)))
-    number = sum(sort_key(bytes(each.raw)) <= position.data for each in found[0])
-    return Token(found[1][number - 1]["_id"]) if number else AtTime(time)
+    number = sum(sort_key(each) <= position.data for each in found[0])
+    return Token.of(found[1][number - 1]) if number else AtTime(time)
 
 
 def _end_of_snapshot(

@@ -15,7 +15,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from bson.raw_bson import RawBSONDocument
 from pymongo.errors import PyMongoError
 
 from spark_sink.errors import StreamError, stream_refused
@@ -99,8 +98,8 @@ class EventStream:
         self._last_key = max(after, start.data if isinstance(start, Token) else "")
         self._is_failing = False
         self._moved_at = -math.inf
-        self._ahead: deque[RawBSONDocument] = deque()  # received, and not returned by `next` yet
-        self._returned: RawBSONDocument | None = None  # by `next`, before these
+        self._ahead: deque[bytes] = deque()  # received, and not returned by `next` yet
+        self._returned: bytes | None = None  # by `next`, before these
 
     @property
     def position(self) -> Token | None:
@@ -109,7 +108,7 @@ class EventStream:
         It advances with every event, and without events too (docs/protocol.md#cursor-replies).
         """
         if self._ahead and self._returned is not None:
-            return Token(dict(self._returned["_id"]))
+            return Token.of(self._returned)
         token = self._token
         return self._reached if token is None else Token(dict(token))
 
@@ -117,13 +116,13 @@ class EventStream:
     def _token(self) -> Any:
         return None if self._stream is None else self._stream.resume_token
 
-    def next(self) -> RawBSONDocument | None:
+    def next(self) -> bytes | None:
         """Return the next event, or None if the server had none within its await time.
 
         Raises StreamError when the stream cannot continue.
         """
         if not self._ahead:
-            self._ahead.extend(self.next_run().documents())
+            self._ahead.extend(self.next_run().events)
         self._returned = self._ahead.popleft() if self._ahead else None
         return self._returned
 
@@ -139,7 +138,7 @@ class EventStream:
             if ended is not None:  # later events need a new cursor
                 run = run.until(ended)
                 self.close()
-                self._reached = Token(dict(RawBSONDocument(events[ended])["_id"]))
+                self._reached = Token.of(events[ended])
             run = without_repeats(run, self._last_key)
             if run.keys:
                 self._last_key = run.keys[-1]

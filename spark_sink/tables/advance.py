@@ -1,4 +1,4 @@
-"""Rows of a current table, or of a snapshot, with later events applied, as rows of Spark.
+"""Applies later events to rows of a current table or of a snapshot, which are rows of Spark.
 
 Executors import this module, which requires pyarrow only.
 """

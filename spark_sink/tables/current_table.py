@@ -1,41 +1,110 @@
 """Delta tables with the documents of collections at a position in the stream.
 
-A batch writes again the files that have its keys (`upsert`), and one commit replaces them and moves
-the position, for all readers at once.
+A batch is applied in three steps. *Plan* finds the files that have the keys of the batch. *Merge*
+writes them again in tasks. *Commit* gives the table the new files and its state at once. Until then
+readers see nothing of a batch, and a batch that ends early can be repeated.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
-from dataclasses import replace
-from functools import partial
+from dataclasses import dataclass, replace
+from functools import partial, reduce
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
+from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
+from spark_sink.folders import remove_files
+from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.fold import UNREAD, Fold
+from spark_sink.tables.key_ranges import (
+    KEY_RANGE,
+    ChangeGroup,
+    KeyRange,
+    KeyRanges,
+    Merge,
+    merges_of,
+    merges_of_rest,
+    partition_digest,
+)
+from spark_sink.tables.prepare import DdlEvent, ddl_event_of
+from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
+    read_groups,
     remove_changes,
     remove_interrupted,
+    stage_file,
+    stage_moved,
     stage_rows,
 )
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows
-from spark_sink.tables.table_state import TableScope, TableState
-from spark_sink.tables.tasks import REPORT, reported, reports_in
-from spark_sink.tables.upsert import TableVersion, Upsert, commit, merge, plan
+from spark_sink.tables.table_state import TableScope, TableState, unread_after
+from spark_sink.tables.tasks import REPORT, reported, reports_in, run_tasks
+
+# The most bytes that the driver merges itself, since to start a job of Spark takes as long.
+_DRIVER_BYTES = 8 * 1024 * 1024
+# Commits after which the files of versions that nobody reads any more are deleted.
+_COMMITS_PER_VACUUM = 20
+
+
+@dataclass(frozen=True)
+class Upsert:
+    """The changes of a batch, and how they are applied.
+
+    Args:
+        changes: what tasks have staged.
+        batch: the batch that they are; None for changes that belong to none.
+        quarantine: the table for events that cannot be applied, which requires a batch; without it
+            such an event raises StreamError.
+        scope: the collections that the table must have whole; without it the state notes none that
+            must be read again.
+        creates_quarantine: whether the table's first commit creates the quarantine as well, even an
+            empty one. So both begin with one batch, and a later start takes over both.
+    """
+
+    changes: ChangeReport
+    batch: Batch | None = None
+    quarantine: DeltaLog | None = None
+    scope: TableScope | None = None
+    creates_quarantine: bool = False
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a batch changes in a version.
+
+    Args:
+        state: the state after the batch, without what only the merges find.
+        ranges: the version's ranges of keys.
+        merges: what is written again.
+        changes: the staged changes, after DDL events with the rows that these move.
+        moved: the partitions that have had these rows.
+        fold: what applies changes to rows.
+    """
+
+    state: TableState
+    ranges: KeyRanges
+    merges: Sequence[Merge]
+    changes: ChangeReport
+    moved: frozenset[str]
+    fold: Fold
 
 
 class CurrentTable:
     """The table at the address `target`, to which only one query may write.
+
+    The object stands for the version that it has read or committed last.
 
     Args:
         keys: the fields of the document key that identify a document.
@@ -51,19 +120,40 @@ class CurrentTable:
         form: TableForm | None = None,
         epoch: int = 0,
     ) -> None:
-        log = DeltaLog(target, (KEY_RANGE,), (form or TableForm()).statistics_columns, epoch=epoch)
-        self._version = _newest(log, form, keys, epoch)
+        columns = (form or TableForm()).statistics_columns
+        self.log = DeltaLog(target, (KEY_RANGE,), columns, epoch=epoch)
+        """The commits of the table."""
+        self.address = self.log.address
+        """The folder as a path or URI for Spark."""
+        self.state = TableState(tuple(keys))
+        """The state of the version."""
+        self._epoch = epoch
+        self._stored: TableForm | None = None
+        self._read_version(form)
         if self.state.keys != tuple(keys):
             raise OptionError(
                 f"the table at {target} has the keys {', '.join(self.state.keys)}: use these, or "
                 "write to another folder"
             )
 
+    def _read_version(self, form: TableForm | None) -> None:
+        """Read the version of the log, for a batch that writes a form. Raises OptionError."""
+        if self.log.exists:
+            document = self.log.state()
+            if "keys" not in document:
+                raise OptionError(
+                    f"the Delta table at {self.address} is no current table: write to another "
+                    "folder"
+                )
+            self._stored = TableForm.of(self.log.schema, self.log.statistics_columns)
+            self.state = from_document(TableState, document)
+        self.form = _form_after(self.address, self._stored, form or self._stored or TableForm())
+        """The columns of the next version."""
+
     def reload(self) -> None:
         """Continue from the newest version: others may have compacted the table."""
-        version = self._version
-        if version.log.reload():
-            self._version = _newest(version.log, version.form, version.state.keys, version.epoch)
+        if self.log.reload():
+            self._read_version(self.form)
 
     @classmethod
     def existing(cls, target: str, form: TableForm | None = None) -> CurrentTable:
@@ -76,33 +166,13 @@ class CurrentTable:
     def at(self, version: int, state: Mapping[str, Any]) -> CurrentTable:
         """Return an older version to read, whose commit has `state`. Raises StreamError."""
         found = copy(self)
-        log = self._version.log.at(version, state)
-        form = TableForm.of(log.schema)
-        found._version = TableVersion(log, from_document(TableState, state), form, form)
+        found.log = self.log.at(version, state)
+        found.state = from_document(TableState, state)
+        found.form = found._stored = TableForm.of(found.log.schema)
         return found
 
-    @property
-    def address(self) -> str:
-        """The folder as a path or URI for Spark."""
-        return self._version.log.address
-
-    @property
-    def log(self) -> DeltaLog:
-        """The commits of the table."""
-        return self._version.log
-
-    @property
-    def state(self) -> TableState:
-        """The state of the version that `read` reads."""
-        return self._version.state
-
-    @property
-    def form(self) -> TableForm:
-        """The columns of the next version."""
-        return self._version.form
-
     def read(self, spark: SparkSession) -> DataFrame:
-        """Return the rows of the current version, without KEY_RANGE."""
+        """Return the rows of the version, without KEY_RANGE."""
         names = [each["name"] for each in self.log.schema["fields"]]
         return read_rows(spark, self.log, [name for name in names if name != KEY_RANGE])
 
@@ -110,27 +180,24 @@ class CurrentTable:
         """Return the number of documents."""
         return self.log.count()
 
-    def apply(
-        self, events: DataFrame, batch: Batch | None = None, quarantine: DeltaLog | None = None
-    ) -> None:
-        """Apply rows of the source, and commit the result as the current version.
+    def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
+        """Apply rows of the source, and commit the result as the newest version.
 
         See `apply_staged`.
         """
         self.reload()
-        remove_interrupted(self.address, self._version.epoch)
+        remove_interrupted(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return
         stage = partial(
             stage_rows,
             address=self.address,
             keys=self.state.keys,
-            tolerant=quarantine is not None,
-            epoch=self._version.epoch,
+            tolerant=False,
+            epoch=self._epoch,
         )
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
-        reports = reports_in(ChangeReport, staged)
-        self.apply_staged(events.sparkSession, reports, batch, quarantine)
+        self.apply_staged(events.sparkSession, reports_in(ChangeReport, staged), batch)
 
     def apply_staged(
         self,
@@ -142,23 +209,160 @@ class CurrentTable:
         *,
         creates_quarantine: bool = False,
     ) -> None:
-        """Apply what tasks have staged, and commit the result as the current version.
+        """Apply what tasks have staged, and commit the result as the newest version.
 
         Nothing happens if the table has the batch already. The events that cannot be applied are
-        appended to `quarantine`, which requires a batch, before the commit; a document with such an
-        event leaves the table until a later event contains it. Without it such an event raises
-        StreamError, and nothing is committed. Without `spark` the work is done in this process.
-        See `Upsert` for the other arguments.
+        appended to `quarantine` before the commit; a document with such an event leaves the table
+        until a later event contains it. Without a quarantine nothing is committed then. Without
+        `spark` the work is done in this process. `Upsert` describes the other arguments.
+
+        Raises StreamError if another writer was faster, and OSError.
         """
-        changes = ChangeReport()
-        for each in reports:
-            changes.add(each)
+        changes = ChangeReport.total(reports)
         if batch is None or not self.log.has(batch):
             upsert = Upsert(changes, batch, quarantine, scope, creates_quarantine)
-            planned = plan(spark, self._version, upsert)
-            merged = merge(spark, self._version, upsert, planned)
-            self._version = commit(self._version, upsert, planned, merged)
+            plan = self._plan(spark, upsert)
+            form, merged = self._merge(spark, upsert, plan)
+            self._commit(upsert, plan, form, merged)
+            if changes.ddl:
+                remove_changes(self.address, plan.changes.groups)
         remove_changes(self.address, changes.groups)
+
+    def _plan(self, spark: SparkSession | None, upsert: Upsert) -> Plan:
+        """Return what a batch changes. Tasks stage the rows that its DDL events move."""
+        before, scope, changes = self.state, upsert.scope, upsert.changes
+        ddl_events = tuple(sorted(map(ddl_event_of, changes.ddl)))
+        new_events = before.unknown(ddl_events)
+        state, unread = before.after(changes, ddl_events), set(before.unread)
+        if scope is not None:
+            found = {**before.unread, **scope.unread}
+            state = replace(state, unread=unread_after(found, new_events, scope.contains))
+            named = {each.target for each in ddl_events if each.target is not None}
+            unread = {*state.unread, *(each for each in named if not scope.contains(*each))}
+        writes = changes.groups or ddl_events or self._is_rewritten
+        ranges = KeyRanges.of(self.log.files(), self.form.column) if writes else KeyRanges()
+        moved = list[KeyRange]()
+        if ddl_events:
+            affected = {i for e in new_events for i in ranges.older(e.token, e.prefixes)}
+            moved = [ranges[index] for index in sorted(affected)]
+            changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
+            ranges = ranges.without(affected)
+
+        def places(group: ChangeGroup) -> list[str]:
+            rows = read_groups(self.address, [group], ["place"])
+            found: list[str] = rows["place"].to_pylist()
+            return found
+
+        return Plan(
+            state,
+            ranges,
+            merges_of(ranges, changes.groups, places),
+            changes,
+            frozenset(name for each in moved for name in each.partitions),
+            Fold(
+                state.complete_from,
+                {**state.complete_in, **{".".join(name): UNREAD for name in unread}},
+                upsert.quarantine is not None,
+                self.form.keeps_deleted,
+            ),
+        )
+
+    @property
+    def _is_rewritten(self) -> bool:
+        """Whether the next batch writes all files again, because the columns have changed."""
+        return self._stored is not None and self.form.rewrites(self._stored)
+
+    def _staged_anew(
+        self,
+        spark: SparkSession | None,
+        moved: Sequence[KeyRange],
+        groups: Sequence[ChangeGroup],
+        ddl_events: Sequence[DdlEvent],
+    ) -> ChangeReport:
+        """Stage rows of files, and changes, with the namespaces that DDL events give them."""
+        by_file: dict[str, list[ChangeGroup]] = {}
+        for each in groups:
+            by_file.setdefault(each.path, []).append(each)
+        stage = self.address, self._epoch
+        tasks = [partial(stage_moved, *stage, ddl_events, own) for own in by_file.values()]
+        events, columns = self.state.unknown(ddl_events), self.form.version_columns
+        files = (path for each in moved for path in each.paths)
+        tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
+        return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
+
+    def _merge(
+        self, spark: SparkSession | None, upsert: Upsert, plan: Plan
+    ) -> tuple[TableForm, Sequence[MergeReport]]:
+        """Write the files of a plan, in tasks; return their form, and the reports of the merges.
+
+        Where documents need a wider schema, their files are written once more with it; all files
+        are if theirs does not fit the table any more.
+        """
+        form, again = self.form, self._is_rewritten
+        task = partial(
+            MergeTask,
+            self.address,
+            None if upsert.quarantine is None else upsert.quarantine.address,
+            None if upsert.batch is None else upsert.batch.number,
+            fold=plan.fold,
+        )
+        rest = partial(merges_of_rest, plan.ranges, plan.merges)  # as long as the table
+        left, done = [*plan.merges, *(rest() if again else ())], list[tuple[Merge, MergeReport]]()
+        while True:
+            work = sum(each.size for each in left)
+            tasks = [task(merge=each, form=form, again=again) for each in left]
+            session = spark if work > _DRIVER_BYTES else None
+            reports = run_tasks(session, MergeReport, tasks, "files merged")
+            done += zip(left, reports, strict=True)
+            wanted = [StructType.fromJson(e.wanted) for _, e in done if e.wanted is not None]
+            before, form = form, reduce(TableForm.grown, wanted, form)
+            if form == before:
+                return form, [report for _, report in done]
+            rewrites = form.rewrites(before)
+            stale = [pair for pair in done if rewrites or pair[1].wanted is not None]
+            for _, report in stale:
+                remove_files(self.address, (each["path"] for each in report.parts))
+            done = [] if rewrites else [pair for pair in done if pair[1].wanted is None]
+            left = [*(each for each, _ in stale), *(rest() if rewrites and not again else ())]
+            again = again or rewrites
+
+    def _commit(
+        self, upsert: Upsert, plan: Plan, form: TableForm, merged: Sequence[MergeReport]
+    ) -> None:
+        """Commit what was written, with the state after the batch.
+
+        The quarantine gets its rows first. Without a change and a batch nothing is committed.
+        """
+        batch, log, state = upsert.batch, self.log, plan.state
+        problems = [each for report in merged for each in report.problems]
+        begins = upsert.creates_quarantine and not log.exists
+        if (problems or begins) and upsert.quarantine is not None and batch is not None:
+            batch = batch.wrote(upsert.quarantine.name)
+            upsert.quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
+        if upsert.scope is not None:
+            lost = (each for report in merged for each in report.lost)
+            contains = upsert.scope.contains
+            state = state.without([e for e in lost if contains(e.database, e.collection)])
+        checksum = sum((report.added for report in merged), state.checksum)
+        replaced = plan.moved.union(*(each.replaced for each in merged))
+        parts = [each for report in merged for each in report.parts]
+        new = {json.loads(each["partition"])[KEY_RANGE] for each in parts}
+        state = replace(
+            state,
+            checksum=checksum - plan.changes.removed,
+            partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
+        )
+        if not (replaced or parts or state != self.state or batch is not None):
+            return
+        names = [name for name in form.statistics_columns if name in form.stored.names]
+        # A column loses statistics before the commit, or gets them after it: no file lacks any.
+        before = log.statistics_columns if log.exists else names
+        log.set_statistics_columns([name for name in before if name in names])
+        log.replace(parts, form.stored, state.document, batch, replaced)
+        log.set_statistics_columns(names)
+        self.state, self._stored, self.form = state, form, form
+        if log.version and log.version % _COMMITS_PER_VACUUM == 0:
+            log.vacuum()
 
 
 def apply_changes(
@@ -190,28 +394,14 @@ def apply_changes(
     return events.writeStream.foreachBatch(apply)
 
 
-def _newest(log: DeltaLog, form: TableForm | None, keys: Iterable[str], epoch: int) -> TableVersion:
-    """Return the newest version, for a batch that writes a form. Raises OptionError."""
-    stored = TableForm.of(log.schema, log.statistics_columns) if log.exists else None
-    state, document = TableState(tuple(keys)), log.state()
-    if log.exists:
-        if "keys" not in document:
-            raise OptionError(
-                f"the Delta table at {log.address} is no current table: write to another folder"
-            )
-        state = from_document(TableState, document)
-    form = _form_after(log, stored, form or stored or TableForm())
-    return TableVersion(log, state, stored, form, epoch)
-
-
-def _form_after(log: DeltaLog, before: TableForm | None, form: TableForm) -> TableForm:
+def _form_after(address: str, before: TableForm | None, form: TableForm) -> TableForm:
     """Return the form to write, whose schema begins with the table's. Raises OptionError."""
     if before is None:
         return form
     if (form.is_typed, form.keeps_deleted) != (before.is_typed, before.keeps_deleted):
         raise OptionError(
-            f"the table at {log.address} has other columns: start its job with the "
-            "--schema and --deletes of before, or write to another folder"
+            f"the table at {address} has other columns: start its job with the same --schema and "
+            "--deletes as before, or write to another folder"
         )
     known = () if before.schema is None else before.schema.fieldNames()
     new = (name for name in form.keys if name not in (*before.keys, *known))

@@ -1,14 +1,13 @@
 """The commits of a Delta table, through delta-rs: files, and what is recorded beside them.
 
-A commit is the file of the table's log that moves rows and state together: `state_files` says how.
-It has the numbers of batches as Delta's application transactions, so a repeated batch is recognised
-by the table itself. delta-rs accepts a transaction's number again, and lower ones, so callers ask
-`has` first. Of two commits that were planned from one version, both of which change the state, it
-refuses one.
+A commit is a file of the table's log, and changes rows and state together (`state_files`). It has
+the number of a batch as one of Delta's application transactions, by which the table recognises a
+repeated batch. delta-rs accepts an equal or lower number, so callers ask `has` first. If two
+commits that change the state were planned from one version, delta-rs refuses one of them.
 
-A start of a job has an epoch, a number that the table's property EPOCH has as well. A later start
-raises it by a commit of metadata, which Delta lets no other commit pass that was planned before, on
-any file system. So no commit of an earlier start can succeed after that.
+A start of a job has an epoch, a number that it writes to the table's property EPOCH. A later start
+raises it by a commit of metadata. On any file system, Delta refuses all commits that were planned
+before such a commit. So no commit of an earlier start can succeed after that.
 """
 
 from __future__ import annotations
@@ -38,7 +37,14 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.parquet_parts import BATCH, WITH_STATISTICS, Parts, checksum_of, partition_in
+from spark_sink.tables.parquet_parts import (
+    BATCH,
+    WITH_STATISTICS,
+    Chosen,
+    Parts,
+    checksum_of,
+    partition_in,
+)
 from spark_sink.tables.state_files import (
     APPLICATION,
     RESTORE,
@@ -47,7 +53,6 @@ from spark_sink.tables.state_files import (
     StateFiles,
     restored_error,
 )
-from spark_sink.tables.table_scan import Chosen
 from spark_sink.tables.tasks import REPORT_PROGRESS
 
 CHECKSUM = "checksum"
@@ -56,28 +61,28 @@ EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
 _FILES_KEPT, _COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
 _CONFIGURATION = {_FILES_KEPT: "interval 1 hours", _COMMITS_KEPT: "interval 1 days"}
-"""Of a new table: how long files are kept for their readers, and how long commits.
+"""How long a new table keeps replaced files for their readers, and how long commits.
 
-Each commit lists the log: on a local disk, 2 µs for every commit in it.
+Each commit lists the log, which takes 2 µs for every commit in it on a local disk.
 """
 _DAY = 24 * 3600
 _NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
-"""With the cleanup, each commit asks for the age of each commit before it."""
+"""With the cleanup, each commit would look up the age of every commit before it."""
 _COMMITS_PER_CLEANUP = 100
 _STATISTICS = "delta.dataSkippingStatsColumns"
-"""Of a table: the columns of which commits have statistics."""
+"""The property of a table with the columns that have statistics in its commits."""
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
 _EPOCHS = 2**40
-"""A new epoch exceeds the last one by a random number up to this, so that two starts differ."""
+"""The most by which a new epoch exceeds the last one, at random: so those of two starts differ."""
 _PATHS_LOOKED_UP = 1_000
-"""Files that are looked for, or deleted, between two reports of progress."""
+"""Files that are looked up or deleted between two reports of progress."""
 _ATTEMPTS = 10
 """How often a table's epoch is raised if other commits are faster."""
 _EXCHANGES = 100
 """How often files are exchanged if other commits are faster."""
 _OF_COLUMNS = ("min.", "max.", "null_count.")
-"""How the names of the statistics of columns begin, in what the log says about files."""
+"""The prefixes that statistics of columns have in what the log says about files."""
 _NO_FILES = pa.schema(
     [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
 ).empty_table()
@@ -91,8 +96,8 @@ class DeltaLog:
 
     Args:
         partitions: the partition columns of a new table.
-        statistics_columns: those with statistics in the commits of a new table.
-        epoch: of the start that writes to it; 0 for a writer that no other one may follow.
+        statistics_columns: the columns with statistics in the commits of a new table.
+        epoch: of the start that writes to it; 0 for a writer that raises no epoch.
     """
 
     def __init__(
@@ -130,7 +135,7 @@ class DeltaLog:
 
     @property
     def id(self) -> str:
-        """What tells the table from one that is made again at its address; empty without one."""
+        """The id of the table, which one that is made again at the address does not have."""
         return "" if self._table is None else str(self._table.metadata().id)
 
     @property
@@ -140,24 +145,23 @@ class DeltaLog:
 
     @property
     def schema(self) -> dict[str, Any]:
-        """The schema as JSON, which is Spark's, too."""
+        """The schema as JSON, in a form that Spark has as well."""
         assert self._table is not None
         found: dict[str, Any] = json.loads(self._table.schema().to_json())
         return found
 
     @property
     def statistics_columns(self) -> Sequence[str]:
-        """The columns of which the commits have statistics."""
+        """The columns with statistics in the commits."""
         if self._table is None:
             return self._statistics_columns
         names = self._table.metadata().configuration.get(_STATISTICS)
         return names.split(",") if names else []
 
     def set_statistics_columns(self, names: Sequence[str]) -> None:
-        """Let the commits have statistics of these columns, which all files have.
+        """Declare that the commits have statistics of these columns, for all files.
 
-        pyarrow's readers take a column without them for one that is null everywhere, unless the
-        table says that it has none.
+        Where a declared column has none, pyarrow's readers assume that it is null everywhere.
         """
         if self._table is None:
             self._statistics_columns = names
@@ -167,9 +171,9 @@ class DeltaLog:
             self.reload()
 
     def keep_files(self, seconds: float) -> None:
-        """Keep replaced files for `seconds`, for readers, and commits as long, but at least a day.
+        """Keep replaced files for `seconds`, and commits for as long, but at least for a day.
 
-        If another commit is faster, the next call does it.
+        If another commit is faster, nothing changes until the next call.
         """
         found = {} if self._table is None else self._table.metadata().configuration
         times = {_FILES_KEPT: seconds, _COMMITS_KEPT: max(seconds, _DAY)}
@@ -181,10 +185,10 @@ class DeltaLog:
         self.reload()
 
     def reload(self) -> bool:
-        """Read the commits since the version, and return whether there were any.
+        """Read the commits after the version, and return whether there were any.
 
-        Raises StreamError if one of them has restored an older version, or if it is by a later
-        start of the job.
+        Raises StreamError if one of them restored an older version, or comes from a later start of
+        the job.
         """
         before = self.version
         if self._table is None or before is None:
@@ -210,11 +214,11 @@ class DeltaLog:
         return int(found.get(EPOCH, 0))
 
     def later_epoch(self) -> int:
-        """Return an epoch for a start that follows the one which writes to the table."""
+        """Return an epoch for a start that follows the one that writes to the table now."""
         return self.epoch + 1 + secrets.randbelow(_EPOCHS)
 
     def _take_epoch(self) -> None:
-        """Let the table have this start's epoch. Raises StreamError if it has a later one."""
+        """Give the table this start's epoch. Raises StreamError if it has a later one."""
         for _ in range(_ATTEMPTS):
             if self._table is None or self._epoch in (0, self.epoch):
                 return
@@ -231,15 +235,15 @@ class DeltaLog:
         if 0 < self._epoch < self.epoch:
             raise StreamError(
                 f"another start of this job has taken over the table at {self.address}, so this "
-                "one ends, and nothing is lost: run one process for each table. To go on here, "
+                "one ends, and nothing is lost: run one process for each table. To continue here, "
                 "stop the other one first"
             )
 
     def has(self, batch: Batch) -> bool:
         """Return whether the table has the batch.
 
-        Raises StreamError if it has another batch with this number, or a later one, or a job's
-        batch which this one does not follow: another start of the job has written it.
+        Raises StreamError if another start of the job has written a batch: one with this number, a
+        later one, or one that this batch does not follow.
         """
         number, last = self._transaction(batch.query), Batch.of(self.state())
         is_later = number is None or number < batch.number
@@ -274,8 +278,8 @@ class DeltaLog:
         found = Batch.of(self.state())
         if found is None:
             raise StreamError(
-                f"the table at {self.address} does not tell of any batch, so no job has written "
-                "it: correct the path, or restore the folder with all its files"
+                f"the table at {self.address} has no batch, so no job has written it: correct the "
+                "path, or restore the folder with all its files"
             )
         return found
 
@@ -319,8 +323,7 @@ class DeltaLog:
     def actions(self, chosen: Chosen = ()) -> list[dict[str, Any]]:
         """Return the same as a document for each file, with its relative `path`.
 
-        It is without the statistics of columns. Files that have no chosen row, by these statistics,
-        are left out.
+        The statistics of columns are left out, and so are files that by these have no chosen row.
         """
         files = self.files()
         for each in chosen:
@@ -341,13 +344,13 @@ class DeltaLog:
     def append(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
         """Commit files with the rows of a batch, unless the table has the batch already.
 
-        An interrupted attempt may have committed them here, and not yet in another table. Raises
-        StreamError.
+        An interrupted attempt may have committed them to this table, and not yet to another one.
+        Raises StreamError.
 
         Args:
             parts: files that `parquet_parts` has written.
-            schema: of all columns; new ones are added to the table. OptionError if others have
-                changed their type.
+            schema: of all columns; new columns are added to the table. Raises OptionError if other
+                columns have another type than in the table.
         """
         self.reload()
         if not self.has(batch):
@@ -357,7 +360,7 @@ class DeltaLog:
             self._write(parts, schema, {CHECKSUM: checksum, **batch.fields}, batch)
 
     def append_rows(self, rows: pa.Table, batch: Batch) -> None:
-        """Append rows that the driver has, if any, with the batch's number, as `append`."""
+        """Append rows, if there are any, with the number of the batch; see `append`."""
         if not rows.num_rows:
             return
         numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
@@ -368,7 +371,7 @@ class DeltaLog:
         self.append(written, numbered.schema, batch)
 
     def amend(self, batch: Batch) -> None:
-        """Change what the state says of the newest batch."""
+        """Change what the state says about the newest batch."""
         self._write([], pa.schema([]), {**self.state(), **batch.fields}, batch)
 
     def replace(
@@ -379,10 +382,9 @@ class DeltaLog:
         batch: Batch | None = None,
         replaced: Collection[str] = (),
     ) -> None:
-        """Commit files instead of those whose partition column has one of these values.
+        """Commit files instead of those whose partition is one of `replaced`.
 
-        The same commit sets the schema and the state. Without a new batch the state keeps the
-        batch that it had.
+        The same commit sets the schema and the state. Without a batch the state keeps its batch.
         """
         filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
@@ -430,11 +432,11 @@ class DeltaLog:
     def exchange(
         self, former: Collection[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
     ) -> bool:
-        """Commit files instead of those that the actions `former` tell of, whose rows they have.
+        """Commit files instead of those that the actions `former` describe, with the same rows.
 
-        Return False and commit nothing if another commit has removed one of these files: its rows
-        are deleted, or in other files. The commit is valid only for the version in which all of
-        them were found: delta-rs would retry it on a later version without that check.
+        Return False and commit nothing if another commit has removed one of the former files: its
+        rows are deleted, or in other files. The commit is valid only for the version in which all
+        of them were found: delta-rs would retry it on a later version without that check.
         """
         actions = [_action(part, changes=False) for part in parts]
         removed = [_removal(each) for each in former]
@@ -442,7 +444,7 @@ class DeltaLog:
             self.reload()
             found = self.paths()
             if actions and all(each.path in found for each in actions):
-                return True  # the store has committed, and did not say so
+                return True  # the store has committed without a reply
             if not all(each["path"] in found for each in former):
                 return False
             assert self._table is not None
@@ -465,9 +467,10 @@ class DeltaLog:
     def vacuum(self, *, full: bool = False) -> int:
         """Delete the files that were replaced longer ago than the table's retention; count them.
 
-        With `full`, it deletes also files of a week ago that no commit names: those of tasks that
-        were interrupted or ran twice. A running batch may still commit younger ones. delta-rs only
-        lists the files: its own vacuum commits, and so meets the commits of a running job.
+        With `full`, files that are a week old and that no commit names are deleted as well: tasks
+        that were interrupted or ran twice have left them. A running batch may still commit younger
+        ones. delta-rs only lists the files: its own vacuum makes commits, which would conflict with
+        those of a running job.
         """
         self.reload()
         assert self._table is not None
@@ -475,7 +478,7 @@ class DeltaLog:
             found = set(self._table.vacuum())
             if full:
                 found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
-            # The log names files for a while after they were deleted, here or by others.
+            # The log names files for a while after this object or another program has deleted them.
             left, count = found - self._deleted, 0
             for done, old in self._existing(left):
                 remove_files(self.address, old)
@@ -485,7 +488,7 @@ class DeltaLog:
         return count
 
     def _existing(self, paths: Collection[str]) -> Iterator[tuple[int, list[str]]]:
-        """Return how many paths were looked up, and which of them exist, a portion at a time."""
+        """Look paths up, a portion at a time; return how many are done, and which of them exist."""
         files, folder = open_folder(self.address)
         every = sorted(paths)
         for start in range(0, len(every), _PATHS_LOOKED_UP):
@@ -562,7 +565,7 @@ class DeltaLog:
             ) from None
 
     def _overtaken(self, error: object) -> StreamError:
-        """Return the error for a commit that another one has preceded."""
+        """Return the error for a commit if another one was faster."""
         self._table = self._opened()
         self._require_epoch()
         return StreamError(
@@ -589,7 +592,7 @@ def _schema(schema: pa.Schema) -> Schema:
 
 
 def _removal(action: Mapping[str, Any]) -> RemoveAction:
-    """Return what a commit says of a file that others with the same rows replace."""
+    """Return what a commit says about a file that others with the same rows replace."""
     values = partition_in(action).items()
     texts = {name: None if value is None else str(value) for name, value in values}
     now = int(time.time() * 1000)
@@ -597,9 +600,9 @@ def _removal(action: Mapping[str, Any]) -> RemoveAction:
 
 
 def _action(part: Mapping[str, Any], *, changes: bool = True) -> AddAction:
-    """Return what a commit says of a file that `parquet_parts` has written.
+    """Return what a commit says about a file that `parquet_parts` has written.
 
-    `changes` says whether its rows are new ones.
+    `changes` says whether its rows are new.
     """
     return AddAction(
         path=part["path"],

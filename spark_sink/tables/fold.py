@@ -1,9 +1,9 @@
 """Folds the rows of a table and the events after them into the table's next rows.
 
 `Prepare` gives each row and each event its key. Sorted by key and token, they are versions of each
-document, which `Fold` applies in order. The token of a row guards it: an event that is not above it
-was applied already, or is contained in the document that a snapshot has read. So applying events
-again changes nothing.
+document, which `Fold` applies in order. The token of a row guards it: an event at or below that
+token was applied already, or a snapshot has read its result. So applying events again changes
+nothing.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.layouts import JoinedEvents, Places, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.prepare import (
+    DELETED,
     DELETED_ROW,
     EVENT,
     INAPPLICABLE,
@@ -36,8 +37,6 @@ from spark_sink.tables.prepare import (
     rows_in,
 )
 
-DELETED = "_deleted"
-"""The column of a table that keeps the rows of deleted documents."""
 TABLE = StructType(
     columns(
         "namespace string!, database string!, collection string!, key string!, documentKey string, "
@@ -48,25 +47,25 @@ TABLE = StructType(
 its key in canonical extended JSON, and the token and time of the last event that is in it."""
 
 VERSION = ("database", "collection", "key", "token", "documentKey", "document")
-"""The columns that a later version of a row is made of."""
+"""The columns from which the next version of a row is made."""
 FOLDED = StructType(
     [
         *(StructField(e.name, e.dataType) for e in TABLE.fields if e.name != "fullDocument"),
         *columns(f"problem string, {DELETED} boolean"),
     ]
 )
-"""A row of TABLE, or an event that cannot be applied: `problem` says why, `document` is the event's
+"""A row of TABLE, or an event that cannot be applied: `problem` says why, and `document` is its
 BSON."""
 
 UNREAD = "~"
-"""As `complete_from`, above all tokens: no update fails because of the document that it changes."""
+"""A `complete_from` above all tokens: no update fails because the table lacks its document."""
 
 _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024
 
 
 COMMIT_SECONDS = 60
-"""Seconds of cluster time in which the commits of one transaction on several shards lie."""
+"""Seconds of cluster time within which several shards commit one transaction."""
 
 
 def _at(document: Any, path: str) -> Any:
@@ -111,13 +110,13 @@ class _State:
 
     def apply_event(self, token: str, document_key: str | None, event: bytes) -> None:
         """Apply the next event in the order of the stream."""
-        # A snapshot that has marked a row as deleted may have a document with the token of its end.
+        # The end of a snapshot that marks a row may have the token of a document that follows.
         if token < self.token or (token == self.token and not self.deleted):
             return
         fields = fields_of(event)
         operation = fields[b"operationType"].text()
         if operation == "delete":
-            is_other = document_key not in (None, self.document_key)  # a repair names no key
+            is_other = document_key not in (None, self.document_key)  # repairs have no document key
             if is_other and self._has_moved(token, fields):
                 return
             self.lacks_base, self.apply_error, self.deleted = False, None, self.keeps_deleted
@@ -131,12 +130,12 @@ class _State:
         self.token, self.event = token, event
 
     def _has_moved(self, token: str, fields: dict[bytes, Slice]) -> bool:
-        """Return whether the deleted document's shard key differs from the table's.
+        """Return whether the shard key of the delete differs from that of the table's document.
 
         A new value of the shard key moves a document: a transaction deletes it on one shard and
         inserts it on another, and the insert may have the smaller cluster time. The document's own
         fields are compared with the deleted key. A field that only one of them has counts only
-        after an insert of about the same time: the source may leave fields out, and a collection
+        after an insert of about the same time: the source may leave out fields, and a collection
         may get a shard key with other fields.
         """
         if self.document is None:
@@ -173,8 +172,8 @@ class _State:
     def failure(self, complete_from: str) -> StreamError | None:
         """Return why the last event cannot be applied; None if it can.
 
-        An update below `complete_from` may change a document that a snapshot found deleted. In a
-        collection that is UNREAD, the document comes with the snapshot.
+        An update below `complete_from` may change a document that was deleted before the snapshot
+        read it. In a collection that is UNREAD, the snapshot will bring the document.
         """
         if self.is_inapplicable:
             return StreamError(problem_of(fields_of(self.event).get(b"documentKey")))
@@ -201,10 +200,9 @@ class Fold:
     """Makes rows of FOLDED from rows of PREPARED, sorted by key and token.
 
     Args:
-        complete_from: the token from which on the table has every document that is changed.
+        complete_from: the token from which on the table has every document that an update changes.
         complete_in: later such tokens by namespace, or UNREAD.
-        tolerant: an event that cannot be applied becomes a row with its problem instead of an
-            error.
+        tolerant: an event that cannot be applied becomes a row with its problem, not an error.
         keeps_deleted: whether a deleted document leaves its row, with DELETED.
     """
 
@@ -258,9 +256,9 @@ def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[
 def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
     """Return rows for keys whose last event has the whole document, and the other prepared rows.
 
-    What came before such an event has no effect, so that most events need no `Fold`. `prepared` has
-    the columns of PREPARED and `place`, sorted by place, token and kind. The first result has the
-    columns of FOLDED, and its rows are in the order of places.
+    What came before such an event has no effect, so most events need no `Fold`. `prepared` has the
+    columns of PREPARED and `place`, and is sorted by place, token and kind. The first result has
+    the columns of FOLDED, and its rows are in the order of places.
     """
     if not prepared.num_rows:
         return _FOLDED.empty_table(), prepared
@@ -270,7 +268,7 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
     changes = pc.not_equal(places[1:], places[:-1])
     rises = pc.or_(changes, pc.greater(tokens[1:], tokens[:-1]))
     is_last = pa.concat_arrays([changes, border])
-    is_applied = pa.concat_arrays([border, rises])  # an event at the token before it is not
+    is_applied = pa.concat_arrays([border, rises])  # not: an event with the token before it
     is_event = pc.equal(prepared["kind"].chunk(0), EVENT)
     chosen = filtered(prepared, pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
     if not chosen.num_rows:
@@ -289,7 +287,7 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
 
 
 def _documents_in(events: pa.Array) -> pa.Array:
-    """Return the whole documents in events other than deletes, as BSON; null where there is none.
+    """Return the BSON of the whole documents in events; null for deletes and without a document.
 
     Raises InvalidBSON.
     """
@@ -309,7 +307,7 @@ def _documents_in(events: pa.Array) -> pa.Array:
 
 
 def _folded(given: Iterable[Any]) -> pa.Table:
-    """Return rows of FOLDED, of which `given` are the columns _GIVEN, as lists or as arrays."""
+    """Return rows of FOLDED, made from the columns _GIVEN as lists or arrays."""
     rows = pa.table(dict(zip(_GIVEN.names, given, strict=True)), _GIVEN)
     seconds = pc.utf8_slice_codeunits(rows["token"].combine_chunks(), 2, 10).dictionary_encode()
     known = pa.array([int(each, 16) for each in seconds.dictionary.to_pylist()], pa.int64())

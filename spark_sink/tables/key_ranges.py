@@ -2,16 +2,15 @@
 
 Rows are ordered by database, collection and key. A place is these three as one string, which sorts
 alike: names and keys, which are JSON, have no zero character. Each partition of the table is a
-range of places, with one file. Delta's log has the least and the greatest values of each file's
-columns, from which the ranges follow, so that the table keeps them nowhere else. Files of other
-writers may overlap: they are one range until a batch writes them again.
+range of places, with one file. The ranges follow from the least and the greatest values of each
+file's columns in Delta's log, so they are recorded nowhere else. Files of other writers may
+overlap: they are one range until a batch writes them again.
 """
 
 from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache, reduce
@@ -44,12 +43,12 @@ def places_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
 
 
 def partitions_of(actions: pa.Table) -> set[str]:
-    """Return the partitions of files, given by what the log says (`DeltaLog.files`)."""
+    """Return the partitions of files, which are given as in `DeltaLog.files`."""
     return {each or "" for each in _text(actions, f"partition.{KEY_RANGE}").to_pylist()}
 
 
 def partition_digest(partitions: Collection[str]) -> int:
-    """Return one number for a set of partitions, which is the XOR of those of its parts."""
+    """Return a number for a set of partitions: the XOR of a hash of each."""
     hashes = (blake2b(each.encode(), digest_size=6).digest() for each in partitions)
     return reduce(xor, (int.from_bytes(each) for each in hashes), 0)
 
@@ -69,7 +68,7 @@ class ChangeGroup:
 class KeyRange:
     """The places from `lower` up to `upper` (None: all), and the files that have their rows.
 
-    No row comes after the place `last`. `size` is that of the files, in bytes.
+    No row comes after the place `last`. `size` is the bytes of the files.
     """
 
     lower: str = ""
@@ -84,14 +83,13 @@ class KeyRange:
 class Merge:
     """The places from `lower` up to `upper` (None: all) that one task writes, with their changes.
 
-    `rows` is the range whose files have the rows; None if there are none. If the range is
-    `divided`, its files have rows of other tasks as well.
+    `rows` is the range whose files have the rows, and may have rows of other tasks; None if there
+    are none.
     """
 
     lower: str
     upper: str | None
     rows: KeyRange | None
-    divided: bool = False
     changes: list[ChangeGroup] = field(default_factory=list)
 
     @property
@@ -108,20 +106,18 @@ _RANGES = pa.schema(
         *((name, pa.list_(pa.string())) for name in ("partitions", "paths")),
     ]
 )
-"""A range: the first and the last possible place of its files, and the least token in them."""
+"""A range: the first and the last possible place of its rows, and their least token."""
 
 
 class KeyRanges:
-    """The ranges of a version, in order; together they have all places.
+    """The ranges of a version, in order; together they contain all places.
 
     Args:
         rows: those of _RANGES, in the order of `first`; without them there is no file.
-        emptied: the indexes of ranges that count as without files.
     """
 
-    def __init__(self, rows: pa.Table | None = None, emptied: Collection[int] = ()) -> None:
+    def __init__(self, rows: pa.Table | None = None) -> None:
         self._rows = _RANGES.empty_table() if rows is None else rows
-        self._emptied = frozenset(emptied)
         self._first: list[str] = self._rows["first"].to_pylist()
 
     @classmethod
@@ -132,11 +128,11 @@ class KeyRanges:
         *,
         is_whole: bool = False,
     ) -> KeyRanges:
-        """Return the ranges of files, given by what the log says (`DeltaLog.files`).
+        """Return the ranges of files, which are given as in `DeltaLog.files`.
 
         `column` returns the name that a column has in the table. Files that overlap, or share a
-        partition, are one range. Those of other writers that are in no partition have no range,
-        unless it `is_whole`.
+        partition, are one range. Files of other writers without a partition count only if the
+        result must be `is_whole`.
         """
         partitions = _text(actions, f"partition.{KEY_RANGE}")
         if is_whole:
@@ -161,12 +157,10 @@ class KeyRanges:
         if not self._first:
             return KeyRange()
         _, last, _, size, partitions, paths = self._rows.slice(index, 1).to_pylist()[0].values()
-        if index in self._emptied:
-            return KeyRange(self._lower(index), upper, last)
         return KeyRange(self._lower(index), upper, last, tuple(partitions), tuple(paths), size)
 
     def files(self) -> list[tuple[str, str, str]]:
-        """Return for each file a place before its rows, one after them, and its path."""
+        """Return for each file its first and its last possible place, and its path."""
         columns = (self._rows[name].to_pylist() for name in ("first", "last", "paths"))
         return [
             (first, last, e) for first, last, paths in zip(*columns, strict=True) for e in paths
@@ -188,9 +182,10 @@ class KeyRanges:
             found |= {*pc.indices_nonzero(chosen).to_pylist()}
         return found
 
-    def emptied(self, indexes: Collection[int]) -> KeyRanges:
-        """Return the same ranges; those with these indexes have no files."""
-        return KeyRanges(self._rows, indexes)
+    def without(self, indexes: Collection[int]) -> KeyRanges:
+        """Return the ranges of the files that are not in the ranges with these indexes."""
+        kept = [index for index in range(len(self._first)) if index not in indexes]
+        return KeyRanges(self._rows.take(pa.array(kept, pa.int64())).combine_chunks())
 
     def _lower(self, index: int) -> str:
         """Return where a range begins: before its database or collection, unless it shares that."""
@@ -208,9 +203,9 @@ def merges_of(
 ) -> list[Merge]:
     """Return the merges that changes need, in order; each is the work of one task.
 
-    A change belongs to the range of its place. A change after the last place of a large range gets
-    a new file. Many changes divide a range. `places` reads the places of a group; it is called only
-    for a group that spans several ranges.
+    A change belongs to the range with its place. A change after the last place of a large range
+    goes to a new file. A range with many changes is divided. `places` reads the places of a group,
+    and is called only for a group that spans several ranges.
     """
     known = cache(places)
 
@@ -241,15 +236,11 @@ def merges_of(
         for index in _indexes(group, index_of, uppers.__getitem__, known):
             merges[index].changes.append(group)
     written = {each.rows.lower for each in merges if each.rows and each.changes}
-    needed = [e for e in merges if e.changes or (e.rows is not None and e.rows.lower in written)]
-    tasks = Counter(each.rows.lower for each in needed if each.rows is not None)
-    for merge in needed:
-        merge.divided = merge.rows is not None and tasks[merge.rows.lower] > 1
-    return needed
+    return [e for e in merges if e.changes or (e.rows is not None and e.rows.lower in written)]
 
 
 def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
-    """Return merges without changes for all files that the given merges leave as they are."""
+    """Return merges without changes of all files that the given merges do not write again."""
     written = {each.rows.lower for each in merges if each.rows is not None}
     every = (ranges[index] for index in range(len(ranges)))
     rest = (each for each in every if each.paths and each.lower not in written)
@@ -275,7 +266,7 @@ def _indexes(
     upper_of: Callable[[int], str | None],
     places: Callable[[ChangeGroup], Sequence[str]],
 ) -> Iterable[int]:
-    """Return the indexes of the ranges in which a group has places."""
+    """Return the indexes of the ranges that have a place of a group."""
     first, last = index_of(group.first), index_of(group.last)
     if last - first < 2:
         return range(first, last + 1)
@@ -305,13 +296,13 @@ def with_keys(part: PartFile, column: str, first: str, last: str) -> PartFile:
 
 
 def parents_of(place: str) -> tuple[str, str]:
-    """Return the places with which the database and the collection of a place begin."""
+    """Return the places at which the database and the collection of a place begin."""
     parts = place.split("\0")
     return f"{parts[0]}\0", "\0".join([*parts[:2], ""])
 
 
 def _joined(rows: pa.Table) -> pa.Table:
-    """Return rows of _RANGES, of which those that overlap, or share a partition, are one."""
+    """Return rows of _RANGES; rows that overlap, or share a partition, become one."""
     found: list[dict[str, Any]] = []
     files, greatest, ends = rows.to_pylist(), "", dict[str, str]()
     for each in files:
@@ -331,10 +322,10 @@ def _joined(rows: pa.Table) -> pa.Table:
 
 
 def _apart(rows: pa.Table) -> pa.ChunkedArray:
-    """Return the last places of files, lowered where statistics overlap and rows do not.
+    """Return the last places of files, lowered where only statistics overlap, and not rows.
 
-    A file of several collections that ends within the last one, or within its database, is followed
-    by a partition that has nothing else (`_RangeFiles`), and tells its first place better.
+    A file of several collections that ends within its last one, or within its last database, is
+    followed by a file of nothing else (`_RangeFiles`), whose statistics have its exact first place.
     """
     last = rows["last"]
     if len(rows) < 2:
@@ -364,8 +355,8 @@ def _before(place: str) -> str:
 def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, ...]:
     """Return a place at or before the rows of each file, and one at or after them.
 
-    The third array tells which files are known to have several collections. Statistics have the
-    bounds of each column alone. Those of a key are bounds of the places only if all rows are of one
+    The third array says which files are known to have several collections. Statistics have the
+    bounds of single columns. The bounds of keys are those of places only if all rows are of one
     collection.
     """
     names = [column(name) for name in KEY_COLUMNS]
@@ -376,7 +367,7 @@ def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, 
     def places(values: Sequence[pa.Array], rest: Any, default: str) -> pa.Array:
         by_collection = pc.binary_join_element_wise(*values, "\0")
         by_collection = pc.if_else(of_collection, by_collection, _NO_TEXT)
-        rest = pc.if_else(pc.is_valid(by_collection), "", rest)  # which the others have
+        rest = pc.if_else(pc.is_valid(by_collection), "", rest)  # which the others get
         by_database = pc.binary_join_element_wise(*values[:2], rest, "\0")
         by_database = pc.if_else(of_database, by_database, _NO_TEXT)
         by_name = pc.binary_join_element_wise(values[0], rest, "\0")
@@ -390,7 +381,7 @@ _NO_TEXT = pa.scalar(None, pa.string())
 
 
 def _text(actions: pa.Table, name: str) -> pa.Array:
-    """Return a column of texts; nulls if the log does not have it."""
+    """Return a column of texts; nulls if the log lacks it."""
     if name not in actions.column_names:
         return pa.nulls(actions.num_rows, pa.string())
     found: Any = actions[name].combine_chunks().cast(pa.string())

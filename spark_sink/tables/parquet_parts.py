@@ -1,7 +1,10 @@
-"""Writes the rows of a task to Parquet files, which the driver commits to a Delta table afterwards.
+"""The Parquet files of Delta tables: tasks write their rows to files, and read the rows of files.
 
-A file that no commit names is not part of a table, so a task that runs twice leaves a file that
-`vacuum(full=True)` of delta-rs finds, and no row twice.
+The driver commits the files afterwards. A file that no commit names is not part of a table. So a
+task that runs twice leaves a file that `DeltaLog.vacuum` removes, and no row twice. pyarrow reads
+the files: neither Delta's extension of Spark nor Hadoop's client is needed, and object stores are
+read with the credentials that they are written with. Executors import this module, which requires
+pyarrow only.
 """
 
 from __future__ import annotations
@@ -12,11 +15,15 @@ import uuid
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from datetime import date, datetime
+from functools import reduce
+from operator import and_
 from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 from pyarrow import fs
 
@@ -28,8 +35,8 @@ from spark_sink.rows.row_schema import UNIQUE_COLUMNS
 PartFile = dict[str, Any]
 """A file that was written: its path relative to the table, its size in bytes, the values of the
 partition columns (partition) and Delta's statistics (stats) as JSON, and when it was written, in
-milliseconds since 1970 (modified). The `checksum` is a document; those of all files of a task are
-that of its rows."""
+milliseconds since 1970 (modified). The `checksum` is a document; the checksums of a task's files
+add up to that of its rows."""
 
 BATCH = "batch"
 """The column with the number of a row's batch, in tables to which batches are appended."""
@@ -47,7 +54,7 @@ WITH_STATISTICS = (
 WITHOUT_DICTIONARY = (*UNIQUE_COLUMNS, "key", "document")
 """The columns whose values rarely repeat, by default."""
 # At this level zstd costs no more than snappy does, for files of the same size. LZ4 costs less, but
-# not all readers know its form of today (docs/performance.md#current-tables).
+# not all readers know its present form (docs/performance.md#current-tables).
 _COMPRESSION = {"compression": "zstd", "compression_level": -5}
 # Bytes of rows, before compression, that a task collects before it writes them as a row group.
 _GROUP_BYTES = 32 * 1024 * 1024
@@ -61,12 +68,19 @@ _LAST_TEXT = "\U0010ffff"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 Partition = tuple[str | None, ...]
+# Rows that a scan has in memory.
+_ROWS = 10_000
+_FORMAT = ds.ParquetFileFormat()
+_VIEWS = {pa.string_view(), pa.binary_view()}
+Chosen = Sequence[tuple[str, str, Any] | pc.Expression]
+"""Conditions that chosen rows fulfil. Those that are a column, one of the operators ==, <, <=, >
+and >=, and a value also exclude whole files, by the statistics in the log."""
 
 
 class Parts:
-    """The files that a task writes for one table; they are removed where the block of `with` fails.
+    """The files that a task writes for one table; they are removed if the block of `with` fails.
 
-    Without that, each attempt to write to a full disk would leave files that no commit names.
+    Otherwise each attempt to write to a full disk would leave files that no commit names.
 
     Args:
         root: the table's address, a path or a URI that pyarrow knows.
@@ -75,7 +89,7 @@ class Parts:
         statistics_columns: the columns whose least and greatest values are in the commit, so that
             readers leave out files.
         indexed: further columns whose least and greatest values are in the files.
-        unique: the columns whose values rarely repeat.
+        unique: the columns whose values rarely repeat, and which get no dictionary.
         summed: whether the files get checksums.
     """
 
@@ -140,10 +154,11 @@ class Parts:
             self._write_pending()
 
     def close(self) -> list[PartFile]:
-        """Complete the files, and return them."""
+        """Complete the files, and return those that no call has returned."""
         self._write_pending()
         self._end(list(self._open))
-        return self._done
+        done, self._done = self._done, []
+        return done
 
     def _divided(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
         parts: list[tuple[Partition, pa.Table]] = [((), rows)] if rows.num_rows else []
@@ -208,7 +223,7 @@ class _Part:
         return int(self._stream.tell())
 
     def write(self, rows: pa.Table, group_rows: int) -> None:
-        """Write rows, as many in a row group."""
+        """Write rows, `group_rows` of them in each row group."""
         self._writer.write_table(rows, group_rows)
 
     def give_up(self) -> None:
@@ -235,7 +250,7 @@ class _Part:
 
 
 def partition_in(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the partition columns in what a table's log says of a file."""
+    """Return the values of the partition columns from what a table's log says about a file."""
     head = "partition."
     return {name.removeprefix(head): v for name, v in action.items() if name.startswith(head)}
 
@@ -290,3 +305,73 @@ def _folder_name(value: str | None) -> str:
 
 def _json_value(value: Any) -> Any:
     return value.isoformat() if isinstance(value, datetime | date) else value
+
+
+@dataclass(frozen=True)
+class TableScan:
+    """Reads some files of a table.
+
+    Args:
+        address: the table's, a path or a URI.
+        schema: of the table; a file may lack some columns, and fields of structs.
+        columns: those to return.
+        files: their paths, and the values of their partition columns.
+        chosen: a condition on rows; None for all of them.
+    """
+
+    address: str
+    schema: pa.Schema
+    columns: Sequence[str]
+    files: Sequence[tuple[str, Mapping[str, Any]]]
+    chosen: pc.Expression | None
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows of one file after the other. Raises OSError."""
+        for file in self._fragments():
+            if self.chosen is None or not _has_views(file):
+                yield from self._batches(file, self.columns, self.chosen)
+                continue
+            for batch in self._batches(file, self.schema.names, None):  # as texts and bytes
+                rows = pa.Table.from_batches([batch]).filter(self.chosen)
+                yield from rows.select(self.columns).to_batches()
+
+    def _batches(
+        self, file: ds.Fragment, columns: Sequence[str], chosen: pc.Expression | None
+    ) -> Iterator[pa.RecordBatch]:
+        yield from file.scanner(
+            schema=self.schema,
+            columns=[*columns],
+            filter=chosen,
+            batch_size=_ROWS,
+            batch_readahead=1,
+            fragment_readahead=1,
+            use_threads=False,
+        ).to_batches()
+
+    def together(self) -> Iterator[pa.RecordBatch]:
+        """Return the rows; several files are read at once. Raises OSError."""
+        files = [*self._fragments()]
+        if self.chosen is not None and any(map(_has_views, files)):
+            yield from self
+        else:
+            dataset = ds.FileSystemDataset(files, self.schema, _FORMAT)
+            yield from dataset.scanner(columns=[*self.columns], filter=self.chosen).to_batches()
+
+    def _fragments(self) -> Iterator[ds.ParquetFileFragment]:
+        opened, folder = open_folder(self.address)
+        for path, partition in self.files:
+            yield _FORMAT.make_fragment(f"{folder}/{path}", opened, _condition(partition))
+
+
+def _has_views(file: ds.Fragment) -> bool:
+    """Return whether a file has types that delta-rs writes, and that pyarrow cannot compare."""
+    return bool(_VIEWS & {each.type for each in file.physical_schema})
+
+
+def _condition(partition: Mapping[str, Any]) -> pc.Expression:
+    """Return the values of the partition columns of a file as a condition."""
+    conditions = [
+        pc.field(name).is_null() if value is None else pc.field(name) == value
+        for name, value in partition.items()
+    ]
+    return reduce(and_, conditions, pc.scalar(True))

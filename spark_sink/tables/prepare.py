@@ -1,8 +1,8 @@
 """Gives each row of a table, and each event, its collection and the key of its document.
 
-These rows of PREPARED are the input of `Fold`. DDL events and ends of snapshots change many rows
-together. So each row, and each event, is compared with the DDL events that follow it in the stream:
-they give its namespace, or remove it.
+The rows with the columns PREPARED are the input of `Fold`. DDL events and ends of snapshots change
+many rows together. So each row, and each event, is compared with the DDL events after it in the
+stream, which change its namespace or remove it.
 """
 
 from __future__ import annotations
@@ -34,10 +34,10 @@ DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 
 @dataclass(frozen=True, order=True)
 class DdlEvent:
-    """One such event, which affects rows with smaller tokens.
+    """A DDL event or the end of a snapshot, which affects rows with smaller tokens.
 
-    `target` is the name that a rename gives to a collection. `collections` are those of a snapshot
-    that has ended, by database and name, empty for all.
+    `target` is the namespace that a rename gives to a collection. `collections` are those that a
+    snapshot has read, by database and name; empty for all.
     """
 
     token: str
@@ -48,7 +48,7 @@ class DdlEvent:
     collections: tuple[tuple[str, str], ...] = ()
 
     def result(self, database: str, collection: str) -> tuple[str, str] | None:
-        """Return the namespace that rows of a namespace have after this event; None: removed."""
+        """Return the new namespace of the rows of a namespace; None if the rows are removed."""
         if self.kind == SNAPSHOT_END:
             # The snapshot would have read the document again, had it been there.
             read = not self.collections or (database, collection) in self.collections
@@ -82,32 +82,9 @@ def ddl_event_of(event: bytes) -> DdlEvent:
 
 
 def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the databases and collections of a snapshot without a filter; empty for all."""
+    """Return the databases and collections that a snapshot has read; empty for all."""
     found = snapshot_end.get("collections") or ()
     return tuple(sorted((each["db"], each["coll"]) for each in found))
-
-
-def after_ddl_events(
-    token: str,
-    namespace: tuple[str, str],
-    ddl_events: Iterable[DdlEvent],
-    deleted: bool | None = None,
-) -> tuple[str, tuple[str, str] | None, bool | None]:
-    """Return the token and namespace of a row, and whether it is deleted, after sorted DDL events.
-
-    The namespace is None if the row is removed. In a table that keeps the rows of deleted
-    documents, `deleted` is not None, and the end of a snapshot marks the row instead.
-    """
-    place: tuple[str, str] | None = namespace
-    for each in ddl_events:
-        if place is None or each.token <= token:
-            continue
-        after = each.result(*place)
-        if after is None and each.kind == SNAPSHOT_END and deleted is not None:
-            token, deleted = (token if deleted else each.token), True
-        else:
-            place = after
-    return token, place, deleted
 
 
 PREPARED = StructType(
@@ -117,8 +94,10 @@ PREPARED = StructType(
     )
 )
 DELETED_ROW, ROW, EVENT, INAPPLICABLE = -1, 0, 1, 2
-"""What `kind` says: a row of the table, which may be that of a deleted document, or an event, which
-may belong to no document."""
+"""The values of `kind`: the row of a deleted document, another row, an event of a document, and an
+event that belongs to no document."""
+DELETED = "_deleted"
+"""The column of a table that keeps the rows of deleted documents."""
 
 _REPLACE = Slice(STRING, b"\x08\0\0\0replace\0")
 _DELETE = Slice(STRING, b"\x07\0\0\0delete\0")
@@ -130,8 +109,8 @@ class Prepare:
 
     Args:
         keys: the fields of the document key that identify a document.
-        ddl_events: sorted.
-        tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
+        ddl_events: sorted DDL events.
+        tolerant: an event without a key becomes a row that Fold reports, instead of an error.
     """
 
     keys: Sequence[str]
@@ -144,24 +123,11 @@ class Prepare:
         DELETED follows in a table that has it: there, the end of a snapshot marks rows as deleted.
         """
         for batch in batches:
-            found = (self._table_row(*each) for each in rows_in(batch))
-            yield _prepared_batch(row for row in found if row is not None)
-
-    def _table_row(
-        self,
-        database: str,
-        collection: str,
-        key: str,
-        token: str,
-        document_key: str | None,
-        document: bytes,
-        deleted: bool | None = None,
-    ) -> tuple[Any, ...] | None:
-        token, place, deleted = after_ddl_events(
-            token, (database, collection), self.ddl_events, deleted
-        )
-        kind = DELETED_ROW if deleted else ROW
-        return None if place is None else (*place, key, token, document_key, kind, document)
+            *known, document = batch.columns[:6]
+            pairs = zip((*known, kinds_of(batch), document), _PREPARED_ARROW.types, strict=True)
+            arrays = [array.cast(kind) for array, kind in pairs]
+            rows = pa.RecordBatch.from_arrays(arrays, schema=_PREPARED_ARROW)
+            yield self.after_ddl(rows, keeps_deleted=DELETED in batch.schema.names)
 
     def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Convert database, collection, token, event. Raises StreamError if it is not tolerant."""
@@ -170,7 +136,7 @@ class Prepare:
 
     def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not rows.num_rows:
-            return _prepared_batch(())
+            return batch_of((), _PREPARED_ARROW)
         parts: list[tuple[Places, pa.RecordBatch]] = []
         former: dict[int, bytes] = {}
         for layout in all_layouts_of(JoinedEvents.of_column(rows["event"])):
@@ -223,19 +189,36 @@ class Prepare:
             raise StreamError(problem_of(document_key))
         return batch_of([("", None, INAPPLICABLE)] * size, _KEYS)
 
-    def after_ddl(self, prepared: pa.RecordBatch) -> pa.RecordBatch:
-        """Return rows of PREPARED with the namespaces that the DDL events give them."""
+    def after_ddl(self, prepared: pa.RecordBatch, *, keeps_deleted: bool = False) -> pa.RecordBatch:
+        """Return rows of PREPARED with the namespaces that the DDL events give them.
+
+        In a table that `keeps_deleted`, the end of a snapshot marks a row instead of removing it.
+        """
         if not self.ddl_events:
             return prepared
-        return _prepared_batch(
-            (*place, key, token, *rest)
-            for database, collection, key, token, *rest in rows_in(prepared)
-            if (place := after_ddl_events(token, (database, collection), self.ddl_events)[1])
-        )
+        found = (self._after_ddl(*row, keeps_deleted=keeps_deleted) for row in rows_in(prepared))
+        return batch_of((row for row in found if row is not None), _PREPARED_ARROW)
+
+    def _after_ddl(
+        self, database: str, collection: str, key: str, token: str, *rest: Any, keeps_deleted: bool
+    ) -> tuple[Any, ...] | None:
+        """Return a row after the DDL events with larger tokens; None if they remove it."""
+        document_key, kind, payload = rest
+        for each in self.ddl_events:
+            if each.token <= token:
+                continue
+            after = each.result(database, collection)
+            if after is not None:
+                database, collection = after
+            elif keeps_deleted and each.kind == SNAPSHOT_END:
+                token, kind = (token if kind == DELETED_ROW else each.token), DELETED_ROW
+            else:
+                return None
+        return database, collection, key, token, document_key, kind, payload
 
 
 def _changed_keys(layout: Layout) -> dict[int, bytes]:
-    """Return the keys that documents have after replaces, where these differ, by place.
+    """Return the keys that differ after replaces, by the index of the event in the layout.
 
     An `_id` may become an equal number of another type, or a document with such numbers.
     """
@@ -257,7 +240,7 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
 
 
 def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:
-    """Return rows of PREPARED, of rows of the source and the columns _KEYS."""
+    """Return rows of PREPARED from rows of the source and the columns _KEYS."""
     places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
     key, document_key, kind = keys.columns
     arrays = [*places, key, rows["token"], document_key, kind, events]
@@ -275,8 +258,7 @@ def _between(arrays: Sequence[pa.Array]) -> list[str | pa.Array]:
 
 
 def problem_of(document_key: Slice | None) -> str:
-    """Return why an event cannot be applied to any document: it has no key
-    that can be read, or is a fragment."""
+    """Return why an event belongs to no document: it has no readable key, or is a fragment."""
     if document_key is None:
         return (
             "an event has no documentKey: a current table requires complete events. Remove stages "
@@ -292,18 +274,27 @@ def problem_of(document_key: Slice | None) -> str:
     )
 
 
+def kinds_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
+    """Return the `kind` that rows of a table have in PREPARED."""
+    live = pa.scalar(ROW, pa.int64())
+    if DELETED not in rows.schema.names:
+        return pa.repeat(live, rows.num_rows)
+    deleted = pc.fill_null(rows[DELETED], fill_value=False)
+    return pc.if_else(deleted, pa.scalar(DELETED_ROW, pa.int64()), live)
+
+
 def rows_in(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
     """Return the rows of a batch as Python values."""
     return zip(*(column.to_pylist() for column in batch.columns), strict=True)
 
 
 def filtered(rows: Any, chosen: Any) -> Any:
-    """Return the chosen rows of a table or batch, which are not copied if these are all."""
+    """Return the chosen rows of a table, batch or array; if all are chosen, nothing is copied."""
     return rows if pc.all(chosen, skip_nulls=False).as_py() else rows.filter(chosen)
 
 
 def sorted_rows(rows: pa.Table) -> pa.Table:
-    """Return rows of PREPARED by their places, tokens and kinds, not copied if they are sorted."""
+    """Return rows of PREPARED sorted by place, token and kind; sorted rows are not copied."""
     order = pc.sort_indices(rows, sort_keys=[(e, "ascending") for e in ("place", "token", "kind")])
     is_sorted = np.array_equal(order.to_numpy(), np.arange(len(order)))
     return rows if is_sorted else rows.take(order)
@@ -320,7 +311,3 @@ def batch_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBat
 
 _PREPARED_ARROW = arrow_schema(PREPARED)
 _KEYS = pa.schema(_PREPARED_ARROW.field(name) for name in ("key", "documentKey", "kind"))
-
-
-def _prepared_batch(rows: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-    return batch_of(rows, _PREPARED_ARROW)

@@ -1,8 +1,8 @@
 """Merges staged changes with rows of a current table, in a task.
 
-The rows of the file and the changes are in the order of places, so they are merged a row group at a
-time. Rows without a change are copied as Arrow, and never decoded. Executors import this module,
-which requires pyarrow only.
+The rows of a file and the changes are in the order of places, so a row group is merged at a time.
+Rows without a change are copied as Arrow and never decoded. Executors import this module, which
+requires pyarrow only.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -26,7 +24,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import DELETED, TABLE, Fold, whole_documents
+from spark_sink.tables.fold import TABLE, Fold, whole_documents
 from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
@@ -43,7 +41,7 @@ from spark_sink.tables.parquet_parts import (
     PartFile,
     Parts,
 )
-from spark_sink.tables.prepare import DELETED_ROW, PREPARED, ROW, filtered, sorted_rows
+from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, sorted_rows
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
@@ -55,12 +53,12 @@ UNAPPLIED = StructType(
 )
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
-# Changes that are applied together after the rows of files: more cost more memory and CPU.
+# Changes after the last row that are applied together: more of them cost more memory and CPU.
 _ROWS = 5_000
 
 
 class _UnsortedError(Exception):
-    """Another program has written a file of the table."""
+    """The rows of the files are not in order, because another program has written one of them."""
 
 
 @dataclass(frozen=True)
@@ -69,11 +67,11 @@ class MergeTask:
 
     Args:
         address: the table's.
-        quarantine: the address of the table for events that cannot be applied, if there can be any.
-        batch: the number that these get.
-        merge: the places, the files with their rows, and overlapping groups of changes.
-        fold: applies changes.
-        form: of the table.
+        quarantine: the address of the table for events that cannot be applied; None if they fail.
+        batch: the number of the batch, which these events get.
+        merge: the places, the files with their rows, and the groups of changes there.
+        fold: applies changes to rows.
+        form: the columns of the table.
         again: whether the columns of documents are made again.
     """
 
@@ -92,13 +90,12 @@ class MergeTask:
             return _Merging(self, formed, self._groups(formed)).report()
         except _UnsortedError:
             formed = FormedRows(self.form)
-            tables = [*self._unordered(formed)]
-            rows = pa.concat_tables(tables) if tables else self.form.rows.empty_table()
+            rows = pa.concat_tables(rows for rows, _ in self._unordered(formed))
             rows = _newest(rows, self.form.column("token"))
             return _Merging(self, formed, iter([(rows, places_of(rows))])).report()
 
-    def _unordered(self, formed: FormedRows) -> Iterator[pa.Table]:
-        """Return the rows, a row group at a time."""
+    def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
+        """Return the rows of the merge, a row group at a time, and their places."""
         files, folder = open_folder(self.address)
         for path in () if self.merge.rows is None else self.merge.rows.paths:
             with files.open_input_file(f"{folder}/{path}") as stream:
@@ -106,14 +103,17 @@ class MergeTask:
                 names = formed.names(file.schema_arrow.names)
                 for number in range(file.num_row_groups):
                     rows = file.read_row_group(number, columns=names, use_threads=False)
-                    rows = self._within(rows)
-                    yield formed.from_file(rows, again=self.again).combine_chunks()
+                    # Other writers give texts other types of Arrow's.
+                    keys = {e: rows[self.form.column(e)].cast(pa.string()) for e in KEY_COLUMNS}
+                    places = places_of(pa.table(keys))
+                    chosen = pc.fill_null(_between(self.merge, places), fill_value=True)
+                    rows = formed.from_file(filtered(rows, chosen), again=self.again)
+                    yield rows.combine_chunks(), filtered(places, chosen)
 
     def _groups(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the same rows, in order, and their places. Raises _UnsortedError."""
         before = pa.scalar("")
-        for rows in self._unordered(formed):
-            places = places_of(rows)
+        for rows, places in self._unordered(formed):
             if not len(places):
                 continue
             ascending = pc.all(pc.less(places[:-1], places[1:])).as_py()
@@ -122,24 +122,17 @@ class MergeTask:
             before = places[-1]
             yield rows, places
 
-    def _within(self, rows: pa.Table) -> pa.Table:
-        """Return those of a file's rows that belong to this task."""
-        if not self.merge.divided:
-            return rows
-        # Other writers give texts other types of Arrow's.
-        keys = {name: rows[self.form.column(name)].cast(pa.string()) for name in KEY_COLUMNS}
-        chosen = _between(self.merge, places_of(pa.table(keys)))
-        return filtered(rows, chosen)
-
 
 @dataclass(frozen=True)
 class MergeReport:
-    """What a MergeTask has written: files of the table, and of the quarantine.
+    """What a MergeTask has written.
 
-    The files of the table replace those of the partitions `replaced`.
-    `wanted` is the schema that the documents need, if the form's is too narrow. `added` is what the
-    checksum of the table gains. `lost` are the documents that have left the table because an update
-    does not tell what they are now.
+    Args:
+        parts: files of the table, which replace those of the partitions `replaced`.
+        problems: files of the quarantine.
+        wanted: the schema that the documents need, if that of the form is too narrow.
+        added: what the checksum of the table gains.
+        lost: the documents that have left the table because an update does not show them whole.
     """
 
     parts: list[PartFile]
@@ -159,19 +152,18 @@ class _Merging:
         self._task = task
         self._formed = formed
         self._groups = groups
-        self._open = ExitStack()
-        self._table = _RangeFiles(task, self._open)
+        self._table = _RangeFiles(task)
         self._lost: list[LostDocument] = []
         self._problems = Parts(task.quarantine or task.address, arrow_schema(UNAPPLIED))
         self._added = NO_ROWS
 
     def report(self) -> MergeReport:
-        """Write all rows. After a failure there are no files."""
+        """Write all rows. A failure leaves no files."""
         address, merge, start = self._task.address, self._task.merge, 0
         changes = read_groups(address, merge.changes)
         changes = sorted_rows(filtered(changes, _between(merge, changes["place"])))
         places: list[str] = changes["place"].to_pylist()
-        with self._open, self._problems:
+        with self._table.files, self._problems:
             for group, found in self._groups:
                 end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
                 if end == start:
@@ -192,13 +184,13 @@ class _Merging:
         return MergeReport(parts, problems, wanted, added, self._lost, replaced)
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
-        """Write a group with changes to it."""
+        """Write a group of rows with the changes to it applied."""
         changed = pc.is_in(places, value_set=pc.unique(changes["place"]))
         base = group.filter(changed)
         old = {
             **{name: base[name] for name in (*KEY_COLUMNS, "token", "documentKey")},
             "place": places.filter(changed),
-            "kind": _kinds(base),
+            "kind": kinds_of(base),
             "payload": base["document"],
         }
         rows = pa.table({name: old[name] for name in changes.schema.names}, changes.schema)
@@ -217,7 +209,7 @@ class _Merging:
         before, after = map(self._task.form.to_files, (base, new))
         self._added += Checksum.of(after) - Checksum.of(before)
         kept = group.filter(pc.invert(changed))
-        if kept.num_rows or others.num_rows:  # rows of several origins, each in order
+        if kept.num_rows or others.num_rows:  # each of several tables is in order
             new = pa.concat_tables([kept, new])
             new = new.take(pc.sort_indices(places_of(new))).combine_chunks()
         self._table.add(new)
@@ -249,17 +241,15 @@ class _Merging:
 class _RangeFiles:
     """Writes ordered rows to files, each of which is a range of its own.
 
-    The statistics of a file with several collections do not tell its first key. So such a file
-    begins with all of its first collection: a file that begins within a collection ends with it,
-    and one that begins within a database ends with that.
+    The statistics of a file with several collections do not contain its first key. So such a file
+    has all of its first collection: a file that begins within a collection ends where it ends, and
+    one that begins within a database ends where that ends.
     """
 
-    def __init__(self, task: MergeTask, files: ExitStack) -> None:
-        self._files = files
+    def __init__(self, task: MergeTask) -> None:
         self._form = form = task.form
         self._limit = _limit(task.merge)
-        self._new_file = partial(
-            Parts,
+        self.files = Parts(
             task.address,
             form.stored,
             (KEY_RANGE,),
@@ -268,8 +258,7 @@ class _RangeFiles:
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
             summed=False,
         )
-        self._file: Parts | None = None
-        self._range = ""
+        self._range = ""  # of the file that is being written, if there is one
         self._first, self._last = "", task.merge.lower
         self._end_before = LAST
         self._parts: list[PartFile] = []
@@ -278,7 +267,7 @@ class _RangeFiles:
         """Write the next rows."""
         while rows.num_rows:
             first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
-            if self._file is None or first >= self._end_before:
+            if not self._range or first >= self._end_before:
                 self._end()
                 self._begin(first)
             count = rows.num_rows
@@ -295,23 +284,21 @@ class _RangeFiles:
         return self._parts
 
     def _begin(self, first: str) -> None:
-        self._file = self._files.enter_context(self._new_file())
         self._range, self._first = uuid.uuid4().hex[:12], first
         within = (each for each in reversed(parents_of(first)) if self._last > each)
         self._end_before = next(within, "") + LAST
 
     def _write(self, rows: pa.Table) -> None:
-        assert self._file is not None
         name = pa.repeat(pa.scalar(self._range), rows.num_rows)
-        self._file.add(self._form.to_files(rows).append_column(KEY_RANGE, name))
-        if self._file.size >= self._limit:
+        self.files.add(self._form.to_files(rows).append_column(KEY_RANGE, name))
+        if self.files.size >= self._limit:
             self._end()
 
     def _end(self) -> None:
-        if self._file is not None:
+        if self._range:
             key = self._form.column("key")
-            self._parts += (with_keys(e, key, self._first, self._last) for e in self._file.close())
-            self._file = None
+            self._parts += (with_keys(e, key, self._first, self._last) for e in self.files.close())
+            self._range = ""
 
 
 def _between(merge: Merge, places: Any) -> Any:
@@ -321,19 +308,11 @@ def _between(merge: Merge, places: Any) -> Any:
 
 
 def _limit(merge: Merge) -> int:
-    """Return at how many bytes a file ends, so that no file is much smaller than the others."""
+    """Return the bytes after which a file ends, so that no file is much smaller than the others."""
     # A document is in a row twice, as JSON and as BSON.
     expected = merge.size + sum(each.size for each in merge.changes)
     files = -(-expected // FILE_BYTES)
     return max(FILE_BYTES // 2, expected // files) if files > 1 else FILE_BYTES
-
-
-def _kinds(rows: pa.Table) -> pa.Array:
-    """Return what rows are in PREPARED."""
-    live = pa.scalar(ROW, pa.int64())
-    if DELETED not in rows.schema.names:
-        return pa.repeat(live, rows.num_rows)
-    return pc.if_else(rows[DELETED], pa.scalar(DELETED_ROW, pa.int64()), live)
 
 
 def _newest(rows: pa.Table, token: str) -> pa.Table:

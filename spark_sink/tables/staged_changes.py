@@ -1,4 +1,4 @@
-"""Changes of a batch on their way from the tasks that read them to those that apply them.
+"""Staged changes: files that hold the changes of a batch until they are merged.
 
 A task sorts its changes by place and writes them to files beside the current table, in a folder
 that readers of Delta tables ignore. Executors import this module, which requires pyarrow only.
@@ -23,7 +23,7 @@ from spark_sink.tables.key_ranges import ChangeGroup, places_of
 from spark_sink.tables.prepare import DDL_TYPES, PREPARED, DdlEvent, Prepare, filtered, sorted_rows
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
-"""The columns of the source's rows that a current table is made of."""
+"""The columns of the source's rows from which a current table is made."""
 _CHANGES = ("insert", "update", "replace", "delete", "read")
 _FOLDER = "_changes"
 _PREPARED = arrow_schema(PREPARED)
@@ -40,10 +40,10 @@ class ChangeReport:
 
     Attributes:
         groups: the row groups of the files that it has written.
-        through: the token of the last event, empty if there is none.
+        through: the token of the last event; empty if there is none.
         ddl: the BSON of DDL events and of ends of snapshots.
-        streamed: of a snapshot's first row the token of the last event before it.
-        removed: the checksum of the table's rows that are staged.
+        streamed: the token of the last event before the first row of a snapshot.
+        removed: the checksum of the rows that were staged from files of the table.
     """
 
     groups: list[ChangeGroup] = field(default_factory=list)
@@ -51,6 +51,14 @@ class ChangeReport:
     ddl: list[bytes] = field(default_factory=list)
     streamed: str = ""
     removed: Checksum = NO_ROWS
+
+    @classmethod
+    def total(cls, reports: Iterable[ChangeReport]) -> ChangeReport:
+        """Return what several tasks have read."""
+        found = cls()
+        for each in reports:
+            found.add(each)
+        return found
 
     def add(self, other: ChangeReport) -> None:
         """Add what another task has read."""
@@ -69,7 +77,7 @@ class ChangeStage:
         address: the current table's.
         keys: the fields of the document key that identify a document.
         tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
-        epoch: of the start of the job; a later start removes what earlier ones have staged.
+        epoch: of the start of the job; a later start removes what earlier starts have staged.
     """
 
     def __init__(
@@ -113,7 +121,7 @@ class ChangeStage:
         return self._report
 
     def _read(self, rows: pa.RecordBatch) -> None:
-        """Note the first row of a snapshot."""
+        """Note which event came before the first row of a snapshot."""
         if not rows.num_rows or rows["token"][0].as_py() >= self._first_read:
             return
         self._first_read = rows["token"][0].as_py()
@@ -178,7 +186,7 @@ def stage_file(
 ) -> ChangeReport:
     """Stage the rows of a file of the table in one task, as `stage_moved`.
 
-    `columns` are what its columns are called that `Prepare.table_rows` reads.
+    `columns` are the names in the table of the columns that `Prepare.table_rows` reads.
     """
     stage, prepare = ChangeStage(address, tolerant=True, epoch=epoch), Prepare((), ddl_events)
     removed = NO_ROWS
@@ -215,7 +223,7 @@ def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
 def remove_interrupted(address: str, before: int) -> None:
     """Remove what starts with an epoch below `before` have staged. Raises OSError.
 
-    They may be running still, and cannot commit any more.
+    Such a start may still be running, and cannot commit any more.
     """
     staged = Folder(address).listed(_FOLDER)
     old = (each.path for each in staged if int(each.base_name.partition("-")[0]) < before)

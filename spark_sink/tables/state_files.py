@@ -1,11 +1,12 @@
-"""What is recorded for a version of a Delta table beside its files: its state, with a batch.
+"""The state of a version of a Delta table, which is recorded beside its files.
 
 A state is a JSON document in the table's folder `_mergerouter`, whose name readers of Delta tables
-and their clean-up ignore; that of a current table has the fields of `table_state.TableState`, too.
-It is written before the commit, which has its number as the application transaction `mergerouter`.
-Transactions survive the checkpoints of Delta's log, whoever makes them, and the clean-up of
-commits. What a commit says beside its files (commit info) does not: it serves to find older
-versions. The numbers are random, so that two writers of one version never write the same file.
+and their clean-up ignore. It has the fields of the newest batch; that of a current table has those
+of `table_state.TableState`, too. It is written before the commit, which has its number as the
+application transaction `mergerouter`. Transactions survive the checkpoints of Delta's log, whoever
+makes them, and the clean-up of commits. Commit info, which commits have beside their files, does
+not: it serves to find older versions. The numbers are random, so that two writers of one version
+never write the same file.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ APPLICATION = "mergerouter"
 """The application transaction with the number of a version's state."""
 _FOLDER, _LOG = "_mergerouter", "_delta_log"
 _NUMBERS = 2**62
-# No reader of a version needs a state that is older than the newest version's by more than this.
+# No reader needs a state that is older than the newest version's by more than this.
 _KEPT = timedelta(hours=1)
 STATE = "mergerouter"
 """The field of a commit with the state."""
 RESTORE = "RESTORE"
 """The operation of a commit that makes an older version the newest one."""
 PARTITIONS = "partitions"
-"""The field of a current table's state that tells which partitions the version has."""
+"""The field of a current table's state with the digest of the version's partitions."""
 
 
 @dataclass(frozen=True)
@@ -48,9 +49,9 @@ class Batch:
 
     Args:
         begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
-        verified: what is known of the table before it.
-        written: the newest batch that has rows in each of the job's tables that batches are
-            appended to, by name; a table that has not so many is lost, or an older copy.
+        verified: what the last verification of the table has found.
+        written: by the name of a table to which the job appends, the newest batch that has rows in
+            it; a table without that batch is lost, or is an older copy.
     """
 
     query: str
@@ -62,13 +63,13 @@ class Batch:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The fields of a table's state that the batch gives it, without those that are empty."""
+        """The fields that a table's state has from the batch, without empty ones."""
         found: dict[str, Any] = to_document(self)
         return found
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Batch | None:
-        """Return the batch of which a state tells; None if it tells of none."""
+        """Return the batch in a state; None if there is none."""
         return from_document(cls, state) if "query" in state else None
 
     def wrote(self, name: str) -> Batch:
@@ -76,7 +77,7 @@ class Batch:
         return replace(self, written={**self.written, name: self.number})
 
     def is_same(self, other: Batch) -> bool:
-        """Return whether both have one number and the same events, as far as it is known."""
+        """Return whether both have the same number and, as far as known, the same events."""
         numbered = (self.query, self.number) == (other.query, other.number)
         begins = self.begin and other.begin and self.begin != other.begin
         return numbered and self.offset == other.offset and not begins
@@ -84,7 +85,7 @@ class Batch:
     def may_follow(self, last: Batch) -> bool:
         """Return whether a table whose newest batch is `last` may get this later one.
 
-        It is of the same query, and the next one begins where the last one ends, if that is known.
+        It must be of the same query; the next batch must begin where `last` ends, if that is known.
         """
         is_next = self.number == last.number + 1
         begins_there = not (is_next and self.begin) or self.begin == last.offset
@@ -92,12 +93,12 @@ class Batch:
 
 
 def end_of(state: Mapping[str, Any]) -> Offset | None:
-    """Return the end of the newest batch of which a state tells; None if that is unknown."""
+    """Return the end of the newest batch in a state; None if that is unknown."""
     return Offset.read(state["offset"]) if state.get("offset") else None
 
 
 class StateFiles:
-    """The files with the states of any Delta table, at an address: a path or a URI."""
+    """The files with the states of a Delta table at an address, a path or a URI."""
 
     def __init__(self, address: str) -> None:
         self._address = address
@@ -124,7 +125,7 @@ class StateFiles:
     def clean(self, newest: int) -> None:
         """Remove the states that are older than that of the newest version by an hour. OSError.
 
-        A commit in progress has a younger one.
+        The state of a commit in progress is younger.
         """
         files = {each.path: each.mtime for each in self._folder.listed(_FOLDER)}
         if (time := files.get(_path(newest))) is not None:
@@ -135,8 +136,8 @@ class StateFiles:
 def newest_state(address: str) -> dict[str, Any]:
     """Return the state of a table's newest version; empty if there is none.
 
-    It is found without delta-rs, whatever the size of the table and of its log: in the newest
-    commit that has one, or in a checkpoint. Raises StreamError if it cannot be read.
+    It is found without delta-rs, and fast also for a large log: in the newest commit that has a
+    state, or in a checkpoint. Raises StreamError if it cannot be read.
     """
     folder = Folder(address)
     try:
@@ -165,7 +166,7 @@ def _last_checkpoint(folder: Folder) -> int:
 
 
 def _newest_version(folder: Folder, known: int) -> int:
-    """Return the newest version, from a known one on: an object store lists a long log slowly."""
+    """Return the newest version, found from a known one: object stores list long logs slowly."""
     newest, step = known, 1
     while folder.has(commit_path(newest + step)):
         newest, step = newest + step, 2 * step
@@ -193,7 +194,7 @@ def commit_path(version: int) -> str:
 
 
 def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return what commits say beside their files, from a version down to a deleted one."""
+    """Return the commit info of versions, from the newest down to the first deleted commit."""
     for version in range(newest, -1, -1):
         if (text := folder.text(commit_path(version))) is None:
             return
@@ -202,18 +203,18 @@ def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, An
 
 
 def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Return versions with the states that their commits have, from `newest` on.
+    """Return versions and the states in their commits, from `newest` downwards.
 
-    The newest is the first, and those before a deleted commit are left out. Raises OSError.
+    Those before a deleted commit are left out. Raises OSError.
     """
     return ((n, said[STATE]) for n, said in _commits_in(folder, newest) if STATE in said)
 
 
 def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:
-    """Return the newest state that commits have, without those that a restore has undone.
+    """Return the newest state in commits that no restore has undone.
 
-    `newest` is the table's version. None if no commit that is kept says anything of the job, or of
-    a restore. Raises OSError.
+    `newest` is the table's version. The result is empty if a restore has undone all known states,
+    and None if the commits that are kept have neither a state nor a restore. Raises OSError.
     """
     found: dict[str, Any] | None = None
     kept, until = newest, math.inf

@@ -1,9 +1,9 @@
 """The columns of a current table, in its files and in memory.
 
-A table without a schema of documents has them as JSON and as BSON, as `fold.TABLE`. A typed table
-has a column for each field of the documents and the column RESCUED for what does not fit; the
-names of the other columns begin with an underscore there. In memory the columns of a typed table
-are those of TABLE, with structs as `fullDocument`.
+A table without a schema has the documents as JSON and as BSON, in the columns `fold.TABLE`. A
+typed table has a column for each field of the documents, and the column RESCUED for what does not
+fit. The names of its other columns begin with an underscore. In memory a typed table has the
+columns TABLE, with structs as `fullDocument`.
 """
 
 from __future__ import annotations
@@ -33,15 +33,16 @@ from spark_sink.rows.extended_json import JsonColumns
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.layouts import JoinedEvents
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
-from spark_sink.tables.fold import DELETED, TABLE, VERSION
+from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.parquet_parts import WITH_STATISTICS
+from spark_sink.tables.prepare import DELETED
 
 _DOCUMENTS = "fullDocument"
 _DERIVED = ("namespace", _DOCUMENTS)  # columns that a typed table does not have
 _OWN = tuple(each for each in TABLE.fields if each.name not in _DERIVED)
 _COMPARABLE = (StringType, ByteType, ShortType, IntegerType, LongType, DateType, TimestampType)
-"""The types of keys of which Delta's log can have the least and the greatest value."""
+"""The types of key columns that can have statistics in Delta's log."""
 _RESERVED = (*(f"_{each.name}" for each in _OWN), RESCUED, DELETED, KEY_RANGE)
 
 
@@ -50,8 +51,8 @@ class TableForm:
     """The columns of a table.
 
     Args:
-        schema: of the columns of documents; None for JSON and BSON.
-        infers: whether columns are added, and widened, as documents need it.
+        schema: of the documents; None for JSON and BSON.
+        infers: whether columns are added and widened when documents need it.
         keeps_deleted: whether the row of a deleted document stays, with DELETED.
         flattens: whether the fields of documents in documents are columns of their own.
         keys: the fields of the documents that come first and have statistics.
@@ -65,9 +66,9 @@ class TableForm:
 
     @classmethod
     def of(cls, columns: Mapping[str, Any], statistics_columns: Sequence[str] = ()) -> TableForm:
-        """Return the form of a table whose schema is this JSON document.
+        """Return the form of a table with this schema, given as a JSON document.
 
-        `statistics_columns` are those with statistics in its commits.
+        `statistics_columns` are the columns with statistics in its commits.
         """
         found = StructType.fromJson(dict(columns))
         fields = [each for each in found.fields if each.name not in _RESERVED]
@@ -88,14 +89,14 @@ class TableForm:
             if path not in allowed or is_no_column(path[-1]):
                 raise ValueError(
                     f"{'.'.join(path)!r} cannot be a column: a name must not contain spaces, dots, "
-                    "or any of ,;{}()=, nor equal another one or one of the table's own but for "
-                    "its case"
+                    "or any of ,;{}()=. It must differ from all other names, also from those of "
+                    "the table's own columns, by more than its case"
                 )
         return self
 
     @property
     def is_typed(self) -> bool:
-        """Whether the table has columns of documents."""
+        """Whether the table has a column for each field of the documents."""
         return self.schema is not None
 
     @property
@@ -117,7 +118,7 @@ class TableForm:
 
     @property
     def stored(self) -> pa.Schema:
-        """The same columns for Arrow."""
+        """The columns of the table as a schema of Arrow."""
         return arrow_schema(self.columns)
 
     @property
@@ -131,7 +132,7 @@ class TableForm:
 
     @property
     def version_columns(self) -> tuple[str, ...]:
-        """The names of the columns VERSION here, and of DELETED if the table has it."""
+        """The names of the columns VERSION in the table, and of DELETED if the table has it."""
         names = (*VERSION, DELETED) if self.keeps_deleted else VERSION
         return tuple(map(self.column, names))
 
@@ -140,7 +141,7 @@ class TableForm:
         return f"_{name}" if self.is_typed and name in TABLE.fieldNames() else name
 
     def grown(self, wanted: StructType) -> TableForm:
-        """Return the form of a table with documents of another schema as well."""
+        """Return the form of a table that gets documents of another schema as well."""
         assert self.schema is not None
         if not self.schema.fields:
             known = {each.name: each for each in wanted.fields}
@@ -151,15 +152,15 @@ class TableForm:
     def rewrites(self, before: TableForm) -> bool:
         """Return whether all files of a table of the form `before` must be written again.
 
-        Readers find null where a file has no column, or no field of a struct; other differences
-        between a file and its table only some of them can read.
+        All readers return null for a column, or a field of a struct, that a file lacks. Only some
+        of them accept other differences between a file and its table.
         """
         if self.schema is None or before.schema is None or not self.infers:
             return self.schema != before.schema
         return not extends(self.schema, before.schema)
 
     def to_files(self, rows: pa.Table) -> pa.Table:
-        """Return rows in memory as they are in files."""
+        """Return rows in memory with the columns that they have in files."""
         if self.schema is None:
             return rows
         columns = dict(zip(self.schema.fieldNames(), rows[_DOCUMENTS].flatten(), strict=True))
@@ -173,7 +174,7 @@ class TableForm:
 
 
 class FormedRows:
-    """Makes rows of a form, in memory, in one task."""
+    """Makes the rows of a form in memory, in one task."""
 
     def __init__(self, form: TableForm) -> None:
         self._form = form
@@ -181,14 +182,14 @@ class FormedRows:
         self._seen = SeenTypes()
         self._documents: TypedDocuments | None = None
         self.changed = NO_ROWS
-        """What a checksum gains where the columns of rows of files were made again."""
+        """What the checksum gains because columns of documents were made again."""
         if form.schema is not None:
             kind = InferredDocuments if form.infers else TypedDocuments
             self._documents = kind(form.schema)
 
     @property
     def wanted(self) -> StructType | None:
-        """The schema that the documents need, if that of an inferring form is too narrow."""
+        """The schema that the documents need, if the form infers one and its own is too narrow."""
         found = self._seen.type()
         if not self._form.infers or not isinstance(found, StructType):
             return None
@@ -200,7 +201,7 @@ class FormedRows:
         return [name for name in self._form.stored.names if name in names]
 
     def from_file(self, rows: pa.Table, *, again: bool = False) -> pa.Table:
-        """Return rows of a file; `again` says whether to make the columns of documents again."""
+        """Return rows of a file; with `again` the columns of documents are made again."""
         made: dict[str, pa.Array] = {}
         if self._documents is not None and not again:
             structs = self._structs(rows)
@@ -216,9 +217,9 @@ class FormedRows:
         return found
 
     def from_fold(self, rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
-        """Return rows of FOLDED without problems that can be read, and why others cannot.
+        """Return rows of FOLDED in the form, and by index why some of them cannot be read.
 
-        Those are given by their indexes.
+        The rows given have no problem of their own.
         """
         try:
             return self._from_fold(rows), {}

@@ -17,11 +17,10 @@ from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
-from spark_sink.tables.parquet_parts import BATCH, partition_in
+from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan, partition_in
 from spark_sink.tables.state_files import PARTITIONS, newest_in, restored_error
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_scan import Chosen, TableScan
-from spark_sink.tables.tasks import MapRows, rows_of
+from spark_sink.tables.tasks import rows_of
 
 # Bytes of files for one task.
 _TASK_BYTES = 64 * 1024 * 1024
@@ -33,9 +32,9 @@ def scans_of(
     chosen: Chosen = (),
     files: Iterable[Mapping[str, Any]] | None = None,
 ) -> list[TableScan]:
-    """Return what reads columns of a version, without files that have no row that is `chosen`.
+    """Return scans of columns of a version, which leave out files without a `chosen` row.
 
-    `files` are those to read, as `DeltaLog.actions` describes them, if not all of them.
+    `files` are the files to read, as `DeltaLog.actions` describes them; None for all files.
     """
     found: list[list[tuple[str, Mapping[str, Any]]]] = []
     size = _TASK_BYTES
@@ -52,7 +51,7 @@ def scans_of(
 
 
 def scan(log: DeltaLog, columns: Sequence[str], chosen: Chosen = ()) -> Iterator[pa.RecordBatch]:
-    """Return columns of the rows of a version that are chosen. Raises StreamError."""
+    """Return columns of the chosen rows of a version. Raises StreamError."""
     with log.failures():
         scans = scans_of(log, columns, chosen)
         files = [file for each in scans for file in each.files]
@@ -65,22 +64,17 @@ def read_rows(
     log: DeltaLog,
     columns: Sequence[str] | None = None,
     chosen: Chosen = (),
-    mapped: tuple[MapRows, str | StructType] | None = None,
 ) -> DataFrame:
-    """Return columns, without some all of them, of the rows of a version that exists.
-
-    With `mapped` the function's rows of them, which have the schema that is given. Their
-    names need not be such as `DataFrame.mapInArrow` can parse, without a backtick or a star.
-    """
+    """Return columns, by default all, of the chosen rows of a version that exists."""
     every = StructType.fromJson(log.schema)
     names = every.fieldNames() if columns is None else columns
     scans = scans_of(log, names, chosen)
-    function, kinds = mapped or (iter, StructType([every[name] for name in names]))
-    return rows_of(spark, [partial(function, each) for each in scans], kinds)
+    schema = StructType([every[name] for name in names])
+    return rows_of(spark, [partial(iter, each) for each in scans], schema)
 
 
 def namespaces_in(log: DeltaLog) -> set[tuple[str, str]]:
-    """Return the collections of which a table has documents, by database and name."""
+    """Return the collections, by database and name, whose documents a table has."""
     form = TableForm.of(log.schema) if log.exists else TableForm()
     names = [form.column(name) for name in ("database", "collection")]
     found: set[tuple[str, str]] = set()
@@ -93,9 +87,9 @@ def namespaces_in(log: DeltaLog) -> set[tuple[str, str]]:
 def require_whole(log: DeltaLog, rows_of: str = "") -> None:
     """Raise StreamError if an older version was restored beneath the state of a later one.
 
-    Once the commits of both have expired, the files tell it: a current table has other partitions
-    than its state. Others lack rows of the newest batch that has some, which the state knows by the
-    name `rows_of`; it is empty for a table from which others may remove them.
+    If the commits of both have expired, the files are compared with the state. A current table must
+    have the partitions of its state. Another table, whose name is `rows_of`, must have rows of the
+    newest batch that wrote some; the name is empty if others may remove rows from the table.
     """
     state, newest = log.state(), None
     if state and log.version is not None:
@@ -107,7 +101,7 @@ def require_whole(log: DeltaLog, rows_of: str = "") -> None:
 
 
 def _has_rows_of(log: DeltaLog, state: Mapping[str, Any], name: str) -> bool:
-    """Return whether the files are those of a state, however others have compacted them."""
+    """Return whether the files fit a state, also after others have compacted them."""
     if KEY_RANGE in log.partitions:
         return bool(partition_digest(partitions_of(log.files())) == state.get(PARTITIONS, 0))
     newest = state.get("written", {}).get(name)

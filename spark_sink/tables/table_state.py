@@ -1,11 +1,11 @@
-"""What is recorded for a version of a current table beside its files (`state_files` writes it).
+"""The state of a version of a current table, which `state_files` writes beside its files.
 
-The job must read collections again whose documents came without events. A rename brings documents
-that the stream may never have shown: the source was outside of the scope, or it was a copy that
-`convertToCapped` makes without events. A drop may be that of `movePrimary`, which copies a
-collection to another shard without events and then drops the first copy. So a collection is read
-again after its name was dropped, or was given to another collection. The rule needs nothing but the
-events of a batch and the state before it, so that a batch that is repeated decides the same.
+A job must read a collection again if its documents came without events. A rename brings documents
+that the stream may never have shown: its source was outside of the scope, or was a copy that
+`convertToCapped` made without events. A drop may belong to `movePrimary`, which copies a collection
+to another shard without events and then drops the first copy. So a collection is read again after
+its name was dropped, or was given to another collection. The rule needs only the events of a batch
+and the state before it, so a batch that is repeated decides the same.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.prepare import SNAPSHOT_END, DdlEvent, collections_of
 from spark_sink.tables.staged_changes import ChangeReport
 
-# The most bytes of keys of lost documents that are read one by one: about a thousand documents.
+# The most bytes of keys for which lost documents are read one by one: about a thousand documents.
 _LOST_BYTES = 50_000
 
 Namespace = tuple[str, str]
 Unread = Mapping[Namespace, str]
-"""The token from which on the table lacks documents of a collection, by database and name."""
+"""By database and name of a collection, the token after which the table lacks documents of it."""
 
 
 def unread_after(
     unread: Unread, events: Iterable[DdlEvent], in_scope: Callable[[str, str], bool]
 ) -> dict[Namespace, str]:
-    """Return what is unread after events, sorted by token, of the collections in scope.
+    """Return the collections in scope that are unread after events, which are sorted by token.
 
-    The end of a snapshot removes the collections that it has read since their token.
+    The end of a snapshot removes the collections that the snapshot has read after their token.
     """
     found = dict(unread)
     for event in events:
@@ -65,7 +65,7 @@ class TableScope:
 
     Args:
         contains: whether a collection, by database and name, is one of them.
-        unread: those that the table lacks since before the batch.
+        unread: those that the table lacked before the batch.
     """
 
     contains: Callable[[str, str], bool]
@@ -73,12 +73,12 @@ class TableScope:
 
 
 def unread_names(unread: Unread) -> str:
-    """Return the first of the collections that lack documents, for messages; empty for none."""
+    """Return the names of the first unread collections, for messages; empty for none."""
     return ", ".join(sorted(map(".".join, unread))[:20])
 
 
 def unread_document(unread: Unread) -> list[list[str]]:
-    """Return what is unread as part of a state."""
+    """Return unread collections as a part of a state's document."""
     return [[*name, token] for name, token in sorted(unread.items())]
 
 
@@ -96,11 +96,11 @@ class TableState:
         through: the token of the last applied event.
         complete_from: the token from which on the table has every document that an update changes.
         complete_in: the same for single namespaces, if a later snapshot has read them.
-        unread: the collections that must be read again, with the token since which.
+        unread: the collections that must be read again.
         checksum: of all rows, without the partition column.
-        partitions: `partition_digest` of all key ranges; a restored version has others.
-        lost: the documents that must be read again, since the last batch; if they are many, their
-            collections are unread instead.
+        partitions: `partition_digest` of all key ranges, by which a restored version is recognised.
+        lost: the documents that must be read again because of the last batch; if there are many,
+            their collections are unread instead.
     """
 
     keys: tuple[str, ...]
@@ -125,7 +125,7 @@ class TableState:
 
     @property
     def lacking(self) -> Unread:
-        """The collections of which the table lacks documents, and since which token."""
+        """The collections that lack documents in the table, and the tokens after which they do."""
         lost = {(each.database, each.collection): each.token for each in self.lost}
         return {**lost, **self.unread}
 

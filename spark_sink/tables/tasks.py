@@ -1,4 +1,4 @@
-"""Work of the tables in tasks of Spark, which return a report each, or rows.
+"""Runs work on tables in tasks of Spark. A task returns a report or rows.
 
 Executors import this module, which requires pyarrow only.
 """
@@ -18,14 +18,12 @@ from pyspark.sql.types import StructType
 from spark_sink.events.documents import from_json, to_json
 
 REPORT = "report string"
-"""The column of reports, which are dataclasses as JSON."""
+"""The column with the report of a task, a dataclass as JSON."""
 _Report = TypeVar("_Report")
 MadeRows = Iterator[pa.RecordBatch]
-MapRows = Callable[[Iterable[pa.RecordBatch]], MadeRows]
-"""Makes rows of rows, in a task."""
 REPORT_PROGRESS = ContextVar[Callable[[str, int, int], None]]("progress", default=lambda *_: None)
-"""Called during long work: what is counted, how many are done, and of how many."""
-# Tasks per core in one job of Spark, which sends the list of all tasks with each of them.
+"""Called during long work with what is counted, the number that is done, and the total."""
+# Tasks per core in one job of Spark: with each task, Spark sends the list of all of them.
 _TASKS_PER_CORE = 16
 
 
@@ -35,9 +33,9 @@ def run_tasks(
     tasks: Sequence[Callable[[], _Report]],
     what: str = "tasks done",
 ) -> list[_Report]:
-    """Return the reports of tasks, which run on executors, or without Spark in this process.
+    """Run tasks on executors, or in this process if `spark` is None; return their reports.
 
-    REPORT_PROGRESS is called with how many are done; `what` is the text for that.
+    REPORT_PROGRESS is called with `what` and the number of tasks that are done.
     """
     found: list[_Report] = []
     step = 1 if spark is None else _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
@@ -53,26 +51,26 @@ def run_tasks(
 
 
 def reported(task: Callable[..., Any], *batches: Iterable[pa.RecordBatch]) -> MadeRows:
-    """Run a task, and return its report as a row: a function for `mapInArrow` with its task."""
+    """Run a task, and return its report as a row. With its task bound, for `mapInArrow`."""
     _freeze_imports()
     yield pa.RecordBatch.from_pydict({REPORT.split()[0]: [to_json(task(*batches))]})
 
 
 @cache
 def _freeze_imports() -> None:
-    """Exempt what the worker has imported from the garbage collection that follows each task."""
+    """Exclude what the worker has imported from the garbage collection after each task."""
     gc.freeze()
 
 
 def reports_in(kind: type[_Report], rows: DataFrame) -> list[_Report]:
-    """Run the tasks of rows with REPORT, and return the reports."""
+    """Run the tasks that make rows with REPORT, and return the reports."""
     return [from_json(kind, row.report) for row in rows.collect()]
 
 
 def rows_of(
     spark: SparkSession, works: Sequence[Callable[[], MadeRows]], schema: str | StructType
 ) -> DataFrame:
-    """Return the rows of works, each of which is a task of Spark."""
+    """Return the rows that `works` make; each of them is a task of Spark."""
     numbers = spark.range(0, len(works), 1, max(1, len(works)))
     return numbers.mapInArrow(partial(_run, works), schema)
 

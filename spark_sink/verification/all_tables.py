@@ -1,4 +1,4 @@
-"""Verifies all tables of a job, and reports for each what was compared with what."""
+"""Verifies all tables of a job, and reports what each was compared with, and the differences."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.table_state import unread_names
-from spark_sink.tables.tasks import run_tasks
+from spark_sink.tables.tasks import rows_of, run_tasks
 from spark_sink.verification.comparison import Comparison, document_options
 from spark_sink.verification.ranges import DIFFERENCES, rows_checksum, unlike_columns
 from spark_sink.verification.stream import (
@@ -57,20 +57,20 @@ from spark_sink.verification.stream import (
     transaction_differences,
 )
 
-# Where an interrupted comparison with the collections continues.
+# The file of the job's folder with which an interrupted comparison with the collections continues.
 _KEPT_IN = "verify.json"
 
 
 @dataclass
 class Outcome:
-    """What was found in a table.
+    """The outcome of the verification of a table.
 
     Args:
         count: the number of differences.
-        first: some of them.
+        first: the first differences.
         compared: what was compared with what, as lines.
         remarks: why something was not compared.
-        failed: whether that is a failure.
+        failed: whether one of these reasons is a failure.
     """
 
     count: int = 0
@@ -90,7 +90,7 @@ class Outcome:
         return "; ".join(self.remarks)
 
     def add(self, differences: DataFrame, shown: int) -> None:
-        """Add differences, and show some more."""
+        """Count differences, and show up to `shown` differences in all."""
         kept = differences.persist(StorageLevel.MEMORY_AND_DISK)
         try:
             self.count += kept.count()
@@ -199,7 +199,7 @@ class _Verification:
             found.compared.append(f"all rows with the checksum of the {rows:,} that were written")
 
     def compare_with_collections(self, rate: float | None) -> None:
-        """Compare the current table, if there is one, at a rate as of `verify_job`."""
+        """Compare the current table, if there is one, at the rate of `verify_job`."""
         if CURRENT not in self.logs:
             return
         log, found, record = self.logs[CURRENT], self.found[CURRENT], self.record
@@ -213,8 +213,9 @@ class _Verification:
             form = replace(
                 TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
             )
-            mapped = partial(unlike_columns, form), DIFFERENCES
-            found.add(read_rows(self.spark, log, mapped=mapped).drop("token"), self.shown)
+            names = form.stored.names
+            tasks = [partial(unlike_columns, form, each) for each in scans_of(log, names)]
+            found.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
             now = datetime.now(UTC).isoformat(timespec="seconds")
             found.compared.append(
                 f"the documents with the collections, from {compared.begin} to {now} "
@@ -284,8 +285,8 @@ class _Verification:
 def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[str, Any] | None:
     """Return how the rows of a version differ from what was written; None if they do not.
 
-    So damage of any age is found, in any column, also where no oplog has the events any more.
-    Without `spark` the work is done in this process. Raises StreamError and OSError.
+    This finds damage of any age in any column, also if no oplog has the events any more. Without
+    `spark` the work is done in this process. Raises StreamError and OSError.
     """
     names = [each["name"] for each in log.schema["fields"] if each["name"] != KEY_RANGE]
     tasks = [partial(rows_checksum, each) for each in scans_of(log, names)]
@@ -300,13 +301,13 @@ def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     """Return the tables that are lost, or older than batch `done`, which is complete."""
     kept: dict[str, Batch | None] = {}
     for name, log in logs.items():
-        with suppress(StreamError):  # the comparison of the table tells it
+        with suppress(StreamError):  # which the comparison of the table reports
             kept[name] = Batch.of(log.state())
     return lacking_tables(kept, done)
 
 
 def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
-    """Return where the events of a table begin: with the first one, or after the first snapshot."""
+    """Return where the events of a table begin: with its first one, or after the first snapshot."""
     token = "first_token" if name == TRANSACTIONS else "token"
     events = rows.where(~F.col(token).rlike(MARKS))
     if name == BRONZE:
@@ -321,5 +322,5 @@ def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
 
 
 def _iso(token: str) -> str:
-    """Return the time of a token, for people; empty for none."""
+    """Return the time of a token as a text; empty for an empty token."""
     return cluster_time_of(token).as_datetime().isoformat() if token else ""

@@ -1,10 +1,10 @@
 """Compares a current table with its collections, range by range, in tasks of Spark.
 
-First the rows of the table are compared with the documents of their keys, then the keys of the
-collections are looked for in the table. The collections keep changing, and the table may be behind.
+First the rows of the table are compared with the documents of their keys. Then the keys of the
+collections are looked up in the table. The collections keep changing, and the table may be behind.
 So keys that differ are compared again: their documents are read, and then the events up to one
-later position of the stream are applied to the table's rows and to these documents. A difference
-between the results existed before.
+later position of the stream are applied both to the rows of the table and to these documents. If
+the results differ, table and collection differed before.
 """
 
 from __future__ import annotations
@@ -52,32 +52,32 @@ from spark_sink.verification.ranges import (
 )
 
 _OF_DOCUMENTS = ("database", "collection", "filters.", "snapshotFilters", "field.")
-"""How the names of options begin that select documents, and fields of them."""
+"""The prefixes of the options that select documents, and fields of documents."""
 # The most rows or keys of one task, unless one file has more.
 _TASK_ROWS = 100_000
-# Seconds of rows at a rate that are compared at a time.
+# Seconds for which a step compares rows, at a given rate.
 _STEP_SECONDS = 30
-_MOST = 100_000  # differences that are shown, which the driver has in memory
+_MOST = 100_000  # differences, which the driver holds in memory
 _KEPT = StorageLevel.MEMORY_AND_DISK
 
 
 def document_options(options: Mapping[str, str]) -> dict[str, str]:
-    """Return those options of the source that select the documents and fields of a table."""
+    """Return the options of the source that select the documents and fields of a table."""
     given = named_options(options)
     return {name: text for name, text in given.items() if name.startswith(_OF_DOCUMENTS)}
 
 
 def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
-    """Return the differences between the table at `target` and the collections, or 100,000 of them.
+    """Return the differences between the table at `target` and the collections, at most 100,000.
 
-    The options are those of the source that the table was made with (uri, database, collection, and
-    snapshotFilters if the table holds a part of the documents).
+    The options are those of the source from which the table was made: uri, database, collection,
+    and snapshotFilters if the table holds a part of the documents.
 
     Columns: namespace, key, difference ("missing" in the table, "extra" in the table, "different",
-    or DOUBLED), and the fields that differ. The order of fields is not compared: an update without
-    a post-image does not state where a server has put a new field. Collections outside of the scope
-    are not compared, nor are those that the table must read again. Raises StreamError, and
-    HistoryLostError if the table is too far behind.
+    or DOUBLED), and the fields that differ. The order of fields is not compared, because an update
+    without a post-image does not say where the server has put a new field. Collections outside of
+    the scope, and those that the table must read again, are not compared either. Raises
+    StreamError, and HistoryLostError if the table is too far behind.
     """
     for compared in Comparison(spark, target, options).steps():
         found = compared.first
@@ -88,17 +88,18 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
 
 @dataclass(frozen=True)
 class Compared:
-    """How far a comparison is: what an interrupted one needs to continue.
+    """The progress of a comparison, with which it continues after an interruption.
 
     Args:
-        options: those that select the documents, as JSON.
-        table: the id of the table, which one that is made again does not have.
-        through: the cluster time at its beginning: every key is compared at this time or later.
-        place: the place up to which the table's rows were compared.
-        plan: of the collections' keys, once all rows were compared.
-        rows: the rows and keys compared, for which `bytes` were read from the collections.
-        count: the differences.
-        first: some of them, or all, as DIFFERENCES.
+        options: the options that select the documents, as JSON.
+        table: the id of the table, which a table that is made again does not have.
+        through: the cluster time at the beginning: every key is compared at this time or later.
+        place: the place up to which the rows of the table were compared.
+        plan: the plan for the keys of the collections; None until all rows were compared.
+        rows: the number of rows and keys that were compared.
+        bytes: the bytes that were read from the collections for them.
+        count: the number of differences.
+        first: the first differences, as DIFFERENCES.
     """
 
     options: str
@@ -113,7 +114,7 @@ class Compared:
 
     @property
     def begin(self) -> str:
-        """The time of `through`, for people."""
+        """`through` as a text."""
         return datetime.fromtimestamp(self.through.time, UTC).isoformat()
 
     @property
@@ -125,10 +126,11 @@ class Compared:
 class Comparison:
     """Compares a current table with the collections that the options of the source select.
 
-    A step of a comparison has two tasks for each core, or rows for half a minute at the rate.
+    A step compares as many rows as two tasks for each core can, or those of half a minute at the
+    rate.
 
     Args:
-        rate: the most rows and keys a second, on average; None for as many as the tasks compare.
+        rate: the most rows and keys a second, on average; None for no limit.
         most: how many differences are kept.
 
     Raises OptionError. Methods raise StreamError, Spark's errors, PyMongoError and OSError.
@@ -160,12 +162,14 @@ class Comparison:
     ) -> Compared:
         """Compare everything, at the rate, and return what was found.
 
-        The file `name` of a folder has it as well: there an interrupted comparison of the same
-        documents with the same table continues. `wait` is called with seconds; if
-        it returns True, the comparison ends where it is.
+        The progress is kept in the file `name` of a folder. An interrupted comparison of the same
+        documents with the same table continues from it. `wait` is called with seconds; if it
+        returns True, the comparison stops there.
         """
         kept: Compared | None = None
-        with suppress(ValueError, KeyError, TypeError):  # such as of no file
+        with suppress(
+            ValueError, KeyError, TypeError
+        ):  # without a file, or with one of another version
             kept = from_json(Compared, folder.text(name) or "")
             if kept.ended or (kept.options, kept.table) != (self.named, self._table.log.id):
                 kept = None
@@ -187,7 +191,7 @@ class Comparison:
         return compared
 
     def steps(self, compared: Compared | None = None) -> Iterator[Compared]:
-        """Compare everything, from where a comparison was; return how far it is after each step."""
+        """Continue a comparison, or begin one, to its end; return the progress after each step."""
         with closing(RouterClient(self._options)) as client:
             planner = snapshot_planner(client, self._options)
             if compared is None:
@@ -237,7 +241,7 @@ class Comparison:
     def _differences(
         self, client: RouterClient, range_tasks: RangeTasks, suspects: DataFrame, most: int
     ) -> tuple[int, list[dict[str, Any]]]:
-        """Compare keys again; return the number of DIFFERENCES, and at most so many of them."""
+        """Compare keys again; return the number of DIFFERENCES, and at most `most` of them."""
         doubled = suspects.where("doubled").select(
             F.concat_ws(".", "database", "collection").alias("namespace"),
             "key",
@@ -253,10 +257,10 @@ class Comparison:
     def _unequal(
         self, held: ExitStack, client: RouterClient, range_tasks: RangeTasks, wanted: DataFrame
     ) -> DataFrame:
-        """Return the DIFFERENCES of keys, once both sides are at one position of the stream."""
+        """Return the DIFFERENCES of keys, with both sides at one position of the stream."""
         table = self._table
         documents = _held(held, wanted.mapInArrow(range_tasks.documents, DOCUMENTS))
-        documents.count()  # all of them are read before the end is chosen
+        documents.count()  # reads all of them before the end is chosen
         end = after(client.with_retries(client.present)).time
         upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
         reader = self._spark.read.format("mergerouter").options(**self._given)
@@ -284,9 +288,9 @@ def _held(held: ExitStack, rows: DataFrame) -> DataFrame:
 def _start(table: CurrentTable) -> dict[str, str]:
     """Return the options of the changes that a table lacks.
 
-    They begin where its job is, since oplogs may have lost the last event of idle collections, or
-    a seek has left events out. Before a snapshot has ended, the table lacks what follows its last
-    event.
+    They begin where its job is: oplogs may have lost the last event of idle collections, and a seek
+    may have left events out. Until a snapshot has ended, the table lacks what follows its last
+    event, so they begin there.
     """
     through, offset = table.state.through, end_of(table.log.state())
     if offset is None or offset.signals.initial is not None or offset.sought is not None:

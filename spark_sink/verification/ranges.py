@@ -1,7 +1,7 @@
-"""Ranges of keys, compared with the documents of their collections: the tasks of Spark.
+"""The tasks of Spark that compare ranges of keys with the documents of their collections.
 
-Rows and keys that differ while both sides change are suspects only: `comparison` compares them
-again. Executors import this module, which requires pyarrow and pymongo only.
+Both sides may change meanwhile. So rows and keys that differ are only suspects, which `comparison`
+compares again. Executors import this module, which requires pyarrow and pymongo only.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from spark_sink.snapshot.plan import Collection as Source
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.fold import DELETED, TABLE, VERSION
+from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
-from spark_sink.tables.prepare import Prepare, batch_of
+from spark_sink.tables.parquet_parts import TableScan
+from spark_sink.tables.prepare import DELETED, Prepare, batch_of
 from spark_sink.tables.table_form import FormedRows, TableForm
-from spark_sink.tables.table_scan import TableScan
 from spark_sink.tables.tasks import MadeRows
 
 DOUBLED = "doubled"
@@ -49,16 +49,16 @@ DIFFERENCES = StructType(
         *columns("token string"),
     ]
 )
-"""How documents differ: in which fields; `token` is that of the table's row."""
+"""How a document differs, and in which fields; `token` is that of the table's row."""
 SUSPECTS = StructType(
     columns(
         "database string, collection string, key string, id string, doubled boolean, rows long, "
         "bytes long, place string"
     )
 )
-"""A key to look at again, with its document's `_id` as canonical extended JSON, or one that the
-table has several times. A row without a key is the report of a task: the rows or keys that it has
-compared, the bytes that it has read, and the last place."""
+"""A key to compare again, with the `_id` of its document as canonical extended JSON, or a key that
+the table has several times. A row without a key is the report of a task: the number of rows or keys
+that it has compared, the bytes that it has read, and the last place."""
 ROWS = StructType([TABLE[name] for name in VERSION])
 """Rows of a current table, with the columns VERSION."""
 DOCUMENTS = StructType(columns("database string, collection string, token string, event binary"))
@@ -73,7 +73,7 @@ _EMPTY = {"document": b"\x05\0\0\0\0"}
 
 @dataclass(frozen=True)
 class RangeTasks:
-    """A first comparison of a version of a table, whose methods are the tasks.
+    """The first comparison of a version of a table: its methods are the tasks.
 
     They raise StreamError, and OSError if a file of the version was deleted.
 
@@ -83,7 +83,7 @@ class RangeTasks:
         keys: the fields that identify a document.
         ranges: of all its files.
         options: of the source, with documents=raw.
-        time: the cluster time at which documents are read, or later.
+        time: the cluster time at which, or after which, documents are read.
     """
 
     address: str
@@ -98,8 +98,8 @@ class RangeTasks:
     ) -> tuple[str, list[Callable[[], MadeRows]]]:
         """Return tasks for the next rows after a place, and the last place of their ranges.
 
-        They have about `most` rows. `records` has the number of rows of each file; a range with
-        more rows, or with an unknown number, is compared alone, in parts.
+        They have about `most` rows. `records` has the number of rows of each file by its path. A
+        range with more rows, or with an unknown number, is compared alone and in parts.
         """
         tasks, left, reached = list[Callable[[], MadeRows]](), most, place
         small = replace(self, ranges=KeyRanges())  # which these tasks do not need
@@ -119,7 +119,7 @@ class RangeTasks:
         """Compare the rows of files after a place: SUSPECTS.
 
         The files have all rows of their range, in any order. The first `most` rows in the order of
-        places are compared, or all of them.
+        places are compared; None for all rows.
         """
         every = [rows[_PLACE] for rows in self._scan(paths, KEY_COLUMNS, deleted=True)]
         places = pa.chunked_array([part for each in every for part in each.chunks], pa.string())
@@ -184,9 +184,9 @@ class RangeTasks:
             yield rows.filter(pc.is_in(rows[_PLACE], value_set=wanted))
 
     def _between(self, after: str, last: str) -> pc.Expression:
-        """Return a condition that all rows after a place fulfil, up to the last one.
+        """Return a condition that all rows after a place, up to a last one, fulfil.
 
-        It rules out row groups by their statistics.
+        It excludes row groups by their statistics.
         """
         fields = [pc.field(self.form.column(name)) for name in KEY_COLUMNS]
         bounds = zip_longest(fields, after.split("\0"), last.split("\0"), fillvalue="")
@@ -289,8 +289,8 @@ def differing(
 ) -> MadeRows:
     """Return how the BSON in `table` differs from that in `collection`: for `mapInArrow`.
 
-    Null stands for a document that is not there. Collections outside of the scope, and those that
-    the table must read again, are not compared.
+    Null stands for a missing document. Collections outside of the scope, and those that the table
+    must read again, are not compared.
     """
     for batch in batches:
         found = []
@@ -310,14 +310,14 @@ def differing(
 
 
 def unequal_fields(table: bytes, collection: bytes) -> list[str]:
-    """Return the names of the fields that differ, whatever the order of fields."""
+    """Return the names of the fields that differ. The order of fields does not count."""
     left, right = _by_name(table), _by_name(collection)
     unequal = {name for name in left | right if left.get(name) != right.get(name)}
     return sorted(name.decode(errors="replace") for name in unequal)
 
 
 def _by_name(document: bytes) -> dict[bytes, list[Any]]:
-    """Return the values of each name of a document, in order, without the order of names."""
+    """Return the values of each name in a document, in their order."""
     found: dict[bytes, list[Any]] = {}
     for name, value in elements_of(document):
         found.setdefault(name, []).append(_comparable(value))
@@ -325,7 +325,7 @@ def _by_name(document: bytes) -> dict[bytes, list[Any]]:
 
 
 def _comparable(value: Slice) -> Any:
-    """Return a value without the order of its fields, but with its types."""
+    """Return a value for a comparison by types, but not by the order of fields."""
     if value.kind == DOCUMENT:
         return _by_name(value.value)
     if value.kind == ARRAY:
@@ -339,9 +339,9 @@ def rows_checksum(rows: Iterable[pa.RecordBatch]) -> Checksum:
 
 
 def unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
-    """Return the rows whose columns are not those of their BSON, as DIFFERENCES.
+    """Return rows whose columns do not agree with their BSON, as DIFFERENCES: a task.
 
-    The difference is "columns", and the fields are their names. A function for `mapInArrow`.
+    The difference is "columns", and the fields are the names of these columns.
     """
     formed = FormedRows(form)
     for batch in batches:
@@ -370,7 +370,7 @@ def unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRo
 def _bare(value: Any) -> Any:
     """Return a value of a column without empty arrays and documents.
 
-    Rows that were written before a column have null there instead.
+    Rows that are older than the column have null instead.
     """
     if isinstance(value, dict):
         found = {name: _bare(each) for name, each in value.items()}

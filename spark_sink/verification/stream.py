@@ -1,8 +1,8 @@
 """Compares the rows of tables with the stream, while the oplogs have its events.
 
 The events are read again with the job's options, and the code that made the rows of the tables
-makes them again. Only a batch's number and the shard of a row are not compared: they depend on how
-a batch was read.
+makes them again. Only the number of the batch and the shard of a row are not compared, because they
+depend on how the batch was read.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from spark_sink.tables.tasks import MadeRows
 from spark_sink.verification.ranges import DOUBLED
 
 MARKS = "^82.{16}2B..29"
-"""The tokens of rows that are not events of the stream: high water marks, which no event has."""
+"""The tokens of rows that are no events of the stream: high water marks."""
 _OTHER_STARTS = (*MODE_OPTIONS, "startAtOperationTime", "resumeAfter", "startAfter")
 _LOOKED_UP = "updateLookup"
-# Whether the stream has all documents of an event that a table may have. Servers keep images for a
-# shorter time than events, and a document that is looked up is as new as the read.
+# The column that says whether the stream still has the documents that a table may have of an event.
+# Servers keep images for a shorter time than events; a looked-up document is as new as the read.
 _CERTAIN = "certain"
 _IMAGES = ("fullDocument", "fullDocumentBeforeChange")
-# The times in a message, of which one is that at which it was made.
+# The times in a message, one of which is the time at which it was made.
 _CLOCK = r'"[^"]*ts_(ms|us|ns)": ?\d+'
 
 
@@ -50,8 +50,7 @@ class Events:
     Args:
         rows: of the source, with _CERTAIN.
         first: a token, at or below that of the first event.
-        whole: the token above which all columns are compared. The job had other options before, so
-            the rows differ.
+        whole: the token above which all columns are compared; the job had other options before it.
     """
 
     rows: DataFrame
@@ -93,8 +92,8 @@ def events_of(
 def bronze_differences(kept: DataFrame, events: Events) -> DataFrame:
     """Return how rows of bronze differ from the events.
 
-    Columns: token, namespace, operationType; difference: "missing" or DOUBLED in the rows, "extra",
-    which the stream does not have, or "different"; and the `fields` that are different.
+    Columns: token, namespace, operationType; the difference, which is "missing" or DOUBLED in the
+    rows, "extra" for a row that the stream lacks, or "different"; and the `fields` that differ.
     """
     kept = kept.where(~F.col("token").rlike(MARKS) & (F.col("token") >= events.first))
     shown = ["token", "namespace", "operationType"]
@@ -103,7 +102,7 @@ def bronze_differences(kept: DataFrame, events: Events) -> DataFrame:
 
 
 def message_differences(kept: DataFrame, events: Events, options: Mapping[str, str]) -> DataFrame:
-    """Return how rows of a table of messages differ from those that are made of the events.
+    """Return how rows of a table of messages differ from the messages of the events.
 
     `options` are those of the messages. Columns: token, index, topic, and those of
     `bronze_differences`.
@@ -177,9 +176,9 @@ def _whole_transactions(rows: DataFrame) -> DataFrame:
 def _differences(
     kept: DataFrame, sent: DataFrame, keys: Sequence[str], shown: Sequence[str], whole: str
 ) -> DataFrame:
-    """Return how rows differ in the columns of both sides, by keys.
+    """Return how rows with equal `keys` differ in the columns that both sides have.
 
-    Columns: `shown`, difference, fields, and the number of `times` that a row is kept.
+    Columns: `shown`, difference, fields, and `times`, how often the table has a row.
     """
     names = [name for name in sent.columns if name in kept.columns and name != "shard"]
     extra = [_CERTAIN] if _CERTAIN in sent.columns else []
@@ -233,7 +232,7 @@ def _differing(
 
 
 def _difference(pair: Mapping[str, Any], whole: str) -> tuple[str, list[str]] | None:
-    """Return how a pair differs, and in which fields; None if it does not."""
+    """Return how the rows of a pair differ, and in which fields; None if they do not."""
     kept, sent = pair["kept"], pair["sent"]
     if kept is None:
         return "missing", []
@@ -246,7 +245,7 @@ def _difference(pair: Mapping[str, Any], whole: str) -> tuple[str, list[str]] | 
 
 
 def _unequal(kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool) -> list[str]:
-    """Return the names of the values that differ; images count only if `certain`."""
+    """Return the names of the columns that differ; images count only if `certain`."""
     names = [name for name in sent if kept[name] != sent[name]]
     if certain:
         return names
@@ -259,11 +258,11 @@ def _unequal(kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool)
 
 
 def _of_one_version(found: DataFrame) -> DataFrame:
-    """Return differences without those between the two tokens of one event.
+    """Return differences without those that come from two tokens of one event.
 
     Servers of 6.0 give an event another token in streams that split large events
     (docs/protocol.md#resume-tokens), and rows may be older than the option that splits them. Both
-    tokens have the cluster time, the place in a transaction and the collection's UUID.
+    tokens have the same cluster time, place in a transaction, and UUID of the collection.
     """
     token, is_extra = F.col("token"), F.col("difference") == "extra"
     is_missing, is_first_version = F.col("difference") == "missing", token.substr(19, 4) == "2B02"

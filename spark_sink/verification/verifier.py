@@ -33,7 +33,7 @@ from spark_sink.tables.prepare import EVENT
 from spark_sink.tables.state_files import end_of
 from spark_sink.verification.comparison import Comparison, document_options
 
-# Where a round continues that was interrupted, in the job's folder.
+# The file of the job's folder with which an interrupted round continues.
 _KEPT_IN = "round.json"
 # Differences of a round that are repaired, and shown; and the keys of one signal.
 _MOST_KEPT, _SHOWN, _KEYS_OF_SIGNAL = 1_000, 20, 100
@@ -47,10 +47,10 @@ class Verifier:
 
     Args:
         options: of the source, with `uri`.
-        settings: with `verify_every`. To `repair` is to request a snapshot of the keys that differ,
-            and to remove documents that are gone.
+        settings: with `verify_every`; `repair` requests a snapshot of the keys that differ, and
+            removes documents that are gone.
         done: called after each round with the time through which it has verified, in seconds since
-            1970, the rows compared, and the keys that differ.
+            1970, and the numbers of rows compared and of keys that differ.
 
     Raises OptionError if a pipeline decides which documents the table has.
     """
@@ -96,7 +96,7 @@ class Verifier:
             due = time.monotonic() + every
             try:
                 self._verify()
-            except Exception as error:  # noqa: BLE001 - the job would go on, never verified
+            except Exception as error:  # noqa: BLE001 - the job would go on without verification
                 due = time.monotonic() + _RETRY_SECONDS
                 say(f"verification continues in {_RETRY_SECONDS:.0f} s: {cause_of(error)}")
 
@@ -130,7 +130,7 @@ class Verifier:
         self._done(found.through.time, found.rows, found.count)
 
     def _remove(self, differences: Sequence[Mapping[str, Any]], when: Timestamp) -> None:
-        """Let the next batch remove documents that did not exist at a cluster time or later."""
+        """Let the next batch remove documents that did not exist at or after a cluster time."""
         payload = bson.encode({"operationType": "delete"})
         change = {"token": high_water_mark(after(when).time), "kind": EVENT, "payload": payload}
         for each in differences:
@@ -139,7 +139,7 @@ class Verifier:
             self.findings.gone.put({**key, "documentKey": None, **change})
 
     def _request(self, differences: Sequence[Mapping[str, Any]]) -> None:
-        """Request a snapshot of the documents that the table lacks, or has with other content."""
+        """Request a snapshot of the documents that the table lacks, or has in another version."""
         by_name: dict[str, list[str]] = {}
         for each in differences:
             by_name.setdefault(each["namespace"], []).append(each["key"])

@@ -18,6 +18,7 @@ from spark_sink.rows.event_rows import EventRows
 from spark_sink.snapshot.plan import Collection
 from spark_sink.snapshot.reader import DocumentEvents
 from tests.debezium.engine import Message
+from tests.doubles.event_history import runs_of
 
 _CHANGES = ("insert", "update", "replace", "delete")
 
@@ -68,7 +69,8 @@ def events_of_stream(
             events.append(event)
             if event.get("ns", {}).get("coll") == last:
                 break
-    return list(join_fragments(events))
+    whole = join_fragments(bytes(each.raw) for each in events)
+    return list(map(RawBSONDocument, whole))
 
 
 def of_documents(uri: str, databases: Sequence[str], options: MessageOptions) -> list[Message]:
@@ -89,12 +91,12 @@ def of_collection(
     made = DocumentEvents(Collection(database, name), Timestamp(1_700_000_000, 1), signal)
     with pymongo.MongoClient[Any](uri, document_class=RawBSONDocument) as client:
         run = made.run([bytes(each.raw) for each in client[database][name].find()], set())
-    return of_events(run.documents(), options)
+    return of_events(list(map(RawBSONDocument, run.events)), options)
 
 
 def of_events(events: Sequence[RawBSONDocument], options: MessageOptions) -> list[Message]:
     """Return the messages of events, made of rows in batches as Spark's tasks make them."""
-    rows = EventRows(rows_per_batch=1000).arrow_batches(events)
+    rows = EventRows(rows_per_batch=1000).batches(runs_of(events))
     made: Iterable[pa.RecordBatch] = Messages(options, ordered=options.transactions)(rows)
     if options.transactions:
         made = WithTransactions(options)(made)

@@ -25,6 +25,7 @@ from spark_sink.rows.event_rows import EventRows
 from tests.debezium.engine import reason_to_skip
 from tests.debezium.messages import events_of_stream
 from tests.debezium.workload import DONE, Workload
+from tests.doubles.event_history import runs_of
 from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.harness.clusters import start_real_cluster
 
@@ -37,7 +38,7 @@ _IMAGES = {"full_document": "whenAvailable", "full_document_before_change": "whe
 
 def made(events: list[RawBSONDocument], options: MessageOptions) -> list[list[Any]]:
     """Return topic, key and value of the messages of events."""
-    rows = EventRows(rows_per_batch=1000).arrow_batches(events)
+    rows = EventRows(rows_per_batch=1000).batches(runs_of(events))
     ordered = options.transactions
     found: Iterable[pa.RecordBatch] = Messages(options, ordered, lambda: _NOW)(rows)
     if ordered:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,6 +16,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.batches.event_rate import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
+from spark_sink.events.runs import Run, run_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.stream.event_stream import StreamCursor
 from spark_sink.stream.router_client import Clocks, Shard
@@ -31,6 +32,11 @@ def event_token(seconds: int, increment: int, suffix: str = "", *, invalidate: b
 
 def high_water_mark(seconds: int, increment: int) -> str:
     return f"82{seconds:08X}{increment:08X}2B0229296E04"
+
+
+def runs_of(events: Iterable[RawBSONDocument]) -> Iterator[Run]:
+    """Return each event as a run of its own."""
+    return (run_of([bytes(event.raw)]) for event in events)
 
 
 class History:

@@ -15,12 +15,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import bson
-from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import AtTime
+from spark_sink.events.runs import run_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import TaskReport, TaskTables, TaskWriter, bronze_schema
@@ -106,7 +106,7 @@ class ScriptedJob(TablesJob):
         first, last = map(self._script.before, (batch.begin, batch.offset))
         made, events = EventRows(), self._script.events[first:last]
         with TaskWriter(self._written_to, made.schema, batch.number) as writer:
-            for each in made.arrow_batches(RawBSONDocument(bson.encode(e)) for e in events):
+            for each in made.batches(run_of([bson.encode(event)]) for event in events):
                 writer.add(each)
             return [writer.close()]
 

@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.rows.checksum import Checksum
-from spark_sink.tables import current_table, range_merge, staged_changes, upsert
+from spark_sink.tables import current_table, range_merge, staged_changes
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
@@ -197,10 +197,10 @@ class KilledError(Exception):
 
 STEPS = {
     "changes staged": (staged_changes.ChangeStage, "_write"),
-    "all changes read": (current_table, "plan"),
-    "planned": (upsert, "merges_of"),
+    "all changes read": (CurrentTable, "_plan"),
+    "planned": (current_table, "merges_of"),
     "files written": (range_merge._RangeFiles, "close"),
-    "merged": (current_table, "merge"),
+    "merged": (CurrentTable, "_merge"),
     "before quarantine": (DeltaLog, "append"),
     "before commit": (DeltaLog, "replace"),
     "after commit": (current_table, "remove_changes"),

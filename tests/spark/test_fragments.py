@@ -8,7 +8,6 @@ from typing import Any
 
 import bson
 import pytest
-from bson.raw_bson import RawBSONDocument
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -30,19 +29,15 @@ def fragment(event: int, number: int, of: int) -> dict[str, Any]:
     return {"_id": {"_data": f"{event}.{number}"}, **place, f"f{number}": event}
 
 
-def raw(documents: Sequence[dict[str, Any]]) -> list[RawBSONDocument]:
-    return [RawBSONDocument(bson.encode(document)) for document in documents]
-
-
-def plain(events: Sequence[RawBSONDocument]) -> list[dict[str, Any]]:
-    return [bson.decode(event.raw) for event in events]
+def joined(documents: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [bson.decode(event) for event in join_fragments(map(bson.encode, documents))]
 
 
 def test_fragments_become_whole_events():
     small = {"_id": {"_data": "0"}, "ns": {"db": "shop"}}
     parts = [fragment(1, 1, 3), fragment(1, 2, 3), fragment(1, 3, 3)]
     more = [fragment(2, 1, 2), fragment(2, 2, 2)]
-    assert plain([*join_fragments(raw([small, *parts, *more, small]))]) == [
+    assert joined([small, *parts, *more, small]) == [
         small,
         {"_id": {"_data": "1.3"}, "f1": 1, "f2": 1, "f3": 1},
         {"_id": {"_data": "2.2"}, "f1": 2, "f2": 2},
@@ -61,7 +56,7 @@ def test_fragments_become_whole_events():
     ids=["the first is missing", "the last is missing", "both ends", "another field"],
 )
 def test_incomplete_events_stay_in_fragments(events):
-    assert plain([*join_fragments(raw(events))]) == events
+    assert joined(events) == events
 
 
 @given(

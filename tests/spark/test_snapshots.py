@@ -255,7 +255,7 @@ def test_the_servers_filter_by_debeziums_lists(shop: Shop, lists, expected) -> N
     stream = router.watch_events(AtTime(shop.created))
     end = after(router.present())
     runs = read_runs(EventStream(lambda _: stream, AtTime(shop.created)), end)
-    events = [event for run in runs for event in run.documents()]
+    events = [bson.decode(event) for run in runs for event in run.events]
     found = [event["ns"]["coll"] for event in events if event["operationType"] == "insert"]
     renamed = [event for event in events if event["operationType"] == "rename"]
     found += [f"{event['ns']['coll']} to {event['to']['coll']}" for event in renamed]

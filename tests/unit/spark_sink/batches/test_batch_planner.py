@@ -8,6 +8,7 @@ from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
+import bson
 import pytest
 from bson.errors import InvalidBSON
 from bson.raw_bson import RawBSONDocument
@@ -20,6 +21,7 @@ from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, P
 from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_after
+from spark_sink.events.runs import sort_key
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import Shard
@@ -40,7 +42,7 @@ def keys(history: History, tasks: list[ReadTask]) -> list[str]:
     found = []
     for task in tasks:
         reader = TaskReader(pickle.loads(pickle.dumps(task)), history.watch)
-        read = [event["_id"]["_data"] for event in reader.events()]
+        read = [sort_key(event) for event in reader.events()]
         assert reader.stats.events == len(read)
         found += read
     return found
@@ -114,7 +116,7 @@ def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
         tasks = plan.tasks(batch)
         for task in tasks:
             reader = TaskReader(task, history.watch)
-            found += [event["_id"]["_data"] for event in reader.events()]
+            found += [sort_key(event) for event in reader.events()]
             inbox.stats_of_tasks.append(reader.stats)
         sizes.append(len(found) - sum(sizes))
         start = batch.end
@@ -179,7 +181,7 @@ def test_the_end_of_a_backlog_is_planned_without_reading_it(available_now):
         assert history.events_sent <= SAMPLE_SIZE + 110
         [task] = plan.tasks(batch)
         reader = TaskReader(task, history.watch)
-        found += [event["_id"]["_data"] for event in reader.events()]
+        found += [sort_key(event) for event in reader.events()]
         inbox.stats_of_tasks.append(reader.stats)
         sizes.append(len(found) - sum(sizes))
         start = batch.end
@@ -228,7 +230,7 @@ def test_bytes_limit_a_batch_after_the_size_of_events_is_known():
         batch = plan.next_batch(start, 50_000)
         [task] = plan.tasks(batch)
         reader = TaskReader(task, history.watch)
-        sizes.append(sum(len(event.raw) for event in reader.events()))
+        sizes.append(sum(map(len, reader.events())))
         inbox.stats_of_tasks.append(reader.stats)
         start = batch.end
     assert all(540_000 <= size <= 660_000 for size in sizes[2:])
@@ -324,7 +326,7 @@ def test_a_connection_lost_at_an_invalidate_is_replaced():
     history.failures = [lost_connection()]
     event = stream.next()
     assert event is not None
-    assert event["operationType"] == "insert"
+    assert bson.decode(event)["operationType"] == "insert"
 
 
 def test_a_stalled_range_is_an_error():
@@ -467,7 +469,7 @@ def batches(history: History, max_events: int | None, *, keeps: bool = True) -> 
         tasks = plan.tasks(batch)
         events = [event for task in tasks for event in TaskReader(task, history.watch).events()]
         assert batch.events in (None, len(events))
-        found.append([event.get("txnNumber") for event in events])
+        found.append([bson.decode(event).get("txnNumber") for event in events])
         start = batch.end
 
 

@@ -32,7 +32,7 @@ from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
 from spark_sink.rows.layouts import JoinedEvents, all_layouts_of
 from spark_sink.rows.typed_documents import TypedDocuments
-from tests.doubles.event_history import event_token
+from tests.doubles.event_history import event_token, runs_of
 from tests.unit.spark_sink.documents import MONGO_VALUES, documents
 
 
@@ -123,7 +123,7 @@ def test_a_row_has_the_event_s_fields():
         document_class=RawBSONDocument, datetime_conversion=DatetimeConversion.DATETIME_MS
     )
     event = RawBSONDocument(event.raw, codec)
-    [batch] = EventRows().arrow_batches([event], shard="shard0")
+    [batch] = EventRows().batches(runs_of([event]), shard="shard0")
     [row] = batch.to_pylist()
     assert row == {
         "token": event_token(1_700_000_000, 7),
@@ -150,7 +150,8 @@ def test_a_row_has_the_event_s_fields():
 
 
 def test_a_pipeline_may_remove_all_but_the_token():
-    [batch] = EventRows().arrow_batches([raw({"_id": {"_data": event_token(1, 1)}, "ns": 5})])
+    event = raw({"_id": {"_data": event_token(1, 1)}, "ns": 5})
+    [batch] = EventRows().batches(runs_of([event]))
     [row] = batch.to_pylist()
     found = {name for name, value in row.items() if value is not None}
     assert found == {"token", "event", "snapshot"}
@@ -177,15 +178,15 @@ def test_an_event_that_cannot_be_read_fails_or_has_no_op(size: int) -> None:
     for number in bad:
         events[number] = unreadable(number)
     with pytest.raises(StreamError, match=r"event of shop\.orders .*=all.*key .*, token 82"):
-        list(EventRows().arrow_batches(events))
-    [batch] = EventRows(tolerant=True).arrow_batches(events)
+        list(EventRows().batches(runs_of(events)))
+    [batch] = EventRows(tolerant=True).batches(runs_of(events))
     assert batch["event"].to_pylist() == [bytes(each.raw) for each in events]
     lacking = {n for n, op in enumerate(batch["op"].to_pylist()) if op is None}
     assert lacking == bad
     row = batch.slice(1, 1).to_pylist()[0]
     assert (row["operationType"], row["namespace"]) == ("insert", "shop.orders")
     assert (row["documentKey"], row["fullDocument"]) == ('{"_id":1}', None)
-    [batch] = EventRows(raw_documents=True).arrow_batches(events)
+    [batch] = EventRows(raw_documents=True).batches(runs_of(events))
     assert batch["op"].to_pylist() == ["c"] * size
 
 
@@ -193,7 +194,7 @@ def test_batches_are_bounded_in_rows_and_bytes():
     bounded = EventRows(rows_per_batch=3, bytes_per_batch=1000)
     small = [raw({"_id": {"_data": event_token(1, n)}}) for n in range(1, 8)]
     large = [raw({"_id": {"_data": event_token(2, n)}, "pad": "x" * 1000}) for n in range(1, 3)]
-    batches = list(bounded.arrow_batches(small + large))
+    batches = list(bounded.batches(runs_of(small + large)))
     assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]
 
 
@@ -239,8 +240,8 @@ layouts = st.fixed_dictionaries(
 
 def both_ways(rows: EventRows, events: list[bytes]) -> tuple[list[Any], list[Any]]:
     """Return the rows of the events as one batch, and those of batches of a single event."""
-    [together] = rows.batches_of_runs([run_of(events)], "s0")
-    singly = [batch for e in events for batch in rows.batches_of_runs([run_of([e])], "s0")]
+    [together] = rows.batches([run_of(events)], "s0")
+    singly = [batch for e in events for batch in rows.batches([run_of([e])], "s0")]
     return together.to_pylist(), [row for batch in singly for row in batch.to_pylist()]
 
 

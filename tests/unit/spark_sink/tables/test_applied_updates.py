@@ -7,6 +7,7 @@ import struct
 from typing import Any
 
 import bson
+import pyarrow as pa
 import pytest
 from bson.errors import InvalidBSON
 
@@ -16,7 +17,7 @@ from spark_sink.events.applied_updates import updated
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import fields_of
 from spark_sink.events.update_events import described
-from spark_sink.tables.prepare import DdlEvent, after_ddl_events
+from spark_sink.tables.prepare import DdlEvent, Prepare
 from tests.spark.field_names import changed_by_chance, document_by_chance, doubled
 
 
@@ -177,4 +178,8 @@ END = DdlEvent("50", "snapshotEnd")
     ],
 )
 def test_rows_from_before_a_ddl_event_follow_it(token, collection, ddl_events, place):
-    assert after_ddl_events(token, ("db", collection), ddl_events) == (token, place, None)
+    row = {"database": "db", "collection": collection, "key": "1", "token": token}
+    batch = pa.RecordBatch.from_pylist([{**row, "documentKey": None, "document": b""}])
+    [rows] = Prepare((), ddl_events).table_rows([batch])
+    found = [(each["token"], (each["database"], each["collection"])) for each in rows.to_pylist()]
+    assert found == ([] if place is None else [(token, place)])

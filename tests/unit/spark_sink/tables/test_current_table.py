@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.tables import upsert
+from spark_sink.tables import current_table
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
@@ -360,7 +360,7 @@ def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
 def test_a_batch_that_is_killed_at_any_step_is_applied_once(
     step: str, after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upsert, "_COMMITS_PER_VACUUM", 1)
+    monkeypatch.setattr(current_table, "_COMMITS_PER_VACUUM", 1)
     stream, folder = RandomChanges(3), tmp_path / "current"
     apply(folder, stream.changes(300), 0)
     update = {"updatedFields": {}, "removedFields": []}

@@ -38,6 +38,7 @@ from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification.all_tables import checksum_difference
+from tests.doubles.event_history import runs_of
 from tests.doubles.table_damages import damages
 
 FORMS = {
@@ -95,7 +96,7 @@ def written(folder: Path, name: str) -> DeltaLog:
         written = {name.partition(",")[0], "transactions", "quarantine"}
         tables = TaskTables(dict.fromkeys(written, address), {"prefix": "p"})
         with TaskWriter(tables, rows.schema, number) as writer:
-            for each in rows.arrow_batches(events(number)):
+            for each in rows.batches(runs_of(events(number))):
                 writer.add(each)
             report = writer.close()
         match name:
