@@ -146,7 +146,7 @@ def full(query: Any, written: Mapping[int, WrittenBatch] | None) -> list[tuple[A
     Spark counts them, except those that a job has `written`.
     """
     found = [(each, batch_progress(each, 0.0, written)) for each in query.recentProgress]
-    return [(each, batch.events) for each, batch in found if batch is not None and batch.events]
+    return [(each, batch.written.events) for each, batch in found if batch and batch.written.events]
 
 
 class CpuCount:

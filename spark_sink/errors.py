@@ -1,7 +1,7 @@
 """Errors that state the cause and the remedy first, in few words.
 
-Spark puts a Python traceback before an exception's message unless it is told to hide it, and shows
-the rest of a long message far below. So every message is cut to MESSAGE_LIMIT characters, and
+Spark puts a Python traceback before an exception's message by default, and shows the rest of a long
+message far below. So every message is cut to MESSAGE_LIMIT characters, and
 `without_traceback` hides the tracebacks of expected failures.
 """
 
@@ -18,7 +18,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 MESSAGE_LIMIT = 500
 
 FULL_DISK = ("No space left on device", "Disk quota exceeded")
-"""What messages contain that a full disk causes."""
+"""Texts in the messages of a full disk."""
 
 _HISTORY_LOST = 286
 _NOT_ALLOWED = 13  # Unauthorized
@@ -43,7 +43,7 @@ _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
 
 
 def say(text: str, end: str = "\n") -> None:
-    """Print a line for the user, apart from what a command returns."""
+    """Print a line for the user on stderr; stdout is for the result of a command."""
     print(text, end=end, file=sys.stderr, flush=True)  # noqa: T201
 
 

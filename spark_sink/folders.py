@@ -18,12 +18,12 @@ _DELETES = 16  # files that are deleted at a time
 
 
 def absolute(address: str) -> str:
-    """Return the address of a folder, a path or a URI, with the whole path."""
+    """Return the absolute address of a folder, given as a path or a URI."""
     return address if "://" in address else str(Path(address).resolve())
 
 
 def is_local(address: str) -> bool:
-    """Return whether a folder, given as a path or a URI, is one of this machine."""
+    """Return whether a folder, given as a path or a URI, is on this machine."""
     return "://" not in address or address.startswith("file://")
 
 
@@ -67,12 +67,12 @@ class Folder:
         files, root = open_folder(address)
         self._files = fs.SubTreeFileSystem(root, files)
 
-    def has(self, path: str, kind: fs.FileType = fs.FileType.File) -> bool:
-        """Return whether there is a file, or what `kind` says."""
-        return bool(self._files.get_file_info(path).type == kind)
+    def has(self, path: str) -> bool:
+        """Return whether a file exists."""
+        return bool(self._files.get_file_info(path).type == fs.FileType.File)
 
     def text(self, path: str) -> str | None:
-        """Return the text of a file, with U+FFFD for what is no UTF-8; None if there is none."""
+        """Return the text of a file, with U+FFFD for invalid UTF-8; None if there is none."""
         if not self.has(path):
             return None
         with self._files.open_input_stream(path) as stream:
@@ -81,13 +81,13 @@ class Folder:
     def write(self, path: str, text: str) -> None:
         """Write a file, and create its folder.
 
-        Readers see the old file or the new one, never a part: object stores promise that, and a
-        local file is written under another, hidden name first.
+        Readers see the old file or the new one, never a part of it: object stores guarantee that,
+        and a local file is first written under a hidden name.
         """
         parent, slash, name = path.rpartition("/")
         files = self._files.base_fs
         local = isinstance(files, fs.LocalFileSystem)
-        if local:  # others make folders as they need them
+        if local:  # object stores make folders themselves
             files.create_dir(f"{self._files.base_path}{parent}".rstrip("/"))
         draft = f"{parent}{slash}.{name}-{uuid4().hex}" if local else path
         try:
@@ -102,19 +102,19 @@ class Folder:
                 self.remove(draft)
             raise
 
-    def listed(self, path: str, *, deep: bool = False) -> list[fs.FileInfo]:
-        """Return what is in a folder, which need not exist; with `deep` also in its folders."""
-        selector = fs.FileSelector(path, allow_not_found=True, recursive=deep)
-        return list(self._files.get_file_info(selector))
+    def listed(self, path: str) -> list[fs.FileInfo]:
+        """Return what is directly in a folder, which need not exist."""
+        return list(self._files.get_file_info(fs.FileSelector(path, allow_not_found=True)))
 
     def move(self, path: str, to: str) -> None:
         """Move a file or a folder."""
         self._files.move(path, to)
 
     def remove(self, *paths: str) -> None:
-        """Remove files and folders that exist."""
+        """Remove files and folders, which need not exist."""
         for path in paths:
-            if self.has(path):
+            kind = self._files.get_file_info(path).type
+            if kind == fs.FileType.File:
                 self._files.delete_file(path)
-            elif self.has(path, fs.FileType.Directory):
+            elif kind == fs.FileType.Directory:
                 self._files.delete_dir(path)

@@ -82,8 +82,8 @@ class LoggedBatch:
 class JobFolder:
     """A folder, given as a path or as a URI that both Spark and pyarrow know.
 
-    `checkpoint` is the folder of the checkpoint, empty for the one that the job has had, or for the
-    one in its folder. Raises OptionError if pyarrow cannot read it.
+    `checkpoint` is the folder of the checkpoint. If it is empty, the job's earlier one counts, or
+    else the one in its folder. Raises OptionError if pyarrow cannot read it.
     """
 
     def __init__(self, address: str, checkpoint: str = "") -> None:
@@ -111,7 +111,7 @@ class JobFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other processes from running or changing the job meanwhile.
+        """Prevent other processes from running or changing the job during the block.
 
         The lock is a file in the job's folder, or in that of the checkpoint. Object stores, and
         some network drives, have no locks: there a second start ends the first one, at a batch's
@@ -143,12 +143,12 @@ class JobFolder:
     @property
     def exists(self) -> bool:
         """Whether a job was started in the folder."""
-        return self._folder.text("job.json") is not None
+        return self._folder.has("job.json")
 
     def begin(self, record: JobRecord, *, once: bool = False) -> None:
-        """Write what the job is started with.
+        """Write the record of this start.
 
-        With `once`, an earlier start may have interrupted the snapshot, but not finished it. Raises
+        With `once`, an earlier start may have begun the snapshot, but not finished it. Raises
         OptionError if the folder has a job that these options cannot continue.
         """
         last, old, since = self.last_planned(), self.require_continues(record, once=once), ""
@@ -165,7 +165,7 @@ class JobFolder:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))
 
     def require_continues(self, record: JobRecord, *, once: bool = False) -> JobRecord:
-        """Return what the job was started with before. Raises OptionError as `begin`."""
+        """Return the record of the previous start. Raises OptionError as `begin`."""
         last = self.last_planned()
         old = self.record() if last is not None or self.exists else JobRecord()
         if last is not None:
@@ -181,7 +181,7 @@ class JobFolder:
         self._write(replace(self.record(), columns=columns))
 
     def record(self) -> JobRecord:
-        """Return what the job was started with. Raises OptionError if there is no job."""
+        """Return the record of the last start. Raises OptionError if there is no job."""
         text = self._folder.text("job.json")
         if text is None:
             raise OptionError(f"there is no job in {self.address}: correct --out")
@@ -194,7 +194,7 @@ class JobFolder:
             ) from None
 
     def mend(self, record: JobRecord) -> None:
-        """Write what the job is started with if that is lost or damaged, and tell it."""
+        """Write the record of this start if the old one is lost or damaged, and print that."""
         if not self.exists and not self._numbered("offsets"):
             return
         with suppress(OptionError):
@@ -298,9 +298,9 @@ class JobFolder:
             folder.remove(*(e.path for e in folder.listed(log) if e.base_name.endswith(".crc")))
 
     def plan_batch(self, number: int, offset: Mapping[str, Any]) -> None:
-        """Write the offset at which a batch ends that the next start of the job makes.
+        """Write the end of the batch with which the next start of the job begins.
 
-        It replaces one that was planned and is not committed.
+        It replaces a batch that was planned but not committed.
         """
         folder = Folder(self.checkpoint)
         for planned in self._numbered("offsets"):
@@ -318,7 +318,7 @@ class JobFolder:
 def is_whole(path: str, text: str) -> bool:
     """Return whether a file of a checkpoint, such as offsets/7 or metadata, has its end.
 
-    The last line is a JSON object, of which no beginning is one, or "-" for no offset.
+    The last line is a JSON object, which is invalid if it is cut, or "-" for no offset.
     """
     fewest = {"offsets": 3, "commits": 2}.get(path.split("/")[0], 1)
     *before, last = text.splitlines() or [""]
@@ -339,9 +339,9 @@ def _kind(schema: str) -> str:
 
 
 def _texts(options: Mapping[str, str]) -> set[str]:
-    """Return the options of messages that a job keeps.
+    """Return the options of messages that a later start may not change.
 
-    The properties of a transform may be corrected: an event stops the job that does not suit them.
+    It may correct the properties of a transform: an event that does not suit them stops the job.
     """
     return {
         name if name.lower() in ("unwrap", "outbox") else f"{name}={value}"

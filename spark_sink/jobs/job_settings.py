@@ -27,9 +27,9 @@ _LONGEST = 200  # characters of a value in a message
 
 
 def pairs_of(texts: Any) -> Any:
-    """Return the values of NAME=VALUE, or of a file's names, by name. Raises ValueError.
+    """Return values by name, from texts NAME=VALUE or from a file's mapping. Raises ValueError.
 
-    A file may have values of JSON, such as true or filters.
+    A value in a file may be a boolean, a list or a mapping, which becomes JSON.
     """
     if isinstance(texts, dict):
         values = (bool, list, dict)
@@ -46,7 +46,7 @@ def seconds_of(text: Any) -> Any:
     """Return the seconds of a time such as 90s, 30m, 1h or 1d. Raises ValueError."""
     match = re.fullmatch(r"(\d+)\s*([smhd])\w*", text.strip()) if isinstance(text, str) else None
     if not match or not int(match[1]):
-        raise ValueError(f"{text!r} is no time: write 90s, 30m, 1h or 1d")
+        raise ValueError(f"{text!r} is not a time: write 90s, 30m, 1h or 1d")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
 
 
@@ -100,7 +100,7 @@ class CollectionSettings(BaseModel):
         return self
 
     def record(self, namespaces: tuple[str, ...]) -> JobRecord:
-        """Return what a job of these collections is started with. Raises OptionError."""
+        """Return the record of a job of these collections. Raises OptionError."""
         from spark_sink.debezium.message_table import table_options
         from spark_sink.jobs.job_folder import JobRecord
         from spark_sink.jobs.tables_job import namespace_options
@@ -198,9 +198,9 @@ class JobSettings(CollectionSettings):
 
     @property
     def parts(self) -> Mapping[str, CollectionSettings]:
-        """The settings by the names of folders in `out`; one without a name for a single job.
+        """The settings by the names of folders in `out`; the name of a single job is empty.
 
-        What a collection does not set is as the job has it.
+        A collection inherits from the job what it does not set.
         """
         if not self.collections:
             return {"": self}
@@ -226,7 +226,7 @@ class JobSettings(CollectionSettings):
 
 
 def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobSettings:
-    """Return the settings of a job's file, and `given` ones before those, validated.
+    """Return the validated settings: those of a job's file, which `given` ones override.
 
     Raises OptionError, which names the setting, the fault and the remedy.
     """
@@ -243,8 +243,8 @@ def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobS
     try:
         return JobSettings.model_validate({**found, **given})
     except ValidationError as error:
-        told = "; ".join(map(_described, error.errors()))
-        raise OptionError(f"{file}: {told}" if file else told) from None
+        problems = "; ".join(map(_described, error.errors()))
+        raise OptionError(f"{file}: {problems}" if file else problems) from None
 
 
 def _described(problem: Any) -> str:

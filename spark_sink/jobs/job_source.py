@@ -2,9 +2,9 @@
 
 A task writes the files of a batch's rows, and stages its changes of the current table. Spark gets a
 row for each task, with its files and their statistics, which the driver commits. A task that runs
-twice leaves files that no commit names. The table of transactions has what Debezium's transaction
-metadata counts, which needs all tasks: so the row has a task's counts. Executors import this
-module.
+twice leaves files that no commit names. The table of transactions counts as Debezium's transaction
+metadata does. A transaction may lie in several tasks, so each row also has its task's counts.
+Executors import this module.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ FORMAT = "mergerouter-job"
 TABLES = "jobTables"
 """The option with the tables, as JSON."""
 BATCH_PROPERTY = "mergerouter.batch"
-"""The local property with the number of the batch, which tasks know by it."""
+"""The local property through which tasks know the number of their batch."""
 DATE = "date"
 PARTITIONS = {BRONZE: ("namespace", DATE), MESSAGES: ("topic", DATE)}
 """The partition columns of a job's tables; the date is that of the event, in UTC."""
@@ -84,8 +84,8 @@ class TaskTables:
 
     Tasks write events that cannot be read to QUARANTINE, unless the current table does that. The
     messages are made with `message_options`. `epoch` is that of the start of the job. `namespaces`
-    are the collections, by database and name, of which the current table has documents, for a start
-    that changes the scope: Spark plans batches in a Python that may lack deltalake.
+    are the collections, by database and name, that have documents in the current table. A start
+    that changes the scope needs them, and the Python that plans batches may lack deltalake.
     """
 
     addresses: Mapping[str, str]
@@ -321,11 +321,11 @@ class JobStreamReader(MergerouterStreamReader):
         return self._seen[1:]
 
     def namespaces(self) -> set[tuple[str, str]]:
-        """Return the collections of which the current table had documents at the start."""
+        """Return the collections that had documents in the current table at the start."""
         return set(self._tables.namespaces)
 
     def small_batch(self, before: Offset, end: Offset) -> list[Task] | None:
-        """Return what is read between two offsets if it is little, otherwise None.
+        """Return the tasks of a small batch between two offsets, otherwise None.
 
         The driver reads it by itself, without a job of Spark, which takes longer. Where the bytes
         of batches are limited, tasks report the size of events to their planner. Documents of

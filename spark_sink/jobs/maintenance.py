@@ -1,9 +1,9 @@
-"""Keeps the tables of a job small: on request, and by a schedule within the job.
+"""Compacts the tables of a job: on request, and by a schedule within the job.
 
 Small files of tables that batches are appended to are replaced by large ones. delta-rs lets a
-compaction replace files that another commit has removed, so that two at a time double rows. So the
-rows are written again here, and a commit is valid only for a version that has the files
-(`DeltaLog.exchange`).
+compaction replace files that another commit has removed, so two compactions at a time would double
+rows. So this module writes the rows itself, and commits only to a version that still has the old
+files (`DeltaLog.exchange`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
 
 
 def compact_tables(folder: JobFolder) -> Iterator[str]:
-    """Merge small files, delete those that no reader needs; return a line about each table.
+    """Merge small files, and delete files that no reader needs; return a line for each table.
 
     The job may run meanwhile. Raises StreamError.
     """
@@ -50,9 +50,9 @@ def compact_tables(folder: JobFolder) -> Iterator[str]:
 def schedule(
     folder: JobFolder, seconds: float | None, clock: Callable[[], float] = time.monotonic
 ) -> Callable[[], None]:
-    """Return what compacts the tables of a running job each time that an interval has passed.
+    """Return a function that compacts a job's tables if the interval has passed since it last did.
 
-    Without an interval it does nothing. A failure is printed, and the job continues.
+    Without an interval the function does nothing. A failure is printed, and the job continues.
     """
     last = clock()
 
@@ -74,9 +74,9 @@ def schedule(
 def merge_small_files(log: DeltaLog) -> tuple[int, int]:
     """Replace small files by large ones with the same rows; return their numbers.
 
-    The numbers are those of all files, before and after. A portion is committed at a time, and
-    told. Others may write to the table meanwhile; what they replace is left out. Raises
-    StreamError.
+    These are the numbers of all files, before and after. Each portion is committed and reported by
+    itself. Other writers may change the table meanwhile; files that they replace are skipped.
+    Raises StreamError.
     """
     log.reload()
     files = log.actions()
@@ -95,9 +95,9 @@ def merge_small_files(log: DeltaLog) -> tuple[int, int]:
 
 
 def _replace(log: DeltaLog, files: _Files) -> set[str]:
-    """Replace files by others with the same rows; return the paths of these.
+    """Replace files by new ones with the same rows; return the paths of the new ones.
 
-    There are none if another writer has replaced one of the files.
+    The result is empty if another writer has replaced one of the files.
     """
     with log.failures():
         written = _rewritten(log, files)

@@ -1,4 +1,4 @@
-"""A job's metrics for Prometheus, of which the alerts in deploy/ are made."""
+"""A job's metrics for Prometheus, which the alerts in deploy/ use."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from pyspark.sql.streaming.listener import (
 from spark_sink.jobs.progress import BatchProgress, batch_progress, reached
 
 _OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
-# Collections with metrics of their own.
+# The most collections with metrics of their own.
 _MOST_NAMESPACES = 200
 _BATCH_SECONDS = (0.1, 0.5, 1, 2, 5, 10, 20, 60, 120, 300, 900)
 
 
 class JobMetrics:
-    """A job's metrics, which `serve` offers to Prometheus on a port of their own."""
+    """A job's metrics, which `serve` offers to Prometheus."""
 
     def __init__(self) -> None:
         made = self.registry = CollectorRegistry()
@@ -71,7 +71,7 @@ class JobMetrics:
     def add(self, batch: BatchProgress) -> None:
         """Count a batch; the rows of collections after the first 200 are those of "other"."""
         self._batches.inc()
-        self._events.inc(batch.events)
+        self._events.inc(batch.written.events)
         self._seconds.observe(batch.seconds)
         self._snapshot.set(batch.share)
         for table, seconds in batch.written.seconds.items():
@@ -94,7 +94,7 @@ class JobMetrics:
 
 
 class ProgressListener(StreamingQueryListener):
-    """Tells the batches of all queries of a session as metrics, for queries of one's own.
+    """Counts the batches of all queries of a session as metrics, for queries that are not jobs.
 
     Add it with `spark.streams.addListener(ProgressListener(metrics))`.
     """

@@ -89,9 +89,9 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     """Return the rows of a job's tables by name, as they were at one cluster time.
 
     They have all events up to that time, and every transaction whole. `current` is an older version
-    of the table, or a snapshot in `bronze` if there is no such version, with the later events of
-    `bronze` applied. In a job without bronze it is the version of the last batch before the time.
-    Raises OptionError for a text that is no time, and StreamError as `versions_at`.
+    of the table, or else a snapshot in `bronze`, with the later events of `bronze` applied. In a
+    job without bronze it is the version of the last batch before the time. Raises OptionError for a
+    text that is not a time, and StreamError as `versions_at`.
 
     Args:
         out: the job's folder.
@@ -153,9 +153,9 @@ def _scope_at(record: JobRecord, end: Offset) -> TableScope | None:
 def bronze_at(
     folder: JobFolder, time: Timestamp | None
 ) -> tuple[list[TableScan], Batch, TableScope | None]:
-    """Return the rows of bronze from which a current table is made: all, or those of a time.
+    """Return the rows of bronze from which a current table is made: all, or those up to a time.
 
-    With them comes the newest batch of bronze, with the offset of that time, and the table's scope.
+    Also return the newest batch of bronze, with the offset of that time, and the table's scope.
     Raises StreamError if bronze has not reached the time, or begins later.
     """
     log, cut = DeltaLog(folder.table(BRONZE)), None
@@ -217,8 +217,8 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
 class _History:
     """The commits of a job's tables: which batches they have, and where these end.
 
-    Of the commits, which may be many, it reads those that a question needs. `tables` are the
-    tables, by default those of the job.
+    There may be many commits: it reads only those that it needs. `tables` are the tables, by
+    default those of the job.
     """
 
     def __init__(
@@ -238,10 +238,10 @@ class _History:
     ) -> Iterator[tuple[int, dict[str, Any]]]:
         """Return versions of a table by its present query, the newest first, and their states.
 
-        The first is the newest one whose state `is_before`, as those of all older ones are. It is
-        searched for, and of the older commits only those are read that the caller asks for.
-        Versions of other writers are left out, and those whose commits a clean-up has removed; if
-        it has removed all, the newest version remains.
+        The first is the newest one whose state `is_before`, as the states of all older ones are. A
+        binary search finds it, and older commits are read as the caller iterates. Versions of other
+        writers, and those whose commits a clean-up has removed, are left out. If it has removed
+        all, the newest version remains.
         """
         log, newest = self.logs[name], self.logs[name].state()
         folder, query, version = Folder(log.address), newest.get("query"), -1
@@ -369,7 +369,7 @@ class _History:
     def _versions(self, batch: int) -> _Versions:
         """Return the newest version of each table that has no later batch, if it had one then.
 
-        Raises StreamError if the commit that tells it has been deleted.
+        Raises StreamError if the commit that shows this has been deleted.
         """
         found = {}
         for name, log in self.logs.items():

@@ -22,7 +22,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.tasks import REPORT_PROGRESS
 
 _EXECUTED = "addBatch"
-"""The phase that Spark reports of batches that it has run, and not of idle triggers."""
+"""The phase that Spark reports for batches that it has run, and not for idle triggers."""
 _BAR = 20
 """The characters of a snapshot's bar."""
 STANDS = 60
@@ -49,28 +49,25 @@ class WrittenBatch:
 
 @dataclass(frozen=True)
 class BatchProgress:
-    """A batch that has run: its number, events, seconds, and the cluster time at its end.
+    """A batch that has run: its number, output, seconds, and the cluster time at its end.
 
-    `events` includes the documents of a snapshot; `written` says more of a job's batch. `lag` is
-    the age of `through` when the batch ended, in seconds; both are None while the batch's position
-    has no time. `snapshot` is the progress of a snapshot that has not ended, and `share` how much
-    of it is done, from 0 to 1, by the chunks that are known.
+    `lag` is the age of `through` when the batch ended, in seconds; both are None while the batch's
+    position has no time. `snapshot` is the progress of a snapshot that has not ended, and `share`
+    the part of it that is done, from 0 to 1, by the chunks that are known.
     """
 
     number: int
-    events: int
+    written: WrittenBatch
     seconds: float
-    through: int | None
-    lag: float | None
+    through: int | None = None
+    lag: float | None = None
     snapshot: str = ""
     share: float = 1.0
-    written: WrittenBatch = WrittenBatch()
 
     def __str__(self) -> str:
-        rate = self.events / self.seconds if self.seconds else 0.0
-        text = (
-            f"batch {self.number}: {self.events:,} events in {self.seconds:.1f} s ({rate:,.0f}/s)"
-        )
+        events, seconds = self.written.events, self.seconds
+        rate = events / seconds if seconds else 0.0
+        text = f"batch {self.number}: {events:,} events in {seconds:.1f} s ({rate:,.0f}/s)"
         if self.written.files:
             text += f", {self.written.files} files"
         if self.through is not None and self.lag is not None:
@@ -86,8 +83,8 @@ def batch_progress(
     Args:
         progress: an element of `StreamingQuery.recentProgress`.
         now: the time of the report, in seconds since 1970.
-        written: by their numbers, what a job's batches have written; Spark counts the rows of other
-            queries.
+        written: by their numbers, what a job's batches have written; None for another query, whose
+            rows Spark counts.
     """
     durations = progress.get("durationMs", {})
     if _EXECUTED not in durations:
@@ -106,13 +103,12 @@ def batch_progress(
         done = written.get(number, WrittenBatch())
     return BatchProgress(
         number,
-        done.events,
+        done,
         durations.get("triggerExecution", 0) / 1000,
         through,
         None if through is None else max(0.0, now - through),
         snapshot,
         share,
-        done,
     )
 
 
@@ -158,37 +154,38 @@ def _moment(time_: float) -> str:
 
 
 class ProgressReader(Protocol):
-    """Is told what a query does."""
+    """Receives the progress of a query."""
 
     def add(self, batch: BatchProgress) -> None:
-        """Take in a batch that has run."""
+        """Note a batch that has run."""
 
     def reach(self, through: int, *, waits: bool) -> None:
-        """Take in the cluster time up to which the query has all events (`reached`).
+        """Note the cluster time up to which the query has all events (`reached`).
 
         `waits` is whether the stream stands still there, because it waits for a shard.
         """
 
 
 class ProgressReport:
-    """Tells each batch of a query once, and when its stream stands still.
+    """Prints a line for each batch of a job's query, and when its stream stands still.
 
     Args:
-        listeners: are told each batch, and what the query has reached.
-        written: what a job's batches have written, without those that are told.
+        listeners: receive each batch, and what the query has reached.
         clock: the present, in seconds since 1970.
+        written: what the batches have written, by their numbers; reported ones are removed.
     """
 
     def __init__(
         self,
         listeners: Sequence[ProgressReader] = (),
         clock: Callable[[], float] = time.time,
-        written: MutableMapping[int, WrittenBatch] | None = None,
+        *,
+        written: MutableMapping[int, WrittenBatch],
     ) -> None:
         self._written = written
         self._listeners = listeners
         self._clock = clock
-        self._told = -1
+        self._reported = -1
         self._has_bar = False
         self._waits = False
         self._through = 0
@@ -196,32 +193,32 @@ class ProgressReport:
         self._since = 0.0
 
     def begin(self, last: LoggedBatch | None) -> None:
-        """Tell that the query has started, after the last batch that is committed, if any."""
+        """Print that the query has started, after the last committed batch, if any."""
         where = "begins" if last is None else f"continues after batch {last.number}"
         self._line(f"Spark has started: the job {where}")
         if last is not None and last.end.time is not None:
             self._reach(int(last.end.time.time), waits=False)
 
     def end(self, last: LoggedBatch | None) -> None:
-        """Tell that the query was stopped, or has written all that there is."""
+        """Print that the query was stopped, or has written all that there is."""
         where = "before the first batch" if last is None else f"after batch {last.number}"
         self._line(f"stopped {where}; the next start continues")
 
     def __call__(self, query: StreamingQuery) -> None:
-        """Tell the batches that have ended since the last call, and what the query has reached."""
+        """Report the batches that ended since the last call, and what the query has reached."""
         progress: Mapping[str, Any] | None = None
         for progress in query.recentProgress:
-            batch = batch_progress(progress, self._clock(), self._written)
-            if batch is None or batch.number <= self._told:
+            if int(progress["batchId"]) <= self._reported:
                 continue
-            self._told = batch.number
-            self._tell(batch)
+            batch = batch_progress(progress, self._clock(), self._written)
+            if batch is None:
+                continue
+            self._reported = batch.number
+            self._written.pop(batch.number, None)
+            self._print(batch)
             for listener in self._listeners:
                 listener.add(batch)
-        if self._written is not None:
-            for number in [each for each in self._written if each <= self._told]:
-                del self._written[number]
-        self._tell_long_batch(query, None if progress is None else str(progress["timestamp"]))
+        self._report_long_batch(query, None if progress is None else str(progress["timestamp"]))
         through = None if progress is None else reached(progress)
         if progress is None or through is None:
             return
@@ -233,12 +230,12 @@ class ProgressReport:
                 "behind (the router's status page names it). The job waits; nothing is lost"
             )
         elif self._waits and not waits:
-            self._line("the stream goes on")
+            self._line("the stream continues")
         self._waits = waits
         self._reach(through, waits=waits)
 
-    def _tell_long_batch(self, query: StreamingQuery, last: str | None) -> None:
-        """Tell once of a batch that runs for long; `last` is the time of the last report."""
+    def _report_long_batch(self, query: StreamingQuery, last: str | None) -> None:
+        """Print once that a batch runs for long; `last` is the time of the last report."""
         if last != self._last:
             self._last, self._since = last, self._clock()
         elif self._clock() - self._since > STANDS and query.status["isTriggerActive"]:
@@ -258,7 +255,7 @@ class ProgressReport:
         say(f"\n{text}" if self._has_bar else text)
         self._has_bar = False
 
-    def _tell(self, batch: BatchProgress) -> None:
+    def _print(self, batch: BatchProgress) -> None:
         """Print a batch; on a terminal, a snapshot's batches are one line with a bar."""
         if not (batch.snapshot and sys.stderr.isatty()):
             self._line(str(batch))
@@ -271,16 +268,16 @@ class ProgressReport:
 
 @contextmanager
 def printed_progress(clock: Callable[[], float] = time.monotonic) -> Iterator[None]:
-    """Print how far long work in the block is: a line, ten seconds or more after the last one."""
+    """Print the progress of long work in the block: at most a line every ten seconds."""
     last = clock()
 
-    def tell(what: str, done: int, total: int) -> None:
+    def print_progress(what: str, done: int, total: int) -> None:
         nonlocal last
         if clock() - last >= _WORK_SECONDS:
             last = clock()
             say(f"{what}: {done:,} of {total:,}")
 
-    before = REPORT_PROGRESS.set(tell)
+    before = REPORT_PROGRESS.set(print_progress)
     try:
         yield
     finally:

@@ -36,8 +36,8 @@ _REMEDIES = (
     ),
     (
         "Could not parse Master URL",
-        "spark.master in --conf is no address of Spark: write local[4], spark://host:7077, yarn or "
-        "k8s://https://host:port",
+        "spark.master in --conf is not an address of Spark: write local[4], spark://host:7077, "
+        "yarn or k8s://https://host:port",
     ),
     (
         "File name too long",
@@ -92,7 +92,7 @@ def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
     """Treat the end of Spark's JVM as an orderly stop if one is requested, and print `text`.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
-    next start repeats that batch, so this is no failure. Other exceptions are raised.
+    next start repeats that batch, so this is not a failure. Other exceptions are raised.
     """
     try:
         yield

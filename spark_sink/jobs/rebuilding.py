@@ -1,7 +1,7 @@
-"""Makes again what a job has lost, from its tables, and sets a job to a later position.
+"""Restores what a job has lost, from its tables, and sets a job to a later position.
 
-The checkpoint is made from the commits of the tables, which have the batches' offsets. A current
-table is made from the rows of bronze alone, however long ago the oplogs have lost the events.
+The checkpoint is made from the commits of the tables, which contain the offsets of batches. A
+current table is made from the rows of bronze alone, so the oplogs need not contain the events.
 """
 
 from __future__ import annotations
@@ -56,13 +56,14 @@ _AHEAD_SECONDS = 60
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
-    """Make the checkpoint again if it is lost, damaged, or older than the tables, and print that.
+    """Restore the checkpoint if it is lost, damaged, or older than the tables, and print that.
 
-    With an older checkpoint new batches would have numbers that the tables have already, and would
-    be left out. The last batch is repeated by the next start, which writes it to the tables that
-    lack it. Return its number, or None if the checkpoint is as it was. Raises OptionError if the
-    tables do not tell where the job was, if the checkpoint is another job's, or if a table lacks a
-    batch that the checkpoint has; and StreamError if an older version of a table was restored.
+    With an older checkpoint, new batches would have numbers that the tables already have, and the
+    tables would skip them. The next start repeats the last batch, and writes it to the tables that
+    lack it. Return its number, or None if the checkpoint is unchanged. Raises OptionError if the
+    tables do not contain the position of the job, if the checkpoint is another job's, or if a table
+    lacks a batch that the checkpoint has; and StreamError if an older version of a table was
+    restored.
     """
     if not folder.exists:
         return None
@@ -76,7 +77,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     except StreamError as error:
         if not newest:
             raise OptionError(
-                f"{error}. But these have no batch yet that tells where the job was: remove the "
+                f"{error}. But these contain no batch yet to continue from: remove the "
                 f"folder {folder.checkpoint}, and start the job again"
             ) from None
         query, why = None, "damaged"
@@ -106,7 +107,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     offsets |= {each.number: each.offset for each in newest}
     if last and last - 1 not in offsets:
         raise OptionError(
-            f"the tables of the job in {folder.address} do not tell the offset of batch "
+            f"the tables of the job in {folder.address} do not contain the offset of batch "
             f"{last - 1}: start the job in another folder"
         )
     offsets = {number: offset for number, offset in offsets.items() if number >= last - 1}
@@ -117,7 +118,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
 
 
 def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
-    """Return the names of tables that lack batches, of which those up to `done` are complete.
+    """Return the names of tables that lack a batch, if the batches up to `done` are complete.
 
     `kept` has the newest batch of each table by name, None for one without batches.
     """
@@ -175,7 +176,7 @@ def rebuild_table(
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
     scans, batch, scope = bronze_at(folder, time)
     table = CurrentTable(made.table(CURRENT), form=table_form(folder.record()))
-    remove_interrupted(table.address, 1)  # what another attempt to rebuild has left
+    remove_interrupted(table.address, 1)  # files of an interrupted attempt
     tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
     staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
     quarantine = DeltaLog(made.table(QUARANTINE))
@@ -188,26 +189,26 @@ def rebuild_table(
 def seek(folder: JobFolder, to: str) -> str:
     """Plan the batch that leaves out all events before a position; return where the job continues.
 
-    The signals in a collection that were sent before it are left out, too.
+    It also leaves out the signals that were sent to a collection before the position.
 
-    A batch that was planned, and that the tables do not have whole, is replaced: it has no further
-    events. So a seek may be corrected until the job has been started.
+    It replaces a batch that was planned and that some table lacks, so a seek may be corrected until
+    the job has been started.
 
     Args:
-        to: a cluster time, or a token, of which its cluster time counts. All events at the time are
-            read: a transaction, and from MongoDB 8.0 on an insertMany, has many of one time.
+        to: a cluster time, or a token, whose cluster time counts. All events of that time are read:
+            a transaction, and from MongoDB 8.0 on an insertMany, has many events of one time.
 
-    Raises OptionError if `to` is no position, lies in the future by the clock of this machine, or
-    if the job cannot be set there.
+    Raises OptionError if `to` is not a position or lies in the future by the clock of this machine,
+    or if the job cannot be set there.
     """
     last = _last_whole(folder)
     if last is None:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
     found = argument(position, to, "--to")
     wanted = AtTime(found.cluster_time) if isinstance(found, Token) else found
-    gap, told = _gap(folder, last.end, wanted, to)
+    gap, remark = _gap(folder, last.end, wanted, to)
     take_over(folder)  # a start on another machine may still run
-    return _leave_out(folder, last.number + 1, gap) + told
+    return _leave_out(folder, last.number + 1, gap) + remark
 
 
 def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[Offset, str]:
@@ -218,7 +219,7 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     """
     if before.signals.initial is not None:
         raise OptionError(
-            f"the job in {folder.address} has a snapshot in progress, which goes on at every "
+            f"the job in {folder.address} has a snapshot in progress, which continues at every "
             "start: wait for its end"
         )
     reached = _reached(folder, before)
@@ -233,12 +234,12 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
             f"--to {to} is in the future: the job would write nothing until then. Give the present "
             "or an earlier time, or set the clock of this machine"
         )
-    kept, passed, told = before.signals.without_batch(), max(reached, key=key_of), ""
+    kept, passed, remark = before.signals.without_batch(), max(reached, key=key_of), ""
     if kept.position is not None and is_after(position, kept.position):
-        kept, told = replace(kept, position=None), ", without the signals that were sent before"
+        kept, remark = replace(kept, position=None), ", without the signals that were sent before"
     beside = {"heartbeat": before.heartbeat, "signals": kept}
     gap = before.moved(position, events=0, sought=passed, **beside)
-    return gap, told
+    return gap, remark
 
 
 def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
@@ -250,7 +251,7 @@ def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
 
 
 def leave_out_lost(folder: JobFolder, uri: str) -> None:
-    """Replace a batch in progress of which the oplogs have lost events, if an option says so.
+    """Replace a batch in progress whose events the oplogs have lost, if the options allow that.
 
     Spark repeats a batch as it was planned, and would fail at every start. Raises SourceError.
     """
@@ -301,7 +302,7 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
 
 
 def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None:
-    """Change the offset at the end of a batch in the tables that have it already."""
+    """Change the offset at the end of a batch in the tables that already have the batch."""
     for name in (*APPENDED, CURRENT):
         log = DeltaLog(folder.table(name))
         batch = Batch.of(log.state())

@@ -23,21 +23,21 @@ _COMMAND = "mergerouterReportJob"
 # Seconds between two reports, and how long one may take: the job waits for it.
 _INTERVAL = 10.0
 _TIMEOUT = 1.0
-# Seconds in which the events count that a rate is made of.
+# The seconds over which the rate of events is measured.
 _SPAN = 60.0
-# Seconds after which a job without a batch reports, so that until then the page shows the error
-# with which it ended before.
+# Seconds after which a job without a batch reports. Until then the page shows the error with which
+# it ended before.
 _FIRST_REPORT = 60.0
-# Seconds without an answer after which the job tells it.
+# Seconds without an answer after which the job prints a line.
 _SILENCE = 15.0
 
 
 class RouterReport:
-    """Reports a job's progress. Use it as a context manager: its end reports the end of the job,
-    or the exception that ends it.
+    """Reports a job's progress. As a context manager it also reports the end of the job, or the
+    exception that ends it.
 
-    The job continues if a report fails; it tells when the router does not answer, and when it does
-    again. A server that has refused a report, as a mongos does, is only asked whether it answers.
+    The job continues if a report fails. It prints a line when the router does not answer, and when
+    it answers again. A server that refuses reports, as a mongos does, gets a ping instead.
 
     Args:
         folder: the job's folder, by which the page names it.
@@ -64,7 +64,7 @@ class RouterReport:
         self._rates: deque[tuple[float, int]] = deque()
         self._command = _COMMAND
         self._silent_since: float | None = None
-        """Infinite once the silence was told."""
+        """When the router began not to answer; infinite once that is printed."""
 
     def __enter__(self) -> Self:
         return self
@@ -77,14 +77,14 @@ class RouterReport:
         self._client.close()
 
     def add(self, batch: BatchProgress) -> None:
-        """Take in a batch, which the next `turn` reports."""
+        """Note a batch, which the next `turn` reports."""
         if "batch" not in self._report:
             self._next = self._clock()
         self._report["batch"] = batch.number
-        self._rates.append((self._clock(), batch.events))
+        self._rates.append((self._clock(), batch.written.events))
 
     def reach(self, through: int, *, waits: bool) -> None:
-        """Take in what the job has reached, which the next `turn` reports."""
+        """Note what the job has reached, which the next `turn` reports."""
         self._report |= {"through": Timestamp(through, 0), "waits": waits}
 
     def turn(self) -> None:
@@ -115,7 +115,7 @@ class RouterReport:
         self._silent_since = None
 
     def _silent(self, error: PyMongoError) -> None:
-        """Tell once that the router has not answered for some time."""
+        """Print once that the router has not answered for some time."""
         if self._silent_since is None:
             self._silent_since = self._clock()
         seconds = self._clock() - self._silent_since
@@ -123,7 +123,7 @@ class RouterReport:
             self._silent_since = math.inf
             say(
                 f"{self._address} has not answered for {seconds:.0f} s ({type(error).__name__}): "
-                "check that the router runs there. The job waits, and goes on when it answers"
+                "check that the router runs there. The job waits, and continues when it answers"
             )
 
     def _rate(self) -> float:

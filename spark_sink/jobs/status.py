@@ -33,7 +33,7 @@ from spark_sink.tables.state_files import end_of, newest_state
 from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import TableState, unread_names
 
-# Seconds between two looks at the tables, and that a stream is waited for.
+# Seconds between two reads of the tables, and for which the lag waits for an event.
 _POLL_SECONDS = 0.5
 
 
@@ -105,7 +105,7 @@ def lines_of(status: dict[str, Any]) -> list[str]:
 
 
 def _rescued(log: DeltaLog) -> int | None:
-    """Return how many documents of a typed table have something in RESCUED; else None."""
+    """Return how many documents have a value in RESCUED; None unless the table is typed."""
     if not log.exists or RESCUED not in [each["name"] for each in log.schema["fields"]]:
         return None
     found = scan(log, [RESCUED], [pc.field(RESCUED).is_valid()])
@@ -170,12 +170,12 @@ def wait_until(
 ) -> None:
     """Wait until all tables of a job have all events before a position.
 
-    A job that has no more events is asked to move to the end of the stream, by a signal. `turn` is
-    called before each look at the tables. Raises TimeoutError, which says what is missing, what
-    `turn` raises, and SourceError if there is no job.
+    A signal requests that an idle job moves to the end of the stream. `turn` is called before each
+    read of the tables. Raises TimeoutError, which says what is missing, what `turn` raises, and
+    SourceError if there is no job.
     """
     deadline = time.monotonic() + seconds
-    signals, asked, refused = Folder(folder.signals), "", ""
+    signals, sent, refused = Folder(folder.signals), "", ""
     signal = json.dumps({"type": LOG, "data": {"message": "job wait"}})
     try:
         while True:
@@ -185,30 +185,28 @@ def wait_until(
                 return
             if time.monotonic() >= deadline:
                 last = folder.last_committed()
-                told = "none" if last is None else f"{last.number}, committed {last.committed}"
+                batch = "none" if last is None else f"{last.number}, committed {last.committed}"
                 raise TimeoutError(
                     f"after {max(0.0, seconds):.0f} s {'; '.join(missing)}. Check that the job in "
-                    f"{folder.address} runs (its last batch is {told}), or wait longer{refused}"
+                    f"{folder.address} runs (its last batch is {batch}), or wait longer{refused}"
                 )
-            if not refused and (not asked or tables.have_signal(asked)):
+            if not refused and (not sent or tables.have_signal(sent)):
                 try:
-                    signals.remove(f"{asked}.json")
-                    asked = f"wait-{uuid4().hex}"
-                    signals.write(f"{asked}.json", signal)
+                    signals.remove(f"{sent}.json")
+                    sent = f"wait-{uuid4().hex}"
+                    signals.write(f"{sent}.json", signal)
                 except OSError as error:
-                    refused = (
-                        f". The job was not asked to move on, which it does by itself: {error}"
-                    )
+                    refused = f". No signal could be sent; the job moves on by itself: {error}"
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
     finally:
         with suppress(OSError):
-            signals.remove(f"{asked}.json")
+            signals.remove(f"{sent}.json")
 
 
 class _Tables:
-    """How far the tables of a job are at one look, by their states alone.
+    """How far the tables of a job are at one time, by their states alone.
 
-    Where no table has all batches, the checkpoint tells it.
+    If no table has all batches, the checkpoint counts.
     """
 
     def __init__(self, folder: JobFolder) -> None:
@@ -236,8 +234,8 @@ class _Tables:
                 yield f"{name} has a snapshot in progress"
             elif key_of(end.position) < key_of(target):
                 cut = end.cut
-                told = "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
-                yield f"{name} has reached{told or ' no time'}"
+                text = "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
+                yield f"{name} has reached{text or ' no time'}"
             elif name == CURRENT:
                 lacking = from_document(TableState, self._states[name]).lacking
                 if lacking:
@@ -249,9 +247,9 @@ class _Tables:
 
 
 def _lag(end: Offset, options: Mapping[str, str]) -> int:
-    """Return by how many seconds a job that ended at an offset is behind.
+    """Return by how many seconds a job is behind whose last batch ends at an offset.
 
-    It is not behind while its stream has no event: then the stream's position counts.
+    If its stream has no further event, the stream's position counts.
     """
     parsed = parse_options(dict(options))
     assert end.time is not None

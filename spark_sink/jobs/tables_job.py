@@ -81,7 +81,7 @@ NOTIFICATIONS = pa.schema(
 # Events of a batch and of a task: a batch costs Spark about as much whatever its size, and tasks
 # hold no more rows than a file's row group.
 _MAX_EVENTS, _TASK_EVENTS = 400_000, 50_000
-# How far a table that is verified may be behind in an idle cluster: its commits tell the result.
+# How far a verified table may be behind in an idle cluster: its commits contain the result.
 _IDLE_ADVANCE = {"idleAdvanceSeconds": "30"}
 # How Spark writes a query's log to a local folder. Its default starts a program for each file, to
 # set permissions: 85 ms a batch, and 20 ms with this. Both write a file aside and rename it.
@@ -105,11 +105,11 @@ def take_over(folder: JobFolder) -> int:
 
 
 class Findings:
-    """What a verifier hands to the batches of its job, from another thread.
+    """What a verifier passes to the batches of its job, from another thread.
 
     Args:
         address: of the current table.
-        found: what is known of the table, for its commits.
+        found: the state of the verification, which the table's commits contain.
     """
 
     def __init__(self, address: str, found: Mapping[str, Any]) -> None:
@@ -132,10 +132,10 @@ class TablesJob:
 
     Args:
         uri: the router.
-        findings: of a verifier of the current table, which go into the batches.
-        epoch: what `take_over` has returned.
-        keep_files: the seconds for which replaced files are kept for their readers; None for those
-            of the tables.
+        findings: of a verifier of the current table; each batch commits them.
+        epoch: the result of `take_over`.
+        keep_files: for how many seconds replaced files are kept for their readers; None: as long as
+            the tables' default.
     """
 
     folder: JobFolder
@@ -156,7 +156,7 @@ class TablesJob:
         self._current: CurrentTable | None = None
         self._reader: JobStreamReader | None = None
         self.written: dict[int, WrittenBatch] = {}
-        """What the batches that are not told yet have written, by their numbers."""
+        """What the batches that are not reported yet have written, by their numbers."""
 
     def start(self, spark: SparkSession, trigger: str | None) -> StreamingQuery:
         """Start the query; an interrupted query continues from its checkpoint.
@@ -239,9 +239,9 @@ class TablesJob:
         self.written[number] = WrittenBatch(written.events, files, written.counts, seconds)
 
     def _after(self, batch: Batch, filled: Collection[str]) -> Batch:
-        """Return the batch, with the newest one that has rows in each table it is appended to.
+        """Return the batch with the number, by table, of the newest batch that has rows in it.
 
-        It has some itself in the tables `filled`.
+        For the tables `filled` this is the batch itself.
         """
         newest = {}
         for name in {*self._tables, QUARANTINE, NOTIFIED} - {CURRENT}:
@@ -264,7 +264,7 @@ class TablesJob:
         self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:
-        """Write the columns of a typed table down: those of deleted documents are nowhere else."""
+        """Record the columns of a typed table: no row may have those of deleted documents."""
         if form.schema is not None and form != self._form:
             self.folder.keep_columns({"schema": form.schema.jsonValue(), "keys": list(form.keys)})
             self._form = form
@@ -287,7 +287,7 @@ class TablesJob:
 
 @contextmanager
 def _timed(seconds: dict[str, float], table: str) -> Iterator[None]:
-    """Note the seconds that the block takes."""
+    """Record the seconds that the block takes."""
     begun = time.monotonic()
     yield
     seconds[table] = time.monotonic() - begun
@@ -326,7 +326,7 @@ def _shard_keys(options: StreamOptions) -> list[str]:
         planner = snapshot_planner(client, options)
         try:
             found = client.with_retries(lambda: planner.collections(options.snapshot.accepts))
-        except OperationFailure:  # not allowed: the snapshot, if there is one, tells it
+        except OperationFailure:  # not allowed: a snapshot reports it
             return []
     return [field for each in sorted(found, key=str) for field in each.key]
 
@@ -372,8 +372,8 @@ def _documents_of(text: str) -> StructType:
     try:
         found = StructType.fromDDL(text)
     except ParseException as error:
-        told = re.sub(r"^\[\w+\] |SQLSTATE: \w+ ", "", str(error).strip().splitlines()[0])
-        raise ValueError(f"{told} in {text.strip()!r}") from None
+        problem = re.sub(r"^\[\w+\] |SQLSTATE: \w+ ", "", str(error).strip().splitlines()[0])
+        raise ValueError(f"{problem} in {text.strip()!r}") from None
     if not isinstance(found, StructType):
         raise ValueError(f"{text.strip()!r} is a type: name fields, such as: total DECIMAL(10,2)")
     return nullable(found)

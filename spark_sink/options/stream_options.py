@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 from urllib.parse import unquote, urlsplit
 
 from bson import json_util
@@ -81,7 +81,7 @@ class RetryPolicy:
     initial_backoff: float = option("connect.backoff.initial.delay.ms", values.seconds, 0.05)
     max_backoff: float = option("connect.backoff.max.delay.ms", values.seconds, 2.0)
     attempts: int | None = option("connect.max.attempts", values.positive, None)
-    max_seconds: float = 60.0
+    max_seconds: ClassVar = 60.0
     restarts: int | None = option("errors.max.retries", values.unlimited_number, 0)
     restart_delay: float = option("retriable.restart.connector.wait.ms", values.seconds, 10.0)
     selection_timeout: float = option(

@@ -73,7 +73,7 @@ def parsed_option(name: str, parse: Callable[[str], _Value], text: str, owner: s
 
 
 def argument(parse: Callable[[Any], _Value], given: Any, name: str) -> _Value:
-    """Return what a parser makes of an argument. Raises OptionError, with the argument's name."""
+    """Return a parsed argument. Raises OptionError, with the argument's `name`."""
     try:
         return parse(given)
     except ValueError as error:
@@ -182,7 +182,7 @@ def _content(path: str) -> bytes:
 
 
 def some_text(text: str) -> str:
-    """Return any text but the empty one."""
+    """Return a text, which must not be empty."""
     if not text:
         raise ValueError("must not be empty")
     return text

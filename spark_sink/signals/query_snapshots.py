@@ -1,4 +1,4 @@
-"""The snapshots of a query: what a batch does for its mode's own, and for those requested.
+"""The snapshots of a query: that of its mode, and those that signals and the table request.
 
 A snapshot is divided into chunks, and each batch reads some of them beside its events. All chunks
 of a batch are read at one cluster time, which the batch's events do not exceed: no row of a
@@ -44,9 +44,9 @@ from spark_sink.stream.router_client import RouterClient
 
 # The most characters of a text in a notification.
 _MAX_LENGTH = 600
-# The most snapshots that wait, and of the characters of their names and filters.
+# The most snapshots that wait, and the most characters of their names and filters.
 _MAX_REQUESTS, _MAX_CHARACTERS = 20, 20_000
-# Of the keys of documents in a request: if they are more, their collections are read.
+# The most bytes of keys of documents in a request: beyond them, whole collections are read.
 _MAX_KEY_BYTES = 100_000
 # Aggregate types of notifications: of the mode's snapshot, and of signals that request none.
 INITIAL, SIGNAL = "Initial Snapshot", "Signal"
@@ -98,7 +98,7 @@ class QuerySnapshots:
     def process(
         self, state: SignalState, signals: Iterable[ReceivedSignal], present: Container[str] = ()
     ) -> SignalState:
-        """Return the state after these signals, of which each id is processed once.
+        """Return the state after these signals. Each id is processed once.
 
         `present` contains digests of the ids that may be received again.
         """

@@ -53,7 +53,7 @@ class SnapshotRequest:
         return cls(f"initial-{time.time}-{time.inc}", True, (), plan=plan, initial=True)
 
     def chosen(self, by_mode: Wanted) -> Wanted:
-        """Return which collections the snapshot reads, of the mode those that an option chooses."""
+        """Return which collections the snapshot reads; an option chooses those of the mode."""
         return by_mode if self.initial else self.wants
 
     def wants(self, namespace: str) -> bool:
@@ -146,11 +146,11 @@ class SignalState:
 
     @property
     def asks_present(self) -> bool:
-        """Whether a signal of the batch asks how far the stream is: the batch moves to there."""
+        """Whether a signal of the batch requests that the batch moves to the end of the stream."""
         return any(each["type"] == LOGGED for each in self.notifications)
 
     def has_handled(self, identifier: str) -> bool:
-        """Return whether a signal with this id was processed, as far as is remembered."""
+        """Return whether the state has the id of this signal as processed."""
         return digest(identifier) in self.handled
 
     def without_batch(self) -> SignalState:
@@ -158,7 +158,7 @@ class SignalState:
         return replace(self, reading=None, ended=None, notifications=())
 
     def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
-        """Return the state with a further id; digests in `present` stay: they may come again."""
+        """Return the state with a further id; digests in `present` stay: they may recur."""
         handled = [*self.handled, digest(identifier)]
         surplus = len(handled) - _MAX_HANDLED
         kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]

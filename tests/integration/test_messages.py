@@ -70,7 +70,7 @@ def test_each_command_that_fails_has_a_status_and_a_message(messages: list[Messa
         ("job: disk full", "error: a disk is full: free space where the job writes (--out, "),
         ("job: disk full", "(No space left on device)"),
         ("job: disk full, Python", "(No space left on device: 'part-0.parquet')"),
-        ("job: master", "error: spark.master in --conf is no address of Spark: write local[4],"),
+        ("job: master", "error: spark.master in --conf is not an address of Spark: write "),
         ("job: master", "(Could not parse Master URL: 'local[x')"),
         ("job: memory", "error: Spark has too little memory: start the job with --conf spark."),
         ("job: folder", "write there (Cannot create directory '/srv/none/job'. No such file or"),

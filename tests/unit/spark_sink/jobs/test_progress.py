@@ -50,7 +50,7 @@ def test_a_batch_is_told_once_with_rate_and_lag(capsys: pytest.CaptureFixture[st
     query = Query()
     metrics = JobMetrics()
     written = {0: WrittenBatch(500, 3)}
-    report = ProgressReport((metrics,), lambda: THROUGH + 4.0, written)
+    report = ProgressReport((metrics,), lambda: THROUGH + 4.0, written=written)
     idle = {**progress(1), "durationMs": {"triggerExecution": 3}, "sources": []}
     for each in (progress(0), idle, progress(1)):
         query.recentProgress.append(each)
@@ -70,7 +70,7 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     query, metrics = Query(), JobMetrics()
-    report = ProgressReport((metrics,))
+    report = ProgressReport((metrics,), written={})
 
     def through(*reports: dict[str, Any]) -> float | None:
         query.recentProgress += reports
@@ -94,7 +94,7 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
     ]
     assert lines[0] == "Spark has started: the job continues after batch 29"
     assert lines[1].startswith("the stream stands still at 2026-")
-    assert lines[2:] == ["the stream goes on", "stopped after batch 29; the next start continues"]
+    assert lines[2:] == ["the stream continues", "stopped after batch 29; the next start continues"]
     report.begin(None)
     report.end(None)
     assert capsys.readouterr().err.splitlines()[-2:] == [
@@ -105,7 +105,7 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
 
 def test_a_batch_that_runs_for_long_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
     query, now = Query(), [1000.0]
-    report = ProgressReport((), lambda: now[0])
+    report = ProgressReport((), lambda: now[0], written={})
     query.recentProgress.append(progress(0))
     for active in (False, True):
         query.status = {"isTriggerActive": active}
@@ -124,7 +124,7 @@ def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.Monkey
     metrics = JobMetrics()
     first = [("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)]
     for counts in (first, [("shop.orders", "c", 4), ("shop.more", "c", 5)]):
-        metrics.add(BatchProgress(0, 1, 1.0, None, None, written=WrittenBatch(counts=counts)))
+        metrics.add(BatchProgress(0, WrittenBatch(counts=counts), 1.0))
     lines = generate_latest(metrics.registry).decode().splitlines()
     assert [each for each in lines if each.startswith("mergerouter_job_changes_total")] == [
         'mergerouter_job_changes_total{namespace="shop.orders",operation="create"} 7.0',
@@ -146,7 +146,7 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
     panels = json.loads((ROOT / "deploy" / "grafana" / "jobs.json").read_text())["panels"]
     metrics = JobMetrics()
     done = WrittenBatch(seconds={"current": 0.2})
-    metrics.add(BatchProgress(0, 1, 1.0, None, None, written=done))
+    metrics.add(BatchProgress(0, done, 1.0))
     text = generate_latest(metrics.registry).decode()
     asked = {name for each in panels for name in re.findall(r"mergerouter_\w+", str(each))}
     assert asked
@@ -174,7 +174,7 @@ class Terminal(io.StringIO):
 def test_a_terminal_shows_a_snapshot_as_a_bar(monkeypatch: pytest.MonkeyPatch) -> None:
     told, query, metrics = Terminal(), Query(), JobMetrics()
     monkeypatch.setattr(sys, "stderr", told)
-    report = ProgressReport((metrics,), clock=lambda: THROUGH)
+    report = ProgressReport((metrics,), lambda: THROUGH, written={})
     ratio = "mergerouter_job_snapshot_ratio"
     for number, share in enumerate((0.0, 0.5)):
         plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=share))

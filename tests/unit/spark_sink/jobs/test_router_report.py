@@ -12,7 +12,7 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.synchronous.database import Database
 
 from router.commands.job_reports import JobReport
-from spark_sink.jobs.progress import BatchProgress
+from spark_sink.jobs.progress import BatchProgress, WrittenBatch
 from spark_sink.jobs.router_report import RouterReport
 from tests.harness.facade import Facade, facade
 
@@ -34,7 +34,7 @@ def reporting(port: int, clock: Clock) -> RouterReport:
 
 
 def batch(number: int, events: int) -> BatchProgress:
-    return BatchProgress(number, events, 2.0, 1_795_163_230, 4.0)
+    return BatchProgress(number, WrittenBatch(events), 2.0, 1_795_163_230, 4.0)
 
 
 def kept(made: Facade) -> list[JobReport]:
