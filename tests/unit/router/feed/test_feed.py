@@ -32,9 +32,8 @@ async def feed(
 ) -> AsyncIterator[tuple[FakeCursors, int]]:
     cursors: Any = FakeCursors()
     node = Node(clock=cursors.clock, cursors=cursors, cluster=cursors, access=access)
-    async with FeedPort(
-        node, Feed(**{"requestWaitMs": request_wait * 1000}), **limits
-    ) as listening:
+    given = Feed.model_validate({"requestWaitMs": request_wait * 1000})
+    async with FeedPort(node, given, **limits) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)
 
 
