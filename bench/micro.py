@@ -26,7 +26,7 @@ from bson import ObjectId, Timestamp
 from bson.raw_bson import RawBSONDocument
 
 from bench.events import FIRST_SECOND, dealt, token
-from router.commands.answer import build_cursor_reply
+from router.commands.reply_bodies import build_cursor_reply
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads

@@ -12,9 +12,8 @@ from typing import Any, Protocol
 import bson
 from bson.int64 import Int64
 
-from embedded.errors import cursor_not_found, type_mismatch
+from embedded.errors import CommandError, ErrorCode, cursor_not_found, type_mismatch
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 FIRST_BATCH = 101
 _MAX_BATCH_BYTES = 16 * 1024 * 1024
@@ -131,7 +130,7 @@ class CursorTable:
         if entry is None:
             raise cursor_not_found(number)
         if entry.running is not None:
-            raise CommandError(143, f"cursor id {number} is already in use")
+            raise CommandError(ErrorCode.CursorInUse, f"cursor id {number} is already in use")
         running = asyncio.ensure_future(entry.cursor.next_batch(batch_size, max_time))
         entry.running = running
         try:
@@ -141,7 +140,7 @@ class CursorTable:
             raise
         except asyncio.CancelledError:
             if number not in self._entries:
-                raise CommandError(237, f"cursor {number} was killed") from None
+                raise CommandError(ErrorCode.CursorKilled, f"cursor {number} was killed") from None
             # The client disconnected during a batch, so the cursor's position is lost.
             self._forget(number)
             raise

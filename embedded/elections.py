@@ -6,8 +6,8 @@ from typing import Any
 
 from bson.objectid import ObjectId
 
+from embedded.errors import CommandError, ErrorCode
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 _ANSWERED_BY_ALL = frozenset(
     {
@@ -70,11 +70,11 @@ class Elections:
             if mode != "primary":
                 return
             raise CommandError(
-                13435,
+                ErrorCode.NotPrimaryNoSecondaryOk,
                 "not primary and secondaryOk=false - consider using db.getMongo()."
                 "setReadPref() or readPreference in the connection string",
             )
-        raise CommandError(10107, "not primary")
+        raise CommandError(ErrorCode.NotWritablePrimary, "not primary")
 
     def describe(self, reply: Document, primary_field: str, host: str) -> None:
         """Add the member's state to a reply to hello (docs/protocol.md#wire-protocol)."""

@@ -4,50 +4,56 @@ from typing import Any
 
 from bson import json_util
 
-from shard_client.errors import CommandError
+from shard_client.error_codes import ErrorCode as ErrorCode
+from shard_client.errors import CommandError as CommandError
 
 TRANSIENT_TRANSACTION = "TransientTransactionError"
+TRANSIENT_CODES = frozenset((
+    ErrorCode.LockTimeout, ErrorCode.WriteConflict, ErrorCode.SnapshotUnavailable,
+    ErrorCode.NoSuchTransaction,
+))  # fmt: skip
+"""Codes of errors in a transaction that get this label."""
 
 
 def bad_value(message: str) -> CommandError:
     """Return error 2: an invalid argument."""
-    return CommandError(2, message)
+    return CommandError(ErrorCode.BadValue, message)
 
 
 def failed_to_parse(message: str) -> CommandError:
     """Return error 9: a malformed command, update or query."""
-    return CommandError(9, message)
+    return CommandError(ErrorCode.FailedToParse, message)
 
 
 def type_mismatch(message: str) -> CommandError:
     """Return error 14: a field of the wrong BSON type."""
-    return CommandError(14, message)
+    return CommandError(ErrorCode.TypeMismatch, message)
 
 
 def namespace_not_found(message: str = "ns not found") -> CommandError:
     """Return error 26: the collection or view does not exist."""
-    return CommandError(26, message)
+    return CommandError(ErrorCode.NamespaceNotFound, message)
 
 
 def namespace_exists(ns: str) -> CommandError:
     """Return error 48: the collection exists."""
-    return CommandError(48, f"Collection {ns} already exists.")
+    return CommandError(ErrorCode.NamespaceExists, f"Collection {ns} already exists.")
 
 
 def cursor_not_found(cursor_id: int) -> CommandError:
     """Return error 43, with the server's message (docs/protocol.md#cursor-replies)."""
-    return CommandError(43, f"Cursor not found (id: {cursor_id}).")
+    return CommandError(ErrorCode.CursorNotFound, f"Cursor not found (id: {cursor_id}).")
 
 
 def command_not_found(name: str) -> CommandError:
     """Return error 59: the command does not exist."""
-    return CommandError(59, f"no such command: '{name}'")
+    return CommandError(ErrorCode.CommandNotFound, f"no such command: '{name}'")
 
 
 def shard_key_changed() -> CommandError:
     """Return error 20: an update of a shard key that is no retryable write of one document."""
     return CommandError(
-        20,
+        ErrorCode.IllegalOperation,
         "Must run update to shard key field with retryWrites: true, on one document, and outside "
         "of transactions",
     )
@@ -56,7 +62,7 @@ def shard_key_changed() -> CommandError:
 def write_conflict() -> CommandError:
     """Return error 112: two transactions wrote one document; the client may retry."""
     return CommandError(
-        112,
+        ErrorCode.WriteConflict,
         "WriteConflict error: this operation conflicted with another operation. Please retry your "
         "operation or multi-document transaction.",
         labels=[TRANSIENT_TRANSACTION],
@@ -65,13 +71,19 @@ def write_conflict() -> CommandError:
 
 def no_such_transaction(message: str) -> CommandError:
     """Return error 251: the transaction was aborted or never existed."""
-    return CommandError(251, message, labels=[TRANSIENT_TRANSACTION])
+    return CommandError(ErrorCode.NoSuchTransaction, message, labels=[TRANSIENT_TRANSACTION])
+
+
+def not_in_transactions(command: str) -> CommandError:
+    """Return error 263: the command does not exist in transactions of several documents."""
+    text = f"Cannot run '{command}' in a multi-document transaction."
+    return CommandError(ErrorCode.OperationNotSupportedInTransaction, text)
 
 
 def object_too_large(size: int) -> CommandError:
     """Return error 10334: a document of ``size`` bytes, more than 16 MiB."""
     return CommandError(
-        10334,
+        ErrorCode.BSONObjectTooLarge,
         f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and 16793600(16MB)",
     )
 

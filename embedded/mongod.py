@@ -7,11 +7,11 @@ import structlog
 
 from embedded.clients import Client
 from embedded.commands import dispatch
+from embedded.errors import CommandError
 from embedded.logical_clock import client_time
 from embedded.member import Member
 from embedded.server import Server
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 log = structlog.get_logger()
 

@@ -11,8 +11,9 @@ import structlog
 from bson.errors import InvalidDocument
 
 from embedded.clients import Client
+from embedded.errors import CommandError, ErrorCode
 from embedded.storage.bson_values import Document, without_dbrefs
-from shard_client.errors import CommandError, ProtocolError
+from shard_client.errors import ProtocolError
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import (
     EXHAUST_ALLOWED,
@@ -217,7 +218,9 @@ class _Connection(asyncio.Protocol):
         database, _, target = query.namespace.partition(".")
         command = query.document()
         if target != "$cmd" or next(iter(command), "") not in _HELLOS:
-            error = CommandError(352, "Unsupported OP_QUERY command: use OP_MSG")
+            error = CommandError(
+                ErrorCode.UnsupportedOpQueryCommand, "Unsupported OP_QUERY command: use OP_MSG"
+            )
             reply = error.to_reply()
         else:
             reply = await self._handler.run_command(database, command, self._client)
@@ -273,7 +276,9 @@ class _Connection(asyncio.Protocol):
         except Exception as error:
             # A bug in a command must not end this connection or others.
             log.exception("command failed", command=next(iter(command)), peer=self._client.peer)
-            return CommandError(1, f"{type(error).__name__}: {error}").to_reply()
+            return CommandError(
+                ErrorCode.InternalError, f"{type(error).__name__}: {error}"
+            ).to_reply()
 
     async def _write(self, frame: bytes) -> None:
         await self._writable.wait()

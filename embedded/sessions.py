@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from hashlib import sha256
 from typing import Any
 
+from embedded.errors import type_mismatch
 from embedded.storage.bson_values import Document
 from embedded.transactions import Transaction
-from shard_client.errors import CommandError
 
 _NOBODY = sha256(b"").digest()
 """The ``uid`` of sessions without authentication."""
@@ -76,6 +76,6 @@ def session_key(lsid: Any) -> bytes:
     Raises CommandError 14 TypeMismatch for what is no session.
     """
     if not isinstance(lsid, Mapping) or not isinstance(lsid.get("id"), bytes):
-        raise CommandError(14, "'lsid' is the wrong type, expected type 'object'")
+        raise type_mismatch("'lsid' is the wrong type, expected type 'object'")
     uid = lsid.get("uid")
     return bytes(lsid["id"]) + (bytes(uid) if isinstance(uid, bytes) else _NOBODY)

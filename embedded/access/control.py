@@ -14,10 +14,10 @@ from embedded.access.logins import Logins
 from embedded.access.roles import WITHOUT_LOGIN, may_run
 from embedded.access.users import SERVERS, Users
 from embedded.clients import Client
+from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal
 from embedded.storage.bson_values import Document
 from embedded.storage.shell_text import bson_text
-from shard_client.errors import CommandError
 from shard_client.wire.authentication import read_key_file
 from shard_client.wire.tls import TlsContexts
 
@@ -76,11 +76,13 @@ class AccessControl:
         if account is None:
             if name == "createUser" and not self.users.exist:
                 return
-            raise CommandError(13, f"command {name} requires authentication")
+            raise CommandError(ErrorCode.Unauthorized, f"command {name} requires authentication")
         if not may_run(account.grants, name, database):
             text = bson_text({**command, "$db": database})
             log.info("Checking authorization failed", user=str(account.name), command=name)
-            raise CommandError(13, f"not authorized on {database} to execute command {text}")
+            raise CommandError(
+                ErrorCode.Unauthorized, f"not authorized on {database} to execute command {text}"
+            )
 
     # Cluster times (docs/protocol.md#authentication)
 

@@ -10,8 +10,8 @@ from bson.binary import Binary
 from embedded.access.scram import Exchange, RefusedLoginError, StoredPassword
 from embedded.access.users import Account, UserName, Users
 from embedded.clients import Client
+from embedded.errors import CommandError, ErrorCode
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 from shard_client.wire.authentication import MECHANISM
 
 log = structlog.get_logger()
@@ -51,7 +51,7 @@ class Logins:
         """
         if command.get("mechanism") != MECHANISM:
             raise CommandError(
-                334,
+                ErrorCode.MechanismUnavailable,
                 f"Received authentication for mechanism {command.get('mechanism')} which is not "
                 "enabled",
             )
@@ -67,12 +67,12 @@ class Logins:
         """
         conversation, client.conversation = client.conversation, None
         if conversation is None or command.get("conversationId") != 1:
-            raise CommandError(17, "No SASL session state found")
+            raise CommandError(ErrorCode.ProtocolError, "No SASL session state found")
         try:
             answer, done = conversation.exchange.step(bytes(command["payload"]))
         except (RefusedLoginError, KeyError, TypeError) as refusal:
             log.info("Authentication failed", user=str(conversation.name), error=str(refusal))
-            raise CommandError(18, "Authentication failed.") from None
+            raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.") from None
         if done:
             client.account = self._users.get(conversation.name)
             log.info("Authentication succeeded", user=str(conversation.name), peer=client.peer)

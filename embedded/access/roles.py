@@ -6,8 +6,8 @@ Rights are coarser than MongoDB's: they are on whole databases or on the cluster
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from embedded.errors import CommandError
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 _ANY_ACTION = "anyAction"
 _READ = frozenset(

@@ -8,8 +8,8 @@ from bson.objectid import ObjectId
 
 from embedded.access.roles import EVERYTHING, Grant, grants_of
 from embedded.access.scram import StoredPassword
+from embedded.errors import CommandError, ErrorCode
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 from shard_client.wire.authentication import MECHANISM, MEMBER, MEMBER_SOURCE
 
 
@@ -102,5 +102,5 @@ class Users:
             CommandError: 11 UserNotFound.
         """
         if self._accounts.pop(name, None) is None:
-            raise CommandError(11, f"User '{name}' not found")
+            raise CommandError(ErrorCode.UserNotFound, f"User '{name}' not found")
         self.generation = ObjectId()

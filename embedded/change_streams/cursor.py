@@ -12,9 +12,9 @@ from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest, parse_request
 from embedded.change_streams.stream import ChangeStream
 from embedded.change_streams.user_stages import SPLIT, UserStages
+from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal, as_timestamp
 from shard_client.bson.resume_token import ResumeToken
-from shard_client.errors import CommandError
 
 DEFAULT_FIRST_BATCH: Final = 101
 """Events of a first batch when the client sends no batch size."""
@@ -77,7 +77,9 @@ class ChangeStreamCursor:
             )
             raise CommandError(
                 error.code,
-                error.message if error.code == 237 else f"{where} :: caused by :: {error.message}",
+                error.message
+                if error.code == ErrorCode.CursorKilled
+                else f"{where} :: caused by :: {error.message}",
                 code_name=error.code_name,
                 labels=error.labels,
             ).with_change_stream_label() from error
@@ -154,7 +156,9 @@ class ChangeStreamCursor:
 
 
 def _killed() -> CommandError:
-    return CommandError(237, "operation was interrupted because a client killed the cursor")
+    return CommandError(
+        ErrorCode.CursorKilled, "operation was interrupted because a client killed the cursor"
+    )
 
 
 def is_change_stream(command: Mapping[str, Any]) -> bool:
@@ -180,7 +184,10 @@ def open_change_stream(
     collection = target if isinstance(target, str) else None
     pipeline = command["pipeline"]
     if collection is not None and host.catalog.view(f"{database}.{collection}") is not None:
-        raise CommandError(166, f"Namespace {database}.{collection} is a view, not a collection")
+        raise CommandError(
+            ErrorCode.CommandNotSupportedOnView,
+            f"Namespace {database}.{collection} is a view, not a collection",
+        )
     version = 2 if host.token_version >= 2 or SPLIT in pipeline[-1] else 1
     request = parse_request(database, collection, pipeline[0], version)
     start = request.token

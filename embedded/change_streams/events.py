@@ -11,9 +11,9 @@ from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.tokens import event_token
 from embedded.change_streams.transactions import Operation
 from embedded.change_streams.update_description import describe_update
+from embedded.errors import CommandError, ErrorCode
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.bson.values import MalformedValueError
-from shard_client.errors import CommandError
 
 _CLASSIC: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase"}
@@ -227,7 +227,7 @@ def _of_command(database: str, entry: Mapping[str, Any]) -> _Draft:
         draft.description = _without(command, name)
         draft.state_before = _state_before(entry.get("o2") or {})
     else:
-        raise CommandError(1, f"no change event for the oplog command {name}")
+        raise CommandError(ErrorCode.InternalError, f"no change event for the oplog command {name}")
     return draft
 
 
@@ -252,7 +252,9 @@ def _of_noop(database: str, collection: str, what: Mapping[str, Any]) -> _Draft:
     for name in NOOP_EVENTS:
         if name in what:
             return _Draft(name, database, collection, description=_without(what, name))
-    raise CommandError(1, f"no change event for the no-op {next(iter(what), '')}")
+    raise CommandError(
+        ErrorCode.InternalError, f"no change event for the no-op {next(iter(what), '')}"
+    )
 
 
 def _of_view(kind: str, view: Mapping[str, Any]) -> _Draft:

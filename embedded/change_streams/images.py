@@ -6,9 +6,9 @@ from typing import Any, Final
 from embedded.change_streams.events import ChangeEvent
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest
+from embedded.errors import CommandError, ErrorCode
 from embedded.images import Images
 from embedded.storage.shell_text import document_text
-from shard_client.errors import CommandError
 
 _WITH_PRE_IMAGE: Final = frozenset({"update", "replace", "delete"})
 
@@ -73,4 +73,4 @@ class ImageLookup:
 def _not_found(message: str, event: Mapping[str, Any]) -> CommandError:
     named = ("operationType", "ns", "clusterTime", "txnNumber")
     what = {name: event[name] for name in named if name in event}
-    return CommandError(47, message + document_text(what))
+    return CommandError(ErrorCode.NoMatchingDocument, message + document_text(what))

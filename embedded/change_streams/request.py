@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from embedded.errors import CommandError, ErrorCode
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.bson.values import MalformedValueError
-from shard_client.errors import CommandError
 
 _OPTIONS = frozenset(
     {
@@ -58,7 +58,9 @@ def parse_request(
     options = stage["$changeStream"]
     for name in options:
         if name not in _OPTIONS and (version < 2 or name not in _OPTIONS_OF_7):
-            raise CommandError(40415, f"BSON field '$changeStream.{name}' is an unknown field.")
+            raise CommandError(
+                ErrorCode.IDLUnknownField, f"BSON field '$changeStream.{name}' is an unknown field."
+            )
     at = options.get("startAtOperationTime")
     token = None if at is None else ResumeToken.high_water_mark(at, version)
     raw = options.get("resumeAfter", options.get("startAfter"))

@@ -6,8 +6,8 @@ from typing import Any, Final
 import bson
 
 from embedded.change_streams.events import ChangeEvent, encode_event
+from embedded.errors import CommandError, ErrorCode
 from shard_client.bson.resume_token import ResumeToken
-from shard_client.errors import CommandError
 
 MAX_INTERNAL_SIZE: Final = 16 * 1024 * 1024 + 16 * 1024
 """The largest document that a server builds, in bytes."""
@@ -54,7 +54,7 @@ class Splitter:
 
 
 def _fatal(message: str) -> CommandError:
-    return CommandError(280, message)
+    return CommandError(ErrorCode.ChangeStreamFatalError, message)
 
 
 def _fragments(event: ChangeEvent) -> list[ChangeEvent]:

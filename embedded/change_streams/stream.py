@@ -19,11 +19,11 @@ from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
 from embedded.change_streams.transactions import operations
 from embedded.change_streams.user_stages import UserStages
+from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal, as_timestamp
 from embedded.oplog import OplogEntry
 from embedded.storage.shell_text import bson_text, document_text
 from shard_client.bson.resume_token import ResumeToken
-from shard_client.errors import CommandError
 
 _INVALIDATING: Final = {
     "collection": frozenset({"drop", "rename", "dropDatabase"}),
@@ -163,13 +163,13 @@ class ChangeStream:
             first = oplog.first_ts
             if truncated is not None and (first is None or self._start_ts < first):
                 raise CommandError(
-                    286,
+                    ErrorCode.ChangeStreamHistoryLost,
                     "Resume of change stream was not possible, as the resume point may no longer "
                     "be in the oplog.",
                 )
         elif truncated is not None and truncated > self._scanned:
             raise CommandError(
-                136,
+                ErrorCode.CappedPositionLost,
                 "CollectionScan died due to position in capped collection being deleted. Last "
                 f"seen record id: RecordId({as_ordinal(self._scanned)})",
             )
@@ -235,7 +235,7 @@ class ChangeStream:
             return True
         if not self._resume_seen:
             raise CommandError(
-                280,
+                ErrorCode.ChangeStreamFatalError,
                 "cannot resume stream; the resume token was not found. "
                 + document_text(event.document.get("_id", {})),
             )
@@ -249,7 +249,7 @@ class ChangeStream:
             return
         shown = {"_id": found} if "_id" in event.document else {}
         raise CommandError(
-            280,
+            ErrorCode.ChangeStreamFatalError,
             "Encountered an event whose _id field, which contains the resume token, was modified "
             "by the pipeline. Modifying the _id field of an event makes it impossible to resume "
             "the stream from that point. Only transformations that retain the unmodified _id "
@@ -267,7 +267,7 @@ def _kind(request: StreamRequest) -> str:
 def _too_large(size: int, event: ChangeEvent) -> CommandError:
     [(name, value)] = list(event.document.items())[:1]
     return CommandError(
-        10334,
+        ErrorCode.BSONObjectTooLarge,
         f"BSONObj size: {size} (0x{size:X}) is invalid. Size must be between 0 and "
         f"{MAX_INTERNAL_SIZE}(16MB) First element: {name}: {bson_text(value)}",
     )

@@ -4,9 +4,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final, Self
 
 from embedded.change_streams.collation import folding
+from embedded.errors import CommandError
 from embedded.storage.document_stages import DOCUMENT_STAGES, Fold, compiled
 from embedded.storage.expressions import EMPTY, Expression
-from shard_client.errors import CommandError
 
 SPLIT: Final = "$changeStreamSplitLargeEvent"
 _WITHOUT_EFFECT: Final = ("$_internalInhibitOptimization", "$_internalShredDocuments")

@@ -7,10 +7,15 @@ from bson.binary import Binary
 
 from embedded.commands.request import Request, command
 from embedded.commands.views import create_view, drop_view
-from embedded.errors import namespace_exists, namespace_not_found, not_implemented
+from embedded.errors import (
+    CommandError,
+    ErrorCode,
+    namespace_exists,
+    namespace_not_found,
+    not_implemented,
+)
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
-from shard_client.errors import CommandError
 
 _OPTIONS = (
     "capped", "size", "max", "validator", "validationLevel", "validationAction", "collation",
@@ -71,7 +76,9 @@ async def drop_database(request: Request) -> Document:
     """Drop a database with all its collections."""
     mongod, database = request.mongod, request.database
     if database in ("admin", "config", "local") and not request.client.in_process:
-        raise CommandError(20, f"Dropping the '{database}' database is prohibited.")
+        raise CommandError(
+            ErrorCode.IllegalOperation, f"Dropping the '{database}' database is prohibited."
+        )
     collections = mongod.catalog.collections(database)
     if not collections:
         return {}
@@ -92,17 +99,17 @@ async def rename_collection(request: Request) -> Document:
     source, target = request.command["renameCollection"], request.field("to", str, "")
     database, _, name = target.partition(".")
     if not isinstance(source, str) or not name:
-        raise CommandError(73, f"Invalid target namespace: {target}")
+        raise CommandError(ErrorCode.InvalidNamespace, f"Invalid target namespace: {target}")
     collection = mongod.catalog.get(source)
     if collection is None:
         raise namespace_not_found(f"Source collection {source} does not exist")
     if source == target:
-        raise CommandError(20, "Can't rename a collection to itself")
+        raise CommandError(ErrorCode.IllegalOperation, "Can't rename a collection to itself")
     o: Document = {"renameCollection": source, "to": target, "stayTemp": False}
     occupied = mongod.catalog.get(target)
     if occupied is not None:
         if not request.command.get("dropTarget"):
-            raise CommandError(48, "target namespace exists")
+            raise CommandError(ErrorCode.NamespaceExists, "target namespace exists")
         o["dropTarget"] = occupied.uuid
         mongod.catalog.drop(occupied)
     mongod.journal.log_command(

@@ -22,13 +22,20 @@ from embedded.commands import (  # noqa: F401 (imported to be registered)
     writes,
 )
 from embedded.commands.request import COMMANDS, IN_TRANSACTIONS, Request
-from embedded.errors import TRANSIENT_TRANSACTION, command_not_found, no_such_transaction
+from embedded.errors import (
+    TRANSIENT_CODES,
+    TRANSIENT_TRANSACTION,
+    CommandError,
+    ErrorCode,
+    command_not_found,
+    no_such_transaction,
+    not_in_transactions,
+)
 from embedded.logical_clock import as_ordinal
 from embedded.member import Member
 from embedded.sessions import Session
 from embedded.storage.bson_values import Document
 from embedded.transactions import Transaction
-from shard_client.errors import CommandError
 
 _ENDS = frozenset({"commitTransaction", "abortTransaction"})
 
@@ -56,13 +63,13 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
     if transaction is None:
         return await handler(request)
     if name not in IN_TRANSACTIONS:
-        raise CommandError(263, f"Cannot run '{name}' in a multi-document transaction.")
+        raise not_in_transactions(name)
     try:
         return await handler(request)
     except CommandError as error:
         if transaction.is_open:
             mongod.journal.abort(transaction)
-        if error.code in (112, 246) and TRANSIENT_TRANSACTION not in error.labels:
+        if error.code in TRANSIENT_CODES:
             error.labels |= {TRANSIENT_TRANSACTION}
         raise
 
@@ -140,7 +147,7 @@ def _reach_read_time(request: Request) -> None:
         mongod = request.mongod
         if as_ordinal(wanted) > as_ordinal(mongod.clock.time):
             raise CommandError(
-                72,
+                ErrorCode.InvalidOptions,
                 f"readConcern {name} value must not be greater than the current clusterTime. "
                 f"Requested clusterTime: {wanted}; current clusterTime: {mongod.clock.time}",
             )

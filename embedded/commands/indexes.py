@@ -8,11 +8,10 @@ from bson.int64 import Int64
 from embedded.commands.request import Request, command
 from embedded.commands.write_statements import writable_collection
 from embedded.cursors import FIRST_BATCH, ListCursor
-from embedded.errors import bad_value, namespace_not_found, not_implemented
+from embedded.errors import CommandError, ErrorCode, bad_value, namespace_not_found, not_implemented
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
-from shard_client.errors import CommandError
 
 
 @command("createIndexes", in_transactions=True)
@@ -97,7 +96,7 @@ async def drop_indexes(request: Request) -> Document:
     count = len(collection.indexes)
     for name in _names(collection, request.command.get("index")):
         if name == "_id_":
-            raise CommandError(72, "cannot drop _id index")
+            raise CommandError(ErrorCode.InvalidOptions, "cannot drop _id index")
         specification = collection.indexes.pop(name)
         request.mongod.journal.log_command(
             request.database,

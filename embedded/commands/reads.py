@@ -21,13 +21,12 @@ from embedded.cursors import (
     kill,
     next_reply,
 )
-from embedded.errors import bad_value, type_mismatch
+from embedded.errors import CommandError, bad_value, type_mismatch
 from embedded.sessions import session_key
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import Document, id_key
 from embedded.storage.projection import project
 from embedded.storage.queries import Matcher, sort_documents
-from shard_client.errors import CommandError
 
 
 def _documents(request: Request, ns: str, matcher: Matcher) -> Iterator[Document]:

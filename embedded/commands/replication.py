@@ -6,9 +6,9 @@ Source: docs/protocol.md#sharded-cluster (appendOplogNote, idle members).
 from bson.timestamp import Timestamp
 
 from embedded.commands.request import Request, command
+from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 
 @command("appendOplogNote")
@@ -24,7 +24,7 @@ async def append_note(request: Request) -> Document:
     last = mongod.oplog.last_ts
     if wanted is not None and last is not None and as_ordinal(last) >= as_ordinal(wanted):
         raise CommandError(
-            209,
+            ErrorCode.StaleClusterTime,
             f"Requested maxClusterTime {wanted} is less or equal to the last primary OpTime {last}",
         )
     mongod.append_noop(data)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from embedded.clients import Client
-from embedded.errors import type_mismatch
+from embedded.errors import CommandError, ErrorCode, type_mismatch
 from embedded.journal import CommittedWrites
 from embedded.member import Member
 from embedded.sessions import Session
@@ -14,7 +14,6 @@ from embedded.storage.collection import Collection
 from embedded.transactions import Transaction
 from embedded.writes import WriteUnit
 from shard_client.bson.values import type_name
-from shard_client.errors import CommandError
 
 
 @dataclass(slots=True, eq=False)
@@ -117,7 +116,11 @@ def checked_collection(database: str, name: Any) -> str:
         CommandError: 73 InvalidNamespace if it is not a valid name.
     """
     if not isinstance(name, str):
-        raise CommandError(73, f"collection name has invalid type {type_name(name)}")
+        raise CommandError(
+            ErrorCode.InvalidNamespace, f"collection name has invalid type {type_name(name)}"
+        )
     if not name or "\0" in name or name.startswith("."):
-        raise CommandError(73, f"Invalid namespace specified '{database}.{name}'")
+        raise CommandError(
+            ErrorCode.InvalidNamespace, f"Invalid namespace specified '{database}.{name}'"
+        )
     return name

@@ -6,10 +6,9 @@ Source: docs/protocol.md#events (the events that they cause).
 from typing import Any
 
 from embedded.commands.request import Request
-from embedded.errors import namespace_exists
+from embedded.errors import CommandError, namespace_exists
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
-from shard_client.errors import CommandError
 
 
 def create_view(request: Request) -> None:

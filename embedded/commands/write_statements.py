@@ -5,11 +5,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 from embedded.commands.request import Request
-from embedded.errors import bad_value
+from embedded.errors import CommandError, ErrorCode, bad_value
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 from embedded.transactions import DocumentLocked
-from shard_client.errors import CommandError
 
 T = TypeVar("T")
 
@@ -40,7 +39,10 @@ def writable_collection(request: Request) -> Collection:
     if found is not None:
         return found
     if mongod.catalog.view(request.ns) is not None:
-        raise CommandError(166, f"Namespace {request.ns} is a view, not a collection")
+        raise CommandError(
+            ErrorCode.CommandNotSupportedOnView,
+            f"Namespace {request.ns} is a view, not a collection",
+        )
     if request.database == "local":
         raise bad_value("the local database of an embedded server is read-only")
     return mongod.create_collection(
@@ -89,7 +91,7 @@ class Statements:
         Raises:
             CommandError: ``error`` itself if it is a write conflict, which fails the whole command.
         """
-        if error.code == 112:
+        if error.code == ErrorCode.WriteConflict:
             raise error
         entry: Document = {"index": index, "code": error.code}
         entry |= error.extra

@@ -15,13 +15,12 @@ from embedded.commands.write_statements import (
     when_unlocked,
     writable_collection,
 )
-from embedded.errors import bad_value, failed_to_parse, shard_key_changed
+from embedded.errors import CommandError, ErrorCode, bad_value, failed_to_parse, shard_key_changed
 from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
 from embedded.storage.updates import Update
 from embedded.writes import WriteUnit
-from shard_client.errors import CommandError
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 
@@ -31,12 +30,13 @@ def _batch(request: Request, name: str) -> list[Any]:
     statements = request.field(name, list, None)
     if statements is None:
         raise CommandError(
-            40414, f"BSON field '{request.name}.{name}' is missing but a required field",
-            code_name="IDLFailedToParse",
+            ErrorCode.IDLFailedToParse,
+            f"BSON field '{request.name}.{name}' is missing but a required field",
         )  # fmt: skip
     if not 1 <= len(statements) <= 100_000:
         raise CommandError(
-            16, f"Write batch sizes must be between 1 and 100000. Got {len(statements)} operations."
+            ErrorCode.InvalidLength,
+            f"Write batch sizes must be between 1 and 100000. Got {len(statements)} operations.",
         )
     result: list[Any] = statements
     return result

@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from embedded.change_streams import UserStages
+from embedded.errors import CommandError, ErrorCode
 from embedded.mongos.reads import all_documents, members_for, open_cursor
 from embedded.mongos.request import Request
 from embedded.storage.aggregation import aggregate as run_pipeline
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 Pipeline = Sequence[Mapping[str, Any]]
 
@@ -30,7 +30,8 @@ def refuse_change_stream(command: Document) -> None:
     names = [name for stage in stages if isinstance(stage, Mapping) for name in stage]
     if any(name.startswith(_CHANGE_STREAM_STAGES) for name in names):
         raise CommandError(
-            59, "this endpoint does not serve change streams; open them through "
+            ErrorCode.CommandNotFound,
+            "this endpoint does not serve change streams; open them through "
             "mergerouter, or on a shard"
         )  # fmt: skip
 

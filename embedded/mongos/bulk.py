@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from embedded.errors import CommandError
 from embedded.mongos.members import Member
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 _LARGEST_BATCH = 1_000
 

@@ -5,12 +5,12 @@ from datetime import datetime
 
 from bson import Binary, Timestamp
 
+from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import LogicalClock
 from embedded.mongos.chunk_map import ChunkMap
 from embedded.mongos.members import Member
 from embedded.mongos.shard_key import ShardKey
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 CONFIG_DATABASES = frozenset({"admin", "config"})
 """The databases of the config server."""
@@ -71,7 +71,7 @@ class ClusterCatalog:
         """
         found = self._shards.get(name)
         if found is None:
-            raise CommandError(70, f"Shard {name} not found")
+            raise CommandError(ErrorCode.ShardNotFound, f"Shard {name} not found")
         return found
 
     def has_shard(self, name: str) -> bool:
@@ -141,7 +141,8 @@ class ClusterCatalog:
         if existing is not None:
             if primary is not None and existing is not primary:
                 raise CommandError(
-                    48, f"database already created on a primary which is different from "
+                    ErrorCode.NamespaceExists,
+                    f"database already created on a primary which is different from "
                     f"{primary.id}"
                 )  # fmt: skip
             return existing
@@ -163,7 +164,7 @@ class ClusterCatalog:
     def _emptiest_shard(self) -> Member:
         candidates = [shard for shard in self.shards if shard.id not in self._draining]
         if not candidates:
-            raise CommandError(70, "the cluster has no shard")
+            raise CommandError(ErrorCode.ShardNotFound, "the cluster has no shard")
         return min(candidates, key=_writes_on)
 
     # Sharded collections

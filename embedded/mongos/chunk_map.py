@@ -5,9 +5,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from embedded.errors import bad_value
 from embedded.mongos.shard_key import KeyValues, ShardKey
 from embedded.storage.ordering import SortKey, sort_key
-from shard_client.errors import CommandError
 
 
 def order(key: KeyValues) -> tuple[SortKey, ...]:
@@ -90,8 +90,8 @@ class ChunkMap:
         """
         chunk = self.chunk_of(at)
         if order(at) in (order(chunk.low), order(chunk.high)):
-            raise CommandError(
-                2, f"new split key {self.key.document(at)} is a boundary key of existing chunk "
+            raise bad_value(
+                f"new split key {self.key.document(at)} is a boundary key of existing chunk "
                 f"[{self.key.document(chunk.low)},{self.key.document(chunk.high)})",
             )  # fmt: skip
         left, right = replace(chunk, high=at), replace(chunk, low=at)

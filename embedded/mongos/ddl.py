@@ -3,12 +3,11 @@
 from collections.abc import Iterable
 from dataclasses import replace
 
-from embedded.errors import namespace_exists, namespace_not_found
+from embedded.errors import CommandError, ErrorCode, namespace_exists, namespace_not_found
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.members import Member, replies_of
 from embedded.mongos.request import Placement, Request
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 _SESSION_FIELDS = frozenset({"lsid", "txnNumber", "autocommit", "startTransaction", "readConcern"})
 
@@ -56,7 +55,7 @@ async def drop_database(request: Request) -> Document:
     if primary is None:
         return {"dropped": database}
     if primary is request.catalog.config:
-        raise CommandError(20, f"Cannot drop '{database}' database")
+        raise CommandError(ErrorCode.IllegalOperation, f"Cannot drop '{database}' database")
     held = {
         collection.ns
         for shard in request.catalog.shards
@@ -130,9 +129,11 @@ async def rename_collection(request: Request) -> Document:
 def _check_target(request: Request, placement: Placement, target: str) -> None:
     primary = request.catalog.primary_of(target.partition(".")[0])
     if primary is not None and primary is not placement.primary:
-        raise CommandError(20, "Source and destination collections must be on same shard")
+        raise CommandError(
+            ErrorCode.IllegalOperation, "Source and destination collections must be on same shard"
+        )
     if target in request.catalog.collections and not request.command.get("dropTarget"):
-        raise CommandError(48, "target namespace exists")
+        raise CommandError(ErrorCode.NamespaceExists, "target namespace exists")
 
 
 async def create_indexes(request: Request) -> Document:

@@ -3,13 +3,18 @@
 import structlog
 
 from embedded.clients import Client
-from embedded.errors import TRANSIENT_TRANSACTION
+from embedded.errors import (
+    TRANSIENT_CODES,
+    TRANSIENT_TRANSACTION,
+    CommandError,
+    ErrorCode,
+    not_in_transactions,
+)
 from embedded.logical_clock import as_ordinal, client_time
 from embedded.mongos.aggregations import refuse_change_stream
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
 from embedded.mongos.request import ClusterState, Request
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 log = structlog.get_logger()
 
@@ -51,9 +56,11 @@ class Mongos:
         name = request.name
         handler = COMMANDS.get(name)
         if handler is None:
-            raise CommandError(59, f"no such cmd: {name}")
+            raise CommandError(ErrorCode.CommandNotFound, f"no such cmd: {name}")
         if name in ON_ADMIN_ONLY and request.database != "admin":
-            raise CommandError(13, f"{name} may only be run against the admin database.")
+            raise CommandError(
+                ErrorCode.Unauthorized, f"{name} may only be run against the admin database."
+            )
         self._state.access.check(name, request.database, request.command, request.client)
         if name in ("aggregate", "explain"):
             refuse_change_stream(request.command)
@@ -61,7 +68,7 @@ class Mongos:
         if request.transaction is None or name in _ENDS_OF_TRANSACTIONS:
             return await handler(request)
         if name not in IN_TRANSACTIONS:
-            raise CommandError(263, f"Cannot run '{name}' in a multi-document transaction.")
+            raise not_in_transactions(name)
         return await self._in_transaction(request)
 
     async def _in_transaction(self, request: Request) -> Document:
@@ -72,7 +79,7 @@ class Mongos:
             reply = await COMMANDS[request.name](request)
         except CommandError as error:
             self._state.transactions.abort(transaction)
-            if error.code in (24, 112, 246, 251):
+            if error.code in TRANSIENT_CODES:
                 error.labels |= {TRANSIENT_TRANSACTION}
             raise
         except BaseException:

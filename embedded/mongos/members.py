@@ -7,10 +7,10 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from embedded.clients import Client
+from embedded.errors import CommandError
 from embedded.logical_clock import LogicalClock
 from embedded.mongod import Mongod
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 _PLAIN = Client(in_process=True)
 _MIGRATION = Client(in_process=True, from_migrate=True)

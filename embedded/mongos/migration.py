@@ -10,13 +10,13 @@ from itertools import islice
 
 from bson import Binary
 
+from embedded.errors import CommandError
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
 from embedded.mongos.members import Member
 from embedded.mongos.request import Request
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
-from shard_client.errors import CommandError
 
 _BATCH = 500
 

@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-from shard_client.errors import CommandError
+from embedded.errors import CommandError, ErrorCode
 
 
 @dataclass
@@ -113,7 +113,7 @@ class NamespaceLocks:
                     await lock.changed.wait()
         except TimeoutError:
             raise CommandError(
-                24,
+                ErrorCode.LockTimeout,
                 f"Unable to acquire lock on {namespace} within {self._timeout:g} s",
                 labels=["TransientTransactionError"],
             ) from None

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from embedded.cursors import FIRST_BATCH, ListCursor, first_reply, kill, next_reply
+from embedded.errors import CommandError, ErrorCode
 from embedded.mongos.members import Member, Outcome, replies_of
 from embedded.mongos.request import Placement, Request
 from embedded.mongos.targeting import targets_of_filter
@@ -12,7 +13,6 @@ from embedded.storage.bson_values import Document
 from embedded.storage.ordering import sort_key
 from embedded.storage.projection import project
 from embedded.storage.queries import sort_documents
-from shard_client.errors import CommandError
 
 _FIND_OPTIONS = ("collation", "hint", "min", "max", "allowDiskUse")
 
@@ -100,7 +100,7 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
         found = stored is not None and stored.ns == request.namespace
     if not found:
         raise CommandError(
-            361,
+            ErrorCode.CollectionUUIDMismatch,
             "Collection UUID does not match that specified",
             extra={
                 "db": request.database,

@@ -11,14 +11,13 @@ from embedded.access.control import AccessControl
 from embedded.clients import Client
 from embedded.commands.request import argument, checked_collection
 from embedded.cursors import CursorTable
-from embedded.errors import no_such_transaction
+from embedded.errors import CommandError, ErrorCode, no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
 from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.transactions import Transaction, TransactionTable
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 Value = TypeVar("Value")
 
@@ -130,8 +129,8 @@ class Request:
         value = default if value is None else value
         if value is None:
             raise CommandError(
-                40414, f"BSON field '{self.name}.{name}' is missing but a required field",
-                code_name="IDLFailedToParse",
+                ErrorCode.IDLFailedToParse,
+                f"BSON field '{self.name}.{name}' is missing but a required field",
             )  # fmt: skip
         return value
 

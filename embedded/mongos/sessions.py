@@ -2,10 +2,10 @@
 
 from typing import Any
 
+from embedded.errors import CommandError, ErrorCode
 from embedded.mongos.request import Request
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 
 async def end_sessions(request: Request) -> Document:
@@ -48,7 +48,9 @@ async def abort_transaction(request: Request) -> Document:
             code_name="TransactionCommitted",
         )
     if transaction.state == "aborted":
-        raise CommandError(251, f"Transaction {transaction.number} has been aborted.")
+        raise CommandError(
+            ErrorCode.NoSuchTransaction, f"Transaction {transaction.number} has been aborted."
+        )
     request.state.transactions.abort(transaction)
     return {}
 

@@ -5,6 +5,7 @@ from typing import Any
 
 from bson import Binary, Int64
 
+from embedded.errors import CommandError, ErrorCode
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, ChunkMap
 from embedded.mongos.members import Member
@@ -12,7 +13,6 @@ from embedded.mongos.migration import copy_catalog_entry
 from embedded.mongos.request import Request
 from embedded.mongos.shard_key import ShardKey
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 _HASHED_CHUNKS_PER_SHARD = 2
 _HASH_SPACE = 1 << 64
@@ -37,7 +37,7 @@ async def shard_collection(request: Request) -> Document:
     key = ShardKey(request.command.get("key") or {})
     database, _, name = namespace.partition(".")
     if not name:
-        raise CommandError(73, f"Invalid namespace: {namespace}")
+        raise CommandError(ErrorCode.InvalidNamespace, f"Invalid namespace: {namespace}")
     primary = await request.catalog.create_database(database)
     async with request.state.locks.exclusive(namespace):
         existing = request.catalog.collections.get(namespace)
@@ -85,7 +85,8 @@ async def _ensure_index(primary: Member, namespace: str, key: ShardKey, *, was_e
         return
     if not was_empty:
         raise CommandError(
-            72, "Please create an index that starts with the proposed shard key before sharding "
+            ErrorCode.InvalidOptions,
+            "Please create an index that starts with the proposed shard key before sharding "
             "the collection. "
         )  # fmt: skip
     index: dict[str, Any] = {

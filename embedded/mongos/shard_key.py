@@ -8,8 +8,8 @@ from typing import Any
 import bson
 from bson import Int64, MaxKey, MinKey
 
+from embedded.errors import CommandError, bad_value
 from embedded.storage.bson_values import MISSING
-from shard_client.errors import CommandError
 
 KeyValues = tuple[Any, ...]
 """The values of a full shard key in the order of the pattern, with hashed fields already hashed."""
@@ -35,8 +35,8 @@ class ShardKey:
         kinds = list(self.pattern.values())
         fit = all(kind == "hashed" or (_is_number(kind) and kind == 1) for kind in kinds)
         if not kinds or not fit or kinds.count("hashed") > 1:
-            raise CommandError(
-                2, f"Shard key {dict(self.pattern)} can contain either a single 'hashed' field or "
+            raise bad_value(
+                f"Shard key {dict(self.pattern)} can contain either a single 'hashed' field or "
                 "multiple numerical fields set to a value of 1",
             )  # fmt: skip
 
@@ -81,8 +81,7 @@ class ShardKey:
             CommandError: 2 BadValue if its fields are not those of the pattern.
         """
         if set(document) != set(self.fields):
-            raise CommandError(
-                2, f"shard key bounds {dict(document)} do not have the fields of "
+            raise bad_value(f"shard key bounds {dict(document)} do not have the fields of "
                 f"{dict(self.pattern)}",
             )  # fmt: skip
         return tuple(document[path] for path in self.fields)

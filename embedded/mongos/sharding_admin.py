@@ -1,13 +1,12 @@
 """Administrative commands: shards, chunks and primary shards."""
 
-from embedded.errors import bad_value
+from embedded.errors import CommandError, ErrorCode, bad_value, namespace_not_found
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
 from embedded.mongos.members import Member
 from embedded.mongos.migration import clone_database, drop_cloned, move_chunk
 from embedded.mongos.request import Request
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 _OWN_DATABASES = frozenset({"admin", "config", "local"})
 
@@ -41,21 +40,23 @@ async def add_shard(request: Request) -> Document:
     host = str(request.command["addShard"])
     mongod = request.state.servers.find(host)
     if mongod is None:
-        raise CommandError(6, f"no shard server {host} in this process")
+        raise CommandError(ErrorCode.HostUnreachable, f"no shard server {host} in this process")
     name = str(request.command.get("name") or mongod.set_name)
     if request.catalog.has_shard(name):
         known = request.catalog.shard(name)
         if known.mongod is mongod:
             return {"shardAdded": name}
         raise CommandError(
-            20, f"A shard named {name} containing the replica set '{known.mongod.set_name}' "
+            ErrorCode.IllegalOperation,
+            f"A shard named {name} containing the replica set '{known.mongod.set_name}' "
             "already exists"
         )  # fmt: skip
     brought = [db for db in mongod.catalog.databases() if db not in _OWN_DATABASES]
     for database in brought:
         if request.catalog.primary_of(database) is not None:
             raise CommandError(
-                96, f"can't add shard '{host}' because a local database '{database}' exists in "
+                ErrorCode.OperationFailed,
+                f"can't add shard '{host}' because a local database '{database}' exists in "
                 "another shard"
             )  # fmt: skip
     member = Member(name, mongod, request.catalog.gossip)
@@ -79,7 +80,10 @@ async def remove_shard(request: Request) -> Document:
     to_move = [db.name for db in request.catalog.databases.values() if db.primary == member.id]
     if not request.catalog.is_draining(member.id):
         if not _takers(request, member):
-            raise CommandError(20, "Operation not allowed because it would remove the last shard")
+            raise CommandError(
+                ErrorCode.IllegalOperation,
+                "Operation not allowed because it would remove the last shard",
+            )
         await request.catalog.set_draining(member)
         return _drain_state("started", "draining started successfully", member, to_move)
     await _move_chunks_away(request, member)
@@ -134,7 +138,7 @@ async def move_primary(request: Request) -> Document:
     to = request.catalog.shard(request.field("to", str))
     donor = request.catalog.primary_of(database)
     if donor is None:
-        raise CommandError(26, f"Database {database} could not be found")
+        raise namespace_not_found(f"Database {database} could not be found")
     if donor is not to:
         held = [collection.ns for collection in donor.mongod.catalog.collections(database)]
         async with request.state.locks.exclusive(database, *held):

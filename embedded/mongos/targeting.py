@@ -9,11 +9,11 @@ from typing import Any
 
 from bson import Regex
 
+from embedded.errors import CommandError
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.shard_key import SHARD_KEY_NOT_FOUND, KeyValues, ShardKey
 from embedded.storage.bson_values import MISSING
 from embedded.storage.queries import is_operators
-from shard_client.errors import CommandError
 
 
 def leading_values(key: ShardKey, filter_: Mapping[str, Any]) -> KeyValues:

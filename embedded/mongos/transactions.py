@@ -6,13 +6,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from embedded.errors import TRANSIENT_TRANSACTION, no_such_transaction
+from embedded.errors import TRANSIENT_TRANSACTION, CommandError, ErrorCode, no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.members import Member
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 LIFETIME_SECONDS = 60.0
 _MOST_SESSIONS = 10_000
@@ -70,7 +69,10 @@ class TransactionTable:
             return None
         lsid = command.get("lsid")
         if lsid is None:
-            raise CommandError(72, "Transaction number requires a session ID to also be specified")
+            raise CommandError(
+                ErrorCode.InvalidOptions,
+                "Transaction number requires a session ID to also be specified",
+            )
         number = int(command["txnNumber"])
         latest = self._latest.get(session_key(lsid))
         if latest is not None and number < latest.number:
@@ -165,7 +167,9 @@ class TransactionTable:
             try:
                 member.mongod.abort_transaction(transaction.lsid, transaction.number)
             except CommandError as error:
-                if error.code != 251:  # a participant may have aborted on its own
+                if (
+                    error.code != ErrorCode.NoSuchTransaction
+                ):  # a participant may have aborted on its own
                     raise
             member.report_time()
         self._end(transaction, "aborted")

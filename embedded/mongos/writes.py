@@ -5,7 +5,7 @@ from typing import Any
 
 from bson import ObjectId
 
-from embedded.errors import shard_key_changed
+from embedded.errors import CommandError, shard_key_changed
 from embedded.mongos.bulk import BulkResult, batches, picked
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.key_change import has_moved, move_document
@@ -14,7 +14,6 @@ from embedded.mongos.request import Placement, Request
 from embedded.mongos.statements import bulk_command, send_statement
 from embedded.mongos.targeting import targets_of_delete, targets_of_update
 from embedded.storage.bson_values import Document
-from shard_client.errors import CommandError
 
 
 async def insert(request: Request) -> Document:

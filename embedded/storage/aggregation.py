@@ -3,12 +3,11 @@
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from embedded.errors import not_implemented
+from embedded.errors import CommandError, not_implemented
 from embedded.storage.bson_values import Document, copied
 from embedded.storage.document_stages import DOCUMENT_STAGES, compiled
 from embedded.storage.mongomock_rules import library_errors, run_stage
 from embedded.storage.queries import sort_documents
-from shard_client.errors import CommandError
 
 
 def aggregate(

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
+from embedded.errors import CommandError, bad_value
 from embedded.storage.bson_values import MISSING
 from embedded.storage.expressions import EMPTY, Expression
 from embedded.storage.projection import add_fields, project, unset
 from embedded.storage.queries import Matcher
 from embedded.storage.shell_text import document_text
 from shard_client.bson.values import type_name
-from shard_client.errors import CommandError
 
 Stage = Callable[[dict[str, Any]], dict[str, Any] | None]
 """Returns the changed document, or None for one that is filtered out."""
@@ -52,8 +52,7 @@ def _predicate(condition: Any, variables: Mapping[str, Any], fold: Fold | None) 
         elif name in _LOGIC and isinstance(value, list) and value:
             tests.append(_LOGIC[name]([_predicate(item, variables, fold) for item in value]))
         elif name.startswith("$") and name != "$comment":
-            raise CommandError(
-                2,
+            raise bad_value(
                 f"unknown top level operator: {name}. If you have a field name that starts with a "
                 "'$' symbol, consider using $getField or $setField.",
             )

@@ -7,11 +7,11 @@ from typing import Any, Final
 import bson
 from mongomock import aggregate as mongomock_aggregate
 
+from embedded.errors import CommandError
 from embedded.storage.bson_values import MISSING
 from embedded.storage.mongomock_rules import library_errors
 from embedded.storage.ordering import sort_key
 from shard_client.bson.values import type_name
-from shard_client.errors import CommandError
 
 EMPTY: Final[Mapping[str, Any]] = {}
 _COMPARE: Final[dict[str, Callable[[Any, Any], Any]]] = {

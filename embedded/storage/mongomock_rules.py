@@ -14,9 +14,8 @@ from bson.errors import InvalidDocument
 from mongomock import aggregate, filtering
 from pymongo.errors import OperationFailure
 
-from embedded.errors import bad_value, not_implemented
+from embedded.errors import CommandError, bad_value, not_implemented
 from embedded.storage.bson_values import MISSING, Document, copied
-from shard_client.errors import CommandError
 
 NOTHING: Any = filtering.NOTHING  # type: ignore[attr-defined]
 """mongomock's marker for an absent field."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
 
+from embedded.errors import CommandError
 from embedded.storage.bson_values import MISSING
 from embedded.storage.expressions import EMPTY, Expression
-from shard_client.errors import CommandError
 
 Transformation = Callable[[dict[str, Any]], dict[str, Any]]
 _INCLUDE: Final = True

@@ -6,7 +6,7 @@ from typing import Any
 
 from bson.regex import Regex
 
-from embedded.errors import bad_value
+from embedded.errors import CommandError, bad_value
 from embedded.storage.bson_values import MISSING, Document, value_at
 from embedded.storage.mongomock_rules import (
     NOTHING,
@@ -15,7 +15,6 @@ from embedded.storage.mongomock_rules import (
 )
 from embedded.storage.ordering import EMPTY_ARRAY, NULL, SortKey, sort_key
 from embedded.storage.type_names import has_type
-from shard_client.errors import CommandError
 
 
 class Matcher:

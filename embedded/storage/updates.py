@@ -10,13 +10,12 @@ from typing import Any
 
 from bson.objectid import ObjectId
 
-from embedded.errors import failed_to_parse, not_implemented, type_mismatch
+from embedded.errors import CommandError, ErrorCode, failed_to_parse, not_implemented, type_mismatch
 from embedded.storage.aggregation import aggregate
 from embedded.storage.bson_values import MISSING, Document, copied, identical, value_at
 from embedded.storage.diff import DiffLog, compute_diff
 from embedded.storage.field_updates import appends, new_value
 from embedded.storage.queries import is_operators
-from shard_client.errors import CommandError
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +92,9 @@ class Update:
                 raise type_mismatch("Each element of the 'pipeline' array must be an object")
             if not set(stage) <= _PIPELINE_STAGES:
                 name = next(iter(stage), "")
-                raise CommandError(72, f"{name} is not allowed to be used within an update")
+                raise CommandError(
+                    ErrorCode.InvalidOptions, f"{name} is not allowed to be used within an update"
+                )
         [after] = aggregate([document], self.specification)
         if "_id" in document and "_id" not in after:
             after = {"_id": document["_id"], **after}

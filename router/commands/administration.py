@@ -9,9 +9,9 @@ every client of the router as such a client, so the router has to distinguish th
 
 from typing import Final
 
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Node, answers
-from router.commands.elsewhere import change_everywhere_else
+from router.commands.other_workers import change_other_workers
+from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -77,7 +77,7 @@ async def rotate_certificates(call: Call) -> AnyAnswer:
     problem = call.node.certificates.rotate()
     if problem is not None:
         raise CommandError(ErrorCode.InvalidSSLConfiguration, problem)
-    await change_everywhere_else(call)
+    await change_other_workers(call)
     return Answer({})
 
 

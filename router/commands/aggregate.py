@@ -9,8 +9,8 @@ from bson.int64 import Int64
 
 from router.access.authorization import LONGEST_SHOWN, not_authorized, require_stream
 from router.access.users import User
-from router.commands.answer import Answer, AnyAnswer, PassThrough
 from router.commands.call import Call, answers
+from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough
 from router.cursors.cursor import Owner
 from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.accepted import MOST_STAGES, explains_change_stream, is_change_stream

@@ -8,8 +8,8 @@ from contextlib import suppress
 from typing import Any
 
 from router.access.login import is_certificate_login
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
+from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.request.fields import GENERIC_FIELDS
 from shard_client.errors import CommandError
 

@@ -18,14 +18,14 @@ from router.catalog.server_checks import ServerChecks
 from router.catalog.upstream import CatalogPrimary, Reachable, ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.client_limits import ClientLimits
-from router.commands.answer import (
+from router.commands.job_reports import JobReports
+from router.commands.reply_bodies import (
     AnyAnswer,
     BatchName,
     RawAnswer,
     build_cursor_reply,
     without_state_change,
 )
-from router.commands.job_reports import JobReports
 from router.commands.topology_version import TopologyVersion
 from router.cursors.registry import CursorRegistry
 from router.peers.peers import Peers

@@ -10,15 +10,15 @@ from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
-from router.commands.elsewhere import (
+from router.commands.other_workers import (
     ANYBODY,
-    everywhere_else,
-    get_more_elsewhere,
-    is_elsewhere,
-    kill_elsewhere,
+    ask_other_workers,
+    get_more_from_owner,
+    has_other_owner,
+    kill_at_owners,
 )
+from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.cursors.cursor import Owner
 from router.privileges import CLUSTER, Resource
 from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
@@ -65,12 +65,12 @@ async def get_more(call: Call) -> AnyAnswer:
     is_own = cursor_id in node.cursors
     if node.upstream is None:
         await call.check_generic_fields()
-    elif (is_own or is_elsewhere(call, cursor_id)) and not all(map(_is_usual, command.items())):
+    elif (is_own or has_other_owner(call, cursor_id)) and not all(map(_is_usual, command.items())):
         await call.let_upstream_check(command)
     if not is_own:
-        elsewhere = await get_more_elsewhere(call, cursor_id)
-        if elsewhere is not None:
-            return elsewhere
+        reply = await get_more_from_owner(call, cursor_id)
+        if reply is not None:
+            return reply
         if call.upstream is not None:
             return PASS_THROUGH
     collection = text(command, "getMore", "collection")
@@ -127,7 +127,7 @@ async def kill_cursors(call: Call) -> AnyAnswer:
         raise not_authorized(call.database, command, call.user_name)
     others = [each for each in cursor_ids if each not in node.cursors]
     lists: _Lists = {name: [] for name in _KILL_LISTS}
-    for reply in await kill_elsewhere(call, others, anybody=anybody):
+    for reply in await kill_at_owners(call, others, anybody=anybody):
         del reply["cursorsNotFound"]
         _add_lists(lists, reply)
     done = {each for ids in lists.values() for each in ids}
@@ -180,7 +180,7 @@ async def refresh_sessions(call: Call) -> AnyAnswer:
 
 
 async def _everywhere_else(call: Call) -> AnyAnswer:
-    await everywhere_else(call)
+    await ask_other_workers(call)
     return PASS_THROUGH if call.upstream is not None else Answer({})
 
 

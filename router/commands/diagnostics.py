@@ -1,8 +1,8 @@
 """Diagnostics: small commands that shells, drivers and operators use to inspect a server."""
 
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
-from router.commands.elsewhere import everywhere_else
+from router.commands.other_workers import ask_other_workers
+from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.config.log_lines import RECENT, RECENT_LINES
 from router.request.fields import text
 from shard_client.error_codes import ErrorCode
@@ -44,7 +44,7 @@ async def get_log(call: Call) -> Answer:
     if asked != "global":
         return Answer({"totalLinesWritten": 0, "log": []})
     total, lines = RECENT.total, list(RECENT.lines)
-    for other in await everywhere_else(call):
+    for other in await ask_other_workers(call):
         total += other["totalLinesWritten"]
         lines += other["log"]
     lines.sort(key=_time_of)

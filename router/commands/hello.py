@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any
 
-from router.commands.answer import Answer
 from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, Node, answers
+from router.commands.reply_bodies import Answer
 from router.request.fields import whole_number, wrong_type
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError

@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, answers
-from router.commands.elsewhere import change_everywhere_else
+from router.commands.other_workers import change_other_workers
+from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.config.log_lines import LEVEL, MOST_VERBOSE
 from router.request.fields import GENERIC_FIELDS, unknown_field, wrong_type
 from shard_client.error_codes import ErrorCode
@@ -141,7 +141,7 @@ async def set_parameter(call: Call) -> AnyAnswer:
     verbosity = _level(value) if name == _LEVEL else _of_components(value)
     was = log_parameters()[name]
     LEVEL.verbosity = verbosity
-    await change_everywhere_else(call)
+    await change_other_workers(call)
     return Answer({"was": was})
 
 

@@ -9,9 +9,9 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from router.commands.answer import Answer
 from router.commands.call import UNKNOWN, Call, Counters, Node, answers
-from router.commands.elsewhere import everywhere_else
+from router.commands.other_workers import ask_other_workers
+from router.commands.reply_bodies import Answer
 from router.status_sums import sum_statuses
 from shard_client.wire.connection import format_address
 
@@ -38,7 +38,7 @@ async def server_status(call: Call) -> Answer:
     for section, wanted in call.command.items():
         if section in reply and wanted in (0, False):
             del reply[section]
-    others = await everywhere_else(call)
+    others = await ask_other_workers(call)
     reply = sum_statuses([reply, *map(_without_times, others)])
     reply.get("mergerouter", {}).get("workers", []).sort(key=itemgetter("worker"))
     return Answer(reply)

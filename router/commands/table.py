@@ -17,8 +17,8 @@ from router.commands import (  # noqa: F401 - each adds its commands
     process_status,
     server_status,
 )
-from router.commands.answer import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.call import Call, Command, answers
+from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.request.fields import text
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError

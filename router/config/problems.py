@@ -133,7 +133,6 @@ class Section(BaseModel):
     model_config = ConfigDict(
         alias_generator=lambda name: to_camel(name) if "_" in name else name,
         extra="forbid",
-        populate_by_name=True,
         frozen=True,
         hide_input_in_errors=True,
         use_attribute_docstrings=True,

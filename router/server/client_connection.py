@@ -10,7 +10,9 @@ import structlog
 from router.access.authorization import login_required, not_for_certificates
 from router.catalog.upstream import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, users_changed
-from router.commands.answer import (
+from router.commands.call import Call, Client, Node, counted_name
+from router.commands.other_workers import take_user
+from router.commands.reply_bodies import (
     PASS_THROUGH,
     Answer,
     AnyAnswer,
@@ -22,8 +24,6 @@ from router.commands.answer import (
     shutting_down,
     with_retry_labels,
 )
-from router.commands.call import Call, Client, Node, counted_name
-from router.commands.elsewhere import take_user
 from router.commands.table import COMMANDS
 from router.cursors.cursor import Owner
 from router.server.client_deadlines import ClientDeadlines

@@ -13,6 +13,7 @@ from typing import Any, Self
 import structlog
 from bson.objectid import ObjectId
 
+from router.config.settings import Settings
 from router.workers.channel import Channel, HandedConnection, hand_over
 from router.workers.placement import Load
 
@@ -30,7 +31,7 @@ class WorkerStart:
         folder: the router's private folder.
         process_id: the process id in all hello replies.
         started: the start time of the router.
-        settings: the explicitly set options, as arguments of ``Settings``.
+        settings: the router's settings.
         arguments: the router's command line.
         ports: the parent's listening ports, by the names of the log attributes.
         verbosity: the log level at present, which a client may have set.
@@ -42,7 +43,7 @@ class WorkerStart:
     folder: Path
     process_id: ObjectId
     started: datetime
-    settings: Mapping[str, Any]
+    settings: Settings
     arguments: tuple[str, ...]
     ports: Mapping[str, int]
     verbosity: int

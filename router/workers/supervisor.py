@@ -221,7 +221,7 @@ class Supervisor:
             folder=self._folder,
             process_id=self._process_id,
             started=self._started,
-            settings=self._settings.model_dump(exclude_unset=True),
+            settings=self._settings,
             arguments=self._arguments,
             ports=self._ports,
             verbosity=LEVEL.verbosity,

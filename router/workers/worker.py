@@ -24,7 +24,6 @@ from router.catalog.version import ServerIdentity
 from router.commands.call import Node
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
-from router.config.settings import Settings
 from router.feed.feed import FeedPort
 from router.owned_tasks import OwnedTasks
 from router.peers.cursor_ids import CursorIds
@@ -166,19 +165,17 @@ def main() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     start: WorkerStart = pickle.load(sys.stdin.buffer)  # noqa: S301 (our own parent wrote it)
-    settings = Settings(**start.settings)
-    configure_logging(start.verbosity, quiet=settings.system_log.quiet)
+    configure_logging(start.verbosity, quiet=start.settings.system_log.quiet)
     structlog.contextvars.bind_contextvars(ctx=f"worker{start.number}")
     keep_freed_memory()
     collect_less_often()
     channel, handoff_socket = (
         socket.socket(fileno=int(sys.argv[each])) for each in (_CHANNEL, _HANDOFF_SOCKET)
     )
-    uvloop.run(_run(settings, start, channel, handoff_socket))
+    uvloop.run(_run(start, channel, handoff_socket))
 
 
 async def _run(
-    settings: Settings,
     start: WorkerStart,
     channel_end: socket.socket,
     handoff_socket: socket.socket,
@@ -188,7 +185,11 @@ async def _run(
         runtime = WorkerRuntime(start, channel, handoff_socket)
         topology = TopologyVersion(start.process_id)
         async with assemble(
-            settings, start.arguments, peers=runtime.peers, topology=topology, started=start.started
+            start.settings,
+            start.arguments,
+            peers=runtime.peers,
+            topology=topology,
+            started=start.started,
         ) as parts:
             await runtime.serve(*parts)
     finally:

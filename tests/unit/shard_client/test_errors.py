@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
-from router.commands.answer import without_state_change
+from router.commands.reply_bodies import without_state_change
 from shard_client import spans
 from shard_client.backoff import Backoff
 from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode

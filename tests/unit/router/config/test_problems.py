@@ -20,6 +20,7 @@ from tests.harness.certificates import Authority
     [
         ({"net": {"prt": 1}}, "net.prt is not a setting. Did you mean net.port?"),
         ({"net": {"bindip": "::1"}}, "net.bindip is not a setting. Did you mean net.bindIp?"),
+        ({"net": {"bind_ip": "::1"}}, "net.bind_ip is not a setting. Did you mean net.bindIp?"),
         ({"upstraem": "x"}, "upstraem is not a setting. Did you mean upstream?"),
         (
             {"systemLog": {"colour": 1}},

@@ -262,7 +262,7 @@ def test_a_missing_package_is_named_with_the_remedy(monkeypatch: pytest.MonkeyPa
 def test_headers_come_from_a_file(tmp_path: Path) -> None:
     file = tmp_path / "headers"
     file.write_text("Authorization: Bearer a:b\nx-tenant:  orders \n")
-    settings = Tracing(endpoint=ENDPOINT, headers_file=file)
+    settings = Tracing.model_validate({"endpoint": ENDPOINT, "headersFile": file})
     with pytest.raises(ValueError, match="too open"):
         settings.read_headers()
     file.chmod(0o600)

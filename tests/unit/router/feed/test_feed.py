@@ -32,7 +32,8 @@ async def feed(
 ) -> AsyncIterator[tuple[FakeCursors, int]]:
     cursors: Any = FakeCursors()
     node = Node(clock=cursors.clock, cursors=cursors, cluster=cursors, access=access)
-    async with FeedPort(node, Feed(request_wait_ms=request_wait * 1000), **limits) as listening:
+    given = Feed.model_validate({"requestWaitMs": request_wait * 1000})
+    async with FeedPort(node, given, **limits) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)
 
 
@@ -172,6 +173,11 @@ NAMES = st.sampled_from(
 def assert_parsed_or_refused(line: bytes | str) -> None:
     with suppress(ValueError, CommandError):
         assert isinstance(parse_watch(line), Watch)
+
+
+def test_fields_have_their_documented_names_alone() -> None:
+    with pytest.raises(ValueError, match=r"heartbeat_ms is not a field. Did you mean heartbeatMs"):
+        parse_watch('{"heartbeat_ms": 1000}')
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.commands.answer import build_cursor_reply
+from router.commands.reply_bodies import build_cursor_reply
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor import cursor_reply
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data

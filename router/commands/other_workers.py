@@ -9,8 +9,8 @@ from typing import Any, Final
 
 import structlog
 
-from router.commands.answer import RawAnswer, code_of
 from router.commands.call import Call
+from router.commands.reply_bodies import RawAnswer, code_of
 from router.config.log_lines import LEVEL
 from router.peers.peers import Peer, Peers
 from shard_client.error_codes import ErrorCode
@@ -26,7 +26,7 @@ ANYBODY: Final = "*"
 _ON_BEHALF_OF: Final = "$onBehalfOf"
 
 
-async def everywhere_else(call: Call) -> Sequence[dict[str, Any]]:
+async def ask_other_workers(call: Call) -> Sequence[dict[str, Any]]:
     """Run the call's command on all other workers; return the replies received."""
     peers = _peers(call)
     if peers is None:
@@ -34,20 +34,20 @@ async def everywhere_else(call: Call) -> Sequence[dict[str, Any]]:
     return await peers.ask_all(call.database, _for_user(call, call.command))
 
 
-async def change_everywhere_else(call: Call) -> None:
+async def change_other_workers(call: Call) -> None:
     """Run a command that changes the process on all other workers; the parent does the same."""
-    await everywhere_else(call)
+    await ask_other_workers(call)
     peers = _peers(call)
     if peers is not None:
         peers.tell_parent(changed=call.name, verbosity=LEVEL.verbosity)
 
 
-def is_elsewhere(call: Call, cursor_id: int) -> bool:
+def has_other_owner(call: Call, cursor_id: int) -> bool:
     """Return whether another worker has the cursor."""
     return _owner(call, cursor_id) is not None
 
 
-async def get_more_elsewhere(call: Call, cursor_id: int) -> RawAnswer | None:
+async def get_more_from_owner(call: Call, cursor_id: int) -> RawAnswer | None:
     """Return the answer of the worker that owns a cursor; None if no other worker has it."""
     owner = _owner(call, cursor_id)
     if owner is None:
@@ -68,7 +68,7 @@ async def get_more_elsewhere(call: Call, cursor_id: int) -> RawAnswer | None:
     return RawAnswer([reply[BODY_OFFSET:]])
 
 
-async def kill_elsewhere(
+async def kill_at_owners(
     call: Call, cursor_ids: Sequence[int], *, anybody: bool
 ) -> list[dict[str, Any]]:
     """Kill the cursors that belong to other workers; return these workers' replies.
