@@ -40,6 +40,7 @@ from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from tests.harness.clusters import TestCluster
+from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, forget_last_commit, rows_of, run_job
 from tests.spark.query_process import REPOSITORY, WAIT, QueryProcess
@@ -153,7 +154,7 @@ def test_a_job_is_behind_its_stream_and_not_its_last_event(tmp_path: Path, shop:
     while shop.now().time < begun.time + 5:  # other collections have events
         shop.client[f"{shop.database}_other"].c.insert_one({})
         time.sleep(0.5)
-    assert status_of(folder, shop.uri)["lagSeconds"] <= 3
+    wait_for(lambda: status_of(folder, shop.uri)["lagSeconds"] <= 3, "a lag of no event")
     shop.insert(1)
     assert status_of(folder, shop.uri)["lagSeconds"] >= 5
 
