@@ -46,14 +46,14 @@ class WorkersStatus:
     async def collect(self, details: bool) -> RouterStatus:
         """Return the status, as ``Collect``; without workers that do not answer in two seconds."""
         ready = sorted(self._ready())
-        # One worker is enough to check the replica sets.
-        commands = [
-            {COMMAND: 1, "details": details, "checks": number == ready[0]} for number in ready
-        ]
         answers = await asyncio.gather(
             *(
-                self._peers[number].ask("admin", command)
-                for number, command in zip(ready, commands, strict=True)
+                self._peers[number].ask(
+                    "admin",
+                    # One worker is enough to check the replica sets.
+                    {COMMAND: 1, "details": details, "checks": number == ready[0]},
+                )
+                for number in ready
             )
         )
         processes = [answer for answer in answers if answer is not None]

@@ -32,7 +32,6 @@ from router.server.listener import Listener
 from router.service import assemble
 from router.workers.channel import DRIVER, Arrivals, Channel, HandedConnection
 from router.workers.child import WorkerStart
-from router.workers.placement import Load
 
 log = structlog.get_logger(component="CONTROL")
 
@@ -113,12 +112,12 @@ class WorkerRuntime:
                     return
 
     def _load(self, node: Node) -> dict[str, Any]:
-        load = Load(
-            streams=len(node.cursors),
-            connections=node.counters.connections,
-            busy=self._busy.share(),
-        )
-        return {name: getattr(load, name) for name in Load.__slots__}
+        """Return the fields of ``Load``."""
+        return {
+            "streams": len(node.cursors),
+            "connections": node.counters.connections,
+            "busy": self._busy.share(),
+        }
 
     async def _adopt(
         self, handed: HandedConnection, listener: Listener, feed: FeedPort | None
