@@ -118,8 +118,7 @@ class Connection:
         self._cut = False
         self._request_ids = count(1)
         self._expected = 0
-        self.busy = False
-        """Whether a request is in flight."""
+        self._busy = False
         self._credentials: Credentials | None = None
 
     @classmethod
@@ -181,6 +180,11 @@ class Connection:
     def closed(self) -> bool:
         """True once the connection is closed or was cut."""
         return self._cut or self._stream.closed
+
+    @property
+    def busy(self) -> bool:
+        """Whether a request is in flight."""
+        return self._busy
 
     @property
     def from_loopback(self) -> bool:
@@ -268,7 +272,7 @@ class Connection:
         try:
             self._stream.write(message)
         except BaseException:
-            self.busy = False
+            self._busy = False
             raise
 
     async def receive_raw(self, *, timeout: float | None) -> bytes:
@@ -276,7 +280,7 @@ class Connection:
         try:
             return await self._receive(partial(reply_body, response_to=self._expected), timeout)
         finally:
-            self.busy = False
+            self._busy = False
 
     async def exchange(self, message: bytes) -> AsyncGenerator[bytes, None]:
         """Forward one whole uncompressed frame under a new request id; yield the replies.
@@ -295,12 +299,12 @@ class Connection:
                 frame = await self._receive(bytes, None)
                 more = more_to_come(frame)
                 if not more:
-                    self.busy = False
+                    self._busy = False
                 yield frame
         finally:
             if more:
                 self.abort()
-            self.busy = False
+            self._busy = False
 
     async def close(self) -> None:
         """Close the connection, waiting at most a second for it to end."""
@@ -322,9 +326,9 @@ class Connection:
         self.round_trip = loop.time() - asked_at
 
     def _begin(self, request_id: int) -> None:
-        if self.busy:
+        if self._busy:
             raise RuntimeError("another request is in flight on this connection")
-        self.busy = True
+        self._busy = True
         self._expected = request_id
 
     async def _receive(self, take: Callable[[memoryview], bytes], timeout: float | None) -> bytes:
