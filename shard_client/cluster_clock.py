@@ -68,9 +68,7 @@ class ClusterClock:
     @property
     def time(self) -> Timestamp | None:
         """The newest cluster time seen, or None before the first."""
-        if self._raw is None:
-            return None
-        return _timestamp(self.ordinal)
+        return None if self._raw is None else _timestamp(self.ordinal)
 
     @property
     def document(self) -> dict[str, Any] | None:

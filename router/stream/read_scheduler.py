@@ -13,9 +13,9 @@ from bson.timestamp import Timestamp
 from router.request.progress_command import progress_command
 from router.request.stream_request import StreamRequest, shard_command, topology_command
 from router.stream.merged_stream import MergedStream
+from router.stream.merger import Laggard, OpenRemote, ReopenRemote
 from router.stream.noop_writer import NoOpResult, StreamResources
 from router.stream.pacing import COLLECTING, FlowControl, ReadState
-from router.stream.remote_queue import Laggard, OpenRemote, ReopenRemote
 from router.stream.view_readers import ViewReaders
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import cluster_time_of, next_tick

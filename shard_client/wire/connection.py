@@ -10,19 +10,14 @@ from functools import cache, partial
 from importlib.metadata import version
 from ipaddress import ip_address
 from itertools import count
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
 from shard_client.wire.documents import decode_reply, encode
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import (
-    build_msg,
-    more_to_come,
-    reply_body,
-    with_ids,
-)
+from shard_client.wire.frames import build_msg, more_to_come, reply_body, with_ids
 
 Address = tuple[str, int]
 """Host and port; a host that begins with a slash is the path of a Unix socket."""
@@ -40,6 +35,8 @@ MONITOR_NAME = "mergerouter monitor"
 
 _DIRECTLY = "directly to a shard"
 """Words of the error for reads that MongoDB 8.0 and newer refuse on a shard or config server."""
+
+_HELLO: Final = {"hello": 1}
 
 _MOST_SAID = 200
 """Most characters of a refusal, which contains the command."""
@@ -168,7 +165,7 @@ class Connection:
         connection = cls(address, stream)
         try:
             left = max(0.001, deadline - loop.time())
-            await connection._ask_hello(_first_hello(app_name), left)
+            await connection.greet(left, _first_hello(app_name))
             if credentials is not None:
                 await connection.log_in(credentials, max(0.001, deadline - loop.time()))
         except BaseException:
@@ -192,12 +189,15 @@ class Connection:
         transport = self._stream.transport
         return transport is not None and is_loopback(transport.get_extra_info("peername"))
 
-    async def greet(self, timeout: float) -> None:
+    async def greet(self, timeout: float, command: Mapping[str, Any] = _HELLO) -> None:
         """Exchange another hello within ``timeout`` seconds; updates ``hello`` and ``round_trip``.
 
         Raises NetworkError, CommandError.
         """
-        await self._ask_hello({"hello": 1}, timeout)
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        self.hello = await self.command("admin", command, timeout=timeout)
+        self.round_trip = loop.time() - asked_at
 
     async def log_in(self, credentials: Credentials, timeout: float) -> None:
         """Log in within ``timeout`` seconds; after an error, ``abort`` the connection.
@@ -318,12 +318,6 @@ class Connection:
         """Cut the connection at once."""
         self._cut = True
         self._stream.abort()
-
-    async def _ask_hello(self, command: Mapping[str, Any], timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
-        self.hello = await self.command("admin", command, timeout=timeout)
-        self.round_trip = loop.time() - asked_at
 
     def _begin(self, request_id: int) -> None:
         if self._busy:

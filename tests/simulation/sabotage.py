@@ -13,8 +13,7 @@ from router.stream import read_scheduler
 from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import Membership
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Merger
-from router.stream.remote_queue import Action, CloseRemote, OpenRemote
+from router.stream.merger import Action, CloseRemote, Merger, OpenRemote
 from router.stream.views import View
 from shard_client.remote_cursor.cursor_reply import Event
 from shard_client.remote_cursor.progress_cursor import ProgressCursor
