@@ -19,14 +19,12 @@ from router.cursors.explanation import explain_stream
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import Lend, UpstreamReads
-from router.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.client_reader import ClientReader
-from router.stream.loads import MemberLoads
 from router.stream.log_reader import Batch
-from router.stream.noop_writer import NoOpWriter, StreamResources
 from router.stream.open_streams import OpenStreams
+from router.stream.resources import StreamResources
 from router.stream.running_stream import RunningStream
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
@@ -59,13 +57,13 @@ class CursorRegistry:
         self._make_id = new_id or _random_id
         self._cluster = cluster
         self._settings = settings or StreamSettings()
-        self.loads = MemberLoads()
+        resources = StreamResources.of(cluster, self._settings)
+        self._noop_writer = resources.noop_writer
+        self.loads = resources.loads
         """Counts of the commands sent to the cluster's members."""
-        self._noop_writer = NoOpWriter(cluster, self._settings, self.loads)
-        self.memory = Memory(self._settings.total_buffer_bytes, self._settings.user_buffer)
+        self.memory = resources.memory
         """The memory that the events of all streams take."""
         self.admission = Admission(self._settings, self.memory)
-        resources = StreamResources(cluster, self._settings, self._noop_writer, self.memory)
         self._streams = OpenStreams(resources, self.admission)
         self._reads: UpstreamReads | None = None
         if mongos is not None:

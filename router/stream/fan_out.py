@@ -63,7 +63,7 @@ class FanOut:
         self._positions: deque[LogPosition] = deque()
         self._namespaces = PathReader(((b"operationType",), (b"ns", b"db"), (b"ns", b"coll")))
         self._targets = PathReader(((b"to", b"db"), (b"to", b"coll")))
-        self._parts: dict[View, PartialView] = {}
+        self._parts: set[PartialView] = set()
         self.held_bytes = 0
         """Bytes of memory that the unread events of all views take."""
         self.examined = 0
@@ -126,15 +126,15 @@ class FanOut:
         floor = max(after, log.floor)
         part = PartialView(position, incarnation, stream_filter or EVERYTHING, floor, self.traffic)
         incarnation.views.add(part)
-        self._parts[part] = part
+        self._parts.add(part)
         self._share_memory()
         return part
 
-    def close(self, view: View) -> None:
-        """Stop filling a part; its reader has left. Idempotent."""
-        part = self._parts.pop(view, None)
-        if part is None:
+    def close(self, part: View) -> None:
+        """Stop filling a part, whose reader has left; no other view is filled. Idempotent."""
+        if not isinstance(part, PartialView) or part not in self._parts:
             return
+        self._parts.remove(part)
         part.closed = True
         self._share_memory()
         self.held_bytes -= part.log.memory
@@ -207,7 +207,7 @@ class FanOut:
         for view in views:
             view.failure = error
         for view in views:
-            _tell(view)
+            _notify(view)
 
     def end_incarnations(self) -> None:
         """End the incarnations whose invalidates lie within the low watermark."""
@@ -267,9 +267,8 @@ class FanOut:
         if events:
             self._route(events, incarnation.views)
             if not incarnation.views:
-                position.remove(
-                    incarnation
-                )  # all have failed, and their readers may close them late
+                # All have failed, and their readers may close them late.
+                position.remove(incarnation)
                 return
         if incarnation.end is None:
             return
@@ -277,7 +276,7 @@ class FanOut:
         if incarnation.ended:
             position.remove(incarnation)
             for view in incarnation.views:
-                _tell(view)  # a filter may leave out the invalidate, but not the end
+                _notify(view)  # a filter may leave out the invalidate, but not the end
 
     def _route(self, events: list[bytes], views: Views) -> None:
         """Append events to the views whose filters let them through."""
@@ -319,7 +318,7 @@ class FanOut:
         for view in list(views.by_identity.get(identity, ())):
             views.remove(view)
             view.failure = failure
-            _tell(view)
+            _notify(view)
 
     def _append(self, view: PartialView, events: list[bytes]) -> int:
         """Append events to the log of a view; return their size in bytes."""
@@ -337,11 +336,11 @@ class FanOut:
             if held > LEAST_KEPT and self.held_bytes > self._kept_bytes:
                 log.trim(max(LEAST_KEPT, self._kept_bytes // max(1, self.readers)))
                 self.held_bytes += log.memory - held
-        _tell(view)
+        _notify(view)
         return size
 
 
-def _tell(view: PartialView) -> None:
+def _notify(view: PartialView) -> None:
     if view.on_events is not None:
         view.on_events()
 

@@ -8,8 +8,7 @@ from typing import Any, Final, NamedTuple, Self
 import bson
 from bson.timestamp import Timestamp
 
-from router.stream.merger import Merger
-from router.stream.remote_queue import Action, CloseRemote, OpenRemote, RemoteQueue
+from router.stream.merger import Action, CloseRemote, Merger, OpenRemote, RemoteQueue
 from shard_client.bson.resume_token import cluster_time_of, first_key, next_tick
 from shard_client.remote_cursor.cursor_reply import Event
 

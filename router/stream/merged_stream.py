@@ -9,12 +9,12 @@ from bson.timestamp import Timestamp
 from router.request.stream_request import StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
-from router.stream.merger import Merger
-from router.stream.remote_queue import (
+from router.stream.merger import (
     Action,
     CloseRemote,
     Laggard,
     MergeOrderError,
+    Merger,
     ReopenRemote,
 )
 from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes

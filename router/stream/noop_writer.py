@@ -7,14 +7,13 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 import asyncio
 from enum import Enum, auto
 from functools import lru_cache
-from typing import Any, Final, NamedTuple, Protocol
+from typing import Any, Final, Protocol
 
 import structlog
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.memory import Memory
 from router.stream.loads import MemberLoads
 from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
@@ -99,7 +98,7 @@ class NoOpWriter:
     def __init__(self, cluster: Cluster, settings: StreamSettings, loads: MemberLoads) -> None:
         self._cluster = cluster
         self._settings = settings
-        self.loads = loads
+        self._loads = loads
         self._targets: dict[str, NoOpTarget] = {}
         self._ended: set[asyncio.Task[None]] = set()
 
@@ -111,7 +110,7 @@ class NoOpWriter:
         target = self._targets.get(name)
         if target is None:
             self._forget_the_gone()
-            target = NoOpTarget(self._cluster, self._settings, self.loads, name)
+            target = NoOpTarget(self._cluster, self._settings, self._loads, name)
             self._targets[name] = target
         target.host = host
         return target
@@ -135,19 +134,6 @@ class NoOpWriter:
             task = asyncio.get_running_loop().create_task(target.close())
             task.add_done_callback(self._ended.discard)
             self._ended.add(task)
-
-
-class StreamResources(NamedTuple):
-    """What a stream uses of its process.
-
-    ``noop_writer`` counts the load of members, too; ``memory`` counts remotes, and the bytes of
-    events that are held.
-    """
-
-    cluster: Cluster
-    settings: StreamSettings
-    noop_writer: NoOpWriter
-    memory: Memory
 
 
 @lru_cache(maxsize=1)

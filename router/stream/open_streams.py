@@ -12,8 +12,8 @@ from router.catalog.cluster import may_be_view
 from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
-from router.stream.noop_writer import StreamResources
 from router.stream.opening import ClusterTimeFetcher, StreamOpening
+from router.stream.resources import StreamResources
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
 from shard_client.bson.resume_token import first_key

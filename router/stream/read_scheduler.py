@@ -13,9 +13,10 @@ from bson.timestamp import Timestamp
 from router.request.progress_command import progress_command
 from router.request.stream_request import StreamRequest, shard_command, topology_command
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import NoOpResult, StreamResources
+from router.stream.merger import Laggard, OpenRemote, ReopenRemote
+from router.stream.noop_writer import NoOpResult
 from router.stream.pacing import COLLECTING, FlowControl, ReadState
-from router.stream.remote_queue import Laggard, OpenRemote, ReopenRemote
+from router.stream.resources import StreamResources
 from router.stream.view_readers import ViewReaders
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import cluster_time_of, next_tick
@@ -128,7 +129,7 @@ class Remotes(dict[int, ScheduledRemote]):
 
         Return the remote, whose cursor nobody reads yet. If this raises, nothing has changed.
         """
-        request, (cluster, settings, noop_writer, memory) = self._request, self._resources
+        request, (cluster, settings, loads, _, memory) = self._request, self._resources
         first: Timestamp | bytes
         if isinstance(action, OpenRemote):
             remote, first = ScheduledRemote(action, settings), action.start_at
@@ -151,7 +152,7 @@ class Remotes(dict[int, ScheduledRemote]):
             opening=command,
             clock=cluster.clock,
             settings=replace(settings, batch_target_bytes=batch_bytes),
-            sent=noop_writer.loads.of(remote.target),
+            sent=loads.of(remote.target),
             probing=probing,
         )
         if isinstance(action, OpenRemote):

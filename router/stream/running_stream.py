@@ -17,9 +17,9 @@ from router.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import StreamResources
+from router.stream.merger import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.read_scheduler import ReadScheduler, Remotes, ScheduledRemote
-from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.stream.resources import StreamResources
 from router.stream.view_readers import ViewReaders, Waiter, complete
 from shard_client import spans
 from shard_client.bson.resume_token import cluster_time_of
@@ -60,7 +60,7 @@ class RunningStream:
         """A number that tells it from the process's other streams."""
         self._request = request
         self._cluster = resources.cluster
-        self._loads = resources.noop_writer.loads
+        self._loads = resources.loads
         self._settings = settings = resources.settings
         self._memory = Holding(resources.memory)
         self._gone = gone

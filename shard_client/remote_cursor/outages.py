@@ -52,11 +52,6 @@ class Outages:
             yield span
         self._parent = None
 
-    def connected(self, span: spans.Span, address: tuple[str, int]) -> None:
-        """Note the member that a cursor is opened on."""
-        host, port = address
-        span.set_attributes({"server.address": host, "server.port": port})
-
     def failed(self, error: CommandError, since: float | None = None) -> float:
         """Record a failure; return the seconds for which the outage has lasted.
 

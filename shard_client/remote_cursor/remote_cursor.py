@@ -335,7 +335,8 @@ class RemoteCursor:
         with self._outages.opening() as span:
             connection = await self._wait(self._link.connect())
             self._become(Opening())
-            self._outages.connected(span, connection.address)
+            host, port = connection.address
+            span.set_attributes({"server.address": host, "server.port": port})
             self._sent.openings += 1
             after = None if self._watermark is None else self._watermark.token
             self._link.send(encode_opening(self._opening(after), self._clock), takes=0.0)

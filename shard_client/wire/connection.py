@@ -10,19 +10,14 @@ from functools import cache, partial
 from importlib.metadata import version
 from ipaddress import ip_address
 from itertools import count
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
 from shard_client.wire.documents import decode_reply, encode
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import (
-    build_msg,
-    more_to_come,
-    reply_body,
-    with_ids,
-)
+from shard_client.wire.frames import build_msg, more_to_come, reply_body, with_ids
 
 Address = tuple[str, int]
 """Host and port; a host that begins with a slash is the path of a Unix socket."""
@@ -40,6 +35,8 @@ MONITOR_NAME = "mergerouter monitor"
 
 _DIRECTLY = "directly to a shard"
 """Words of the error for reads that MongoDB 8.0 and newer refuse on a shard or config server."""
+
+_HELLO: Final = {"hello": 1}
 
 _MOST_SAID = 200
 """Most characters of a refusal, which contains the command."""
@@ -118,8 +115,7 @@ class Connection:
         self._cut = False
         self._request_ids = count(1)
         self._expected = 0
-        self.busy = False
-        """Whether a request is in flight."""
+        self._busy = False
         self._credentials: Credentials | None = None
 
     @classmethod
@@ -169,7 +165,7 @@ class Connection:
         connection = cls(address, stream)
         try:
             left = max(0.001, deadline - loop.time())
-            await connection._ask_hello(_first_hello(app_name), left)
+            await connection.greet(left, _first_hello(app_name))
             if credentials is not None:
                 await connection.log_in(credentials, max(0.001, deadline - loop.time()))
         except BaseException:
@@ -183,17 +179,25 @@ class Connection:
         return self._cut or self._stream.closed
 
     @property
+    def busy(self) -> bool:
+        """Whether a request is in flight."""
+        return self._busy
+
+    @property
     def from_loopback(self) -> bool:
         """Whether the server sees this connection as coming from its own machine."""
         transport = self._stream.transport
         return transport is not None and is_loopback(transport.get_extra_info("peername"))
 
-    async def greet(self, timeout: float) -> None:
+    async def greet(self, timeout: float, command: Mapping[str, Any] = _HELLO) -> None:
         """Exchange another hello within ``timeout`` seconds; updates ``hello`` and ``round_trip``.
 
         Raises NetworkError, CommandError.
         """
-        await self._ask_hello({"hello": 1}, timeout)
+        loop = asyncio.get_running_loop()
+        asked_at = loop.time()
+        self.hello = await self.command("admin", command, timeout=timeout)
+        self.round_trip = loop.time() - asked_at
 
     async def log_in(self, credentials: Credentials, timeout: float) -> None:
         """Log in within ``timeout`` seconds; after an error, ``abort`` the connection.
@@ -268,7 +272,7 @@ class Connection:
         try:
             self._stream.write(message)
         except BaseException:
-            self.busy = False
+            self._busy = False
             raise
 
     async def receive_raw(self, *, timeout: float | None) -> bytes:
@@ -276,7 +280,7 @@ class Connection:
         try:
             return await self._receive(partial(reply_body, response_to=self._expected), timeout)
         finally:
-            self.busy = False
+            self._busy = False
 
     async def exchange(self, message: bytes) -> AsyncGenerator[bytes, None]:
         """Forward one whole uncompressed frame under a new request id; yield the replies.
@@ -295,12 +299,12 @@ class Connection:
                 frame = await self._receive(bytes, None)
                 more = more_to_come(frame)
                 if not more:
-                    self.busy = False
+                    self._busy = False
                 yield frame
         finally:
             if more:
                 self.abort()
-            self.busy = False
+            self._busy = False
 
     async def close(self) -> None:
         """Close the connection, waiting at most a second for it to end."""
@@ -315,16 +319,10 @@ class Connection:
         self._cut = True
         self._stream.abort()
 
-    async def _ask_hello(self, command: Mapping[str, Any], timeout: float) -> None:
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
-        self.hello = await self.command("admin", command, timeout=timeout)
-        self.round_trip = loop.time() - asked_at
-
     def _begin(self, request_id: int) -> None:
-        if self.busy:
+        if self._busy:
             raise RuntimeError("another request is in flight on this connection")
-        self.busy = True
+        self._busy = True
         self._expected = request_id
 
     async def _receive(self, take: Callable[[memoryview], bytes], timeout: float | None) -> bytes:

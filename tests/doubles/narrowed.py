@@ -11,7 +11,7 @@ from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.remote_queue import Action
+from router.stream.merger import Action
 from router.stream.views import Namespace
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 

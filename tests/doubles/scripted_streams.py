@@ -14,7 +14,7 @@ from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.remote_queue import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.stream.merger import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data, token_of

@@ -13,10 +13,9 @@ from router.stream import read_scheduler
 from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import Membership
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Merger
-from router.stream.remote_queue import Action, CloseRemote, OpenRemote
+from router.stream.merger import Action, CloseRemote, Merger, OpenRemote
 from router.stream.views import View
-from shard_client.remote_cursor.cursor_reply import Event
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event
 from shard_client.remote_cursor.progress_cursor import ProgressCursor
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
@@ -101,9 +100,9 @@ def _reopened_from_the_start() -> Iterator[None]:
     """Reopen a failed remote at its first start."""
     original = RemoteCursor._open
 
-    async def reopen(cursor: RemoteCursor) -> None:
+    async def reopen(cursor: RemoteCursor) -> CursorBatch:
         _change(cursor, _watermark=None)
-        await original(cursor)
+        return await original(cursor)
 
     with mock.patch.object(RemoteCursor, "_open", reopen):
         yield
@@ -128,8 +127,8 @@ def _removed_too_early() -> Iterator[None]:
     """Close a removed shard's remote at once, before its last events."""
 
     def close_removed(self: Membership) -> list[Action]:
-        leaving = sorted(self._leaving)
-        self._leaving.clear()
+        leaving = sorted(self.leaving)
+        self.leaving.clear()
         for number in leaving:
             self._merger.retire_remote(number, before=self._merger.remotes[number].removed_at)
         return [CloseRemote(number) for number in leaving]

@@ -3,7 +3,7 @@
 import pytest
 from bson.timestamp import Timestamp
 
-from router.stream.remote_queue import CloseRemote
+from router.stream.merger import CloseRemote
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_of
 from tests.doubles.scripted_streams import batch, hwm

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.memory import weight
-from router.stream.merger import Merger
-from router.stream.remote_queue import MergeOrderError, OpenRemote, RemoteQueue
+from router.stream.merger import MergeOrderError, Merger, OpenRemote, RemoteQueue
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.remote_cursor.cursor_reply import Watermark
 

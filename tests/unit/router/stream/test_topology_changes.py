@@ -10,7 +10,7 @@ from router.catalog.cluster import connected
 from router.cursors.registry import CursorRegistry
 from router.stream.membership import ShardSpan, covers_all
 from router.stream.merged_stream import MergedStream
-from router.stream.remote_queue import CloseRemote
+from router.stream.merger import CloseRemote
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
