@@ -211,8 +211,7 @@ class StreamSettings(RemoteSettings):
         least=2,
     )
     share_filters_hold: float = 10.0
-    """How long there must be less than half as many filters or scopes before auto shares no
-    longer."""
+    """How long there must be fewer than half as many filters or scopes before auto stops sharing."""
     share_scopes: str = parameter(
         "shareScopes",
         "auto",
@@ -226,7 +225,7 @@ class StreamSettings(RemoteSettings):
         "on their streams share a wider one.",
         least=2,
     )
-    """They share it no longer after ``share_filters_hold`` with less than half as many."""
+    """They stop sharing it after ``share_filters_hold`` with fewer than half as many."""
     share_filter_bytes: int = parameter(
         "shareFilterBytes",
         64 * _MIB,

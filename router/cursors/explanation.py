@@ -15,17 +15,18 @@ from shard_client.replica_set.replica_set import ReadPreference
 
 
 async def explain_stream(
-    request: StreamRequest, verbosity: Any, cluster: Cluster, settings: StreamSettings
+    request: StreamRequest,
+    lookup: LookupPlan | None,
+    verbosity: Any,
+    cluster: Cluster,
+    settings: StreamSettings,
 ) -> dict[str, Any]:
     """Return the fields of explain's reply that describe the plan, in mongos's order.
 
-    Each shard explains the command that the router would send it; its answer is included unchanged.
-    A lookup and the stages that follow it are in the merger's part. Raises CommandError if a shard
-    refuses the command.
+    Each shard explains the command that the router would send it for ``request``; its answer is
+    included unchanged. The ``lookup`` and the stages that follow it are in the merger's part.
+    Raises CommandError if a shard refuses the command.
     """
-    plan = LookupPlan.of(request)
-    if plan is not None:
-        request = plan.remote
     shards = (await cluster.shards()).hosts
     if request.passthrough_to_shard is not None:
         shards = only_shard(shards, request.passthrough_to_shard)
@@ -50,7 +51,7 @@ async def explain_stream(
         "mergeType": "mongos",
         "splitPipeline": {
             "shardsPart": command["pipeline"],
-            "mergerPart": _merger_part(request.namespace, plan),
+            "mergerPart": _merger_part(request.namespace, lookup),
         },
         "shards": dict(zip(connections, stages, strict=True)),
     }

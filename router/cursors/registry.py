@@ -132,9 +132,9 @@ class CursorRegistry:
 
     async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
         """Return the plan of ``request`` without opening a cursor. Raises CommandError."""
-        plan = await explain_stream(request, verbosity, self._cluster, self._settings)
         lookup = LookupPlan.of(request)
         read = request if lookup is None else lookup.remote
+        plan = await explain_stream(read, lookup, verbosity, self._cluster, self._settings)
         choices = self._streams.policy.explain(read, self._loop.time())
         if choices:
             plan["mergerouter"] = choices

@@ -66,7 +66,7 @@ class UpstreamReads:
         self._places = asyncio.Semaphore(settings.lookup_connections)
 
     def target_bytes(self, held: Holding) -> int:
-        """Target for the total size of the documents of one request, as memory allows now.
+        """Return the target for the total size of one request's documents, as memory allows now.
 
         ``held`` counts them.
         """

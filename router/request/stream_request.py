@@ -3,7 +3,6 @@ commands for the shards and the config server that serve it (docs/design.md#topo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import Enum
 from typing import Any, Final
 
 import bson
@@ -118,14 +117,6 @@ def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool
 _PASSED_ON: Final = ("collation", "comment", "let", "hint", "allowDiskUse")
 
 
-class Scope(Enum):
-    """The scope of a change stream: a collection, a database or the cluster."""
-
-    COLLECTION = "collection"
-    DATABASE = "database"
-    CLUSTER = "cluster"
-
-
 @dataclass(frozen=True, slots=True)
 class StreamRequest:
     """One change stream, validated as mongos validates it (docs/protocol.md#opening).
@@ -149,11 +140,9 @@ class StreamRequest:
     passthrough_to_shard: str | None = None
 
     @property
-    def scope(self) -> Scope:
-        """What the stream watches."""
-        if self.collection is not None:
-            return Scope.COLLECTION
-        return Scope.CLUSTER if self.database == "admin" else Scope.DATABASE
+    def of_cluster(self) -> bool:
+        """Whether the stream watches the whole cluster."""
+        return self.collection is None and self.database == "admin"
 
     @property
     def namespace(self) -> str:

@@ -189,10 +189,7 @@ class Admission:
         return nlargest(most, shares, key=itemgetter("heldBytes"))
 
     def _stream_bounds(self, quota: Quota) -> Iterator[tuple[int, int, Limiting, str]]:
-        """Yield the limits of the number of streams, with the counts that they bound before them.
-
-        Behind them, their parameters, and what is counted.
-        """
+        """Yield for each limit the number of streams, the limit, its parameter, and what is counted."""
         settings, count, (client, user) = self._settings, self._streams.count, quota
         different = "different change streams"
         yield count(), settings.max_streams, "maxStreams", f"{different} are open"

@@ -175,7 +175,7 @@ class MergedStream:
         self._unread = {}
 
     def close(self) -> None:
-        """Let go of all events, which a collector would free much later; nobody reads any more."""
+        """Free all events now, not when Python collects the stream; no client reads it any more."""
         self.merger.fail()
         self.log.clear()
         self._unread = {}

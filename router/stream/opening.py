@@ -149,11 +149,11 @@ class StreamOpening:
     """The opening of a stream, in a task of its own, which no client's cancellation ends.
 
     First it locates the stream: its shards and its start. From then on it has a ``stream``, which
-    merges replies while other remotes are awaited, and which readers may enter. It ends as the
-    stream is open, or with an error. Those that enter before the stream is located are its first
+    merges replies while other remotes are awaited, and which readers may enter. It ends once
+    the stream is open, or with an error. Those that enter before the stream is located are its first
     readers.
 
-    ``cluster_time`` tells the start of a stream that starts now; ``ticket`` is returned once the
+    ``cluster_time`` returns the start of a stream that starts now; ``ticket`` is returned once the
     remotes are closed. ``gone`` is called when no reader can enter any more: run ``close`` then.
     ``needed`` are the shard spans of the stream that its client has left: they are read even if
     their shards have left. Must be created in a running loop.

@@ -76,7 +76,7 @@ _DEBT: Final = 1.0
 
 
 class Rounds(TokenBucket):
-    """Tells whether a stream is dense, and when its next round starts; does no I/O.
+    """Determines whether a stream is dense, and when its next round starts; does no I/O.
 
     It holds ``round_burst`` tokens and gets one per round. Each batch that shows the end of a
     member's oplog takes one, or two if it has several events. The stream is dense while there is

@@ -57,7 +57,7 @@ class RunningStream:
         self.readers = readers
         """The number of readers."""
         self.number = next(_NUMBERS)
-        """A number that tells it from the process's other streams."""
+        """A number that no other stream of the process has."""
         self._request = request
         self._cluster = resources.cluster
         self._loads = resources.loads
@@ -83,7 +83,7 @@ class RunningStream:
         self._answered: asyncio.Future[None] = self._loop.create_future()
         self._events = 0
         self._waited_at = self._loop.time()
-        """The time at which a client last ended to wait."""
+        """The time at which a client last stopped waiting."""
         self._lingering: asyncio.TimerHandle | None = None
         self._closed = False
         self._keep()

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
-from router.request.stream_request import Scope, StreamRequest
+from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut
 from router.stream.views import Namespace, Traffic, View
 from router.stream_settings import StreamSettings
@@ -41,9 +41,9 @@ class _Failure:
 class FailedStreams:
     """Remembers for a while which shared streams have failed; does no I/O.
 
-    A shared stream may fail by an event that most of its clients would not receive, and would fail
-    again by the next such event. Clients read streams of their own meanwhile, and do not enter it
-    for a time that doubles with each failure. It is reset after ``LONGEST_PAUSE`` without one. A
+    An event that most of its clients would not receive may end a shared stream, and the next such
+    event would end it again. Clients read streams of their own meanwhile, and do not enter it for a
+    time that doubles with each failure. It is reset after ``LONGEST_PAUSE`` without one. A
     resumable error, such as a shard's outage, does not double it: it says nothing about events.
     Streams are named by their keys (``Source.key``); all times are on the loop's clock.
     """
@@ -245,7 +245,7 @@ class Source:
         """The part of the stream that counts: a filter, a database or a collection."""
         if self.namespace is None:
             return b"" if self.filter is None else self.filter.identity
-        if self.request.scope is Scope.CLUSTER:
+        if self.request.of_cluster:
             return self.namespace.database
         return self.namespace.collection or b""
 
@@ -346,7 +346,7 @@ def _why_alone(request: StreamRequest) -> str:
 
 def why_not_scopes(request: StreamRequest, mode: str) -> str:
     """Return why a stream has no wider one, without regard to its filter, or an empty string."""
-    if request.scope is Scope.CLUSTER:
+    if request.of_cluster:
         return "it reads the whole cluster"
     if mode == NEVER:
         return "shareScopes is never"

@@ -18,7 +18,6 @@ PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""
 DOUBLES = {
     "AtTime", "Batch", "Field", "Message",
-    "Scope",
     "document_of", "from_json",
     "seek", "status", "verify",
 }  # fmt: skip
