@@ -211,7 +211,7 @@ class StreamSettings(RemoteSettings):
         least=2,
     )
     share_filters_hold: float = 10.0
-    """How long there must be fewer than half as many filters or scopes before auto stops sharing."""
+    """How long there are fewer than half as many filters or scopes before auto stops sharing."""
     share_scopes: str = parameter(
         "shareScopes",
         "auto",

@@ -189,7 +189,7 @@ class Admission:
         return nlargest(most, shares, key=itemgetter("heldBytes"))
 
     def _stream_bounds(self, quota: Quota) -> Iterator[tuple[int, int, Limiting, str]]:
-        """Yield for each limit the number of streams, the limit, its parameter, and what is counted."""
+        """Yield each limit as the number of streams, their maximum, its parameter, and a text."""
         settings, count, (client, user) = self._settings, self._streams.count, quota
         different = "different change streams"
         yield count(), settings.max_streams, "maxStreams", f"{different} are open"

@@ -150,8 +150,8 @@ class StreamOpening:
 
     First it locates the stream: its shards and its start. From then on it has a ``stream``, which
     merges replies while other remotes are awaited, and which readers may enter. It ends once
-    the stream is open, or with an error. Those that enter before the stream is located are its first
-    readers.
+    the stream is open, or with an error. Those that enter before the stream is located are its
+    first readers.
 
     ``cluster_time`` returns the start of a stream that starts now; ``ticket`` is returned once the
     remotes are closed. ``gone`` is called when no reader can enter any more: run ``close`` then.
