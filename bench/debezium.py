@@ -9,7 +9,7 @@ from bench.writes import COLLECTION, DATABASE, fill, late, spread, uneven
 from tests.harness.clusters import RealCluster
 
 SHARDS = 2
-EVENTS = 2_000_000
+EVENTS = 1_200_000
 SIZE = 400
 """Bytes of padding in a document."""
 PER_BATCH = 50_000
