@@ -172,7 +172,8 @@ class ProgressReport:
     Args:
         listeners: receive each batch, and what the query has reached.
         clock: the present, in seconds since 1970.
-        written: what the batches have written, by their numbers; reported ones are removed.
+        written: what the batches have written, by their numbers; entries up to the last reported
+            batch are removed, since Spark keeps the reports of the last batches only.
     """
 
     def __init__(
@@ -214,7 +215,8 @@ class ProgressReport:
             if batch is None:
                 continue
             self._reported = batch.number
-            self._written.pop(batch.number, None)
+            for number in [each for each in self._written if each <= batch.number]:
+                del self._written[number]
             self._print(batch)
             for listener in self._listeners:
                 listener.add(batch)
