@@ -341,7 +341,7 @@ def verify(
     begin = None if since is None else argument(cluster_time, since, "--since")
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
     require_cluster({"uri": uri})
-    warn_of_unmatched_names({**folder.record().options, "uri": uri})
+    warn_of_unmatched_names(folder.record().source_options(uri))
     with printed_progress(), job_session("verify", given) as spark:
         found = verify_job(spark, folder, uri, table, begin, rate=rate)
     if as_json:

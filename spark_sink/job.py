@@ -74,7 +74,7 @@ def run_jobs(
 
 def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
     """Return a record with the cluster's id, and the source's options, which are checked."""
-    given = {**record.options, "uri": settings.uri}
+    given = record.source_options(settings.uri)
     record = replace(record, cluster=require_cluster(given))
     warn_of_unmatched_names(given)
     return record, given

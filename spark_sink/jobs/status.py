@@ -72,7 +72,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     if offset.time is not None:
         found["through"] = _iso(datetime.fromtimestamp(offset.time.time, UTC))
         if uri is not None:
-            found["lagSeconds"] = _lag(offset, {**record.options, "uri": uri})
+            found["lagSeconds"] = _lag(offset, record.source_options(uri))
     return found
 
 

@@ -34,7 +34,7 @@ from spark_sink.jobs.job_folder import (
 from spark_sink.jobs.point_in_time import snapshot_ends
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.rebuilding import lacking_tables
-from spark_sink.jobs.tables_job import namespace_options
+from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.current_table import CurrentTable
@@ -145,7 +145,7 @@ def verify_job(
     present = {name: logs[name] for name in found if logs[name].exists}
     for name in found.keys() - present:
         found[name].remarks.append("not compared: there is no Delta table yet")
-    options = {**record.options, "uri": uri}
+    options = record.source_options(uri)
     job = _Verification(spark, folder.address, record, options, present, found, shown)
     for name in present:
         job.compare_with_written(name)
