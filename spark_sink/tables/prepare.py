@@ -293,11 +293,16 @@ def filtered(rows: Any, chosen: Any) -> Any:
     return rows if pc.all(chosen, skip_nulls=False).as_py() else rows.filter(chosen)
 
 
-def sorted_rows(rows: pa.Table) -> pa.Table:
-    """Return rows of PREPARED sorted by place, token and kind; sorted rows are not copied."""
+def order_of(rows: pa.Table) -> pa.Array | None:
+    """Return the indexes that sort rows of PREPARED by place, token and kind; None if sorted."""
     order = pc.sort_indices(rows, sort_keys=[(e, "ascending") for e in ("place", "token", "kind")])
-    is_sorted = np.array_equal(order.to_numpy(), np.arange(len(order)))
-    return rows if is_sorted else rows.take(order)
+    return None if np.array_equal(order.to_numpy(), np.arange(len(order))) else order
+
+
+def sorted_rows(rows: pa.Table) -> pa.Table:
+    """Return rows of PREPARED in the order of `order_of`; sorted rows are not copied."""
+    order = order_of(rows)
+    return rows if order is None else rows.take(order)
 
 
 def batch_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

@@ -42,8 +42,8 @@ from spark_sink.tables.parquet_parts import (
     PartFile,
     Parts,
 )
-from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, sorted_rows
-from spark_sink.tables.staged_changes import read_groups
+from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, order_of, sorted_rows
+from spark_sink.tables.staged_changes import STAGED, read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 UNAPPLIED = StructType(
@@ -165,24 +165,31 @@ class _Merging:
     def report(self) -> MergeReport:
         """Write all rows. A failure leaves no files."""
         address, merge, start = self._task.address, self._task.merge, 0
-        changes = read_groups(address, merge.changes)
-        changes = sorted_rows(
-            filtered(changes, _between(changes["place"], merge.lower, merge.upper))
+        every = read_groups(address, merge.changes).to_batches()  # a whole copy is much memory
+        changes = pa.Table.from_batches(
+            (filtered(e, _between(e["place"], merge.lower, merge.upper)) for e in every), STAGED
         )
-        places: list[str] = changes["place"].to_pylist()
+        order, column = order_of(changes), changes["place"]
+        places: list[str] = (column if order is None else column.take(order)).to_pylist()
+
+        def part(start: int, end: int) -> pa.Table:
+            if order is None:
+                return changes.slice(start, end - start)
+            return changes.take(order[start:end])
+
         with self._table.files, self._problems:
             for group, found in self._groups:
                 end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
                 if end == start:
                     self._table.add(group)
                 else:
-                    self._apply(group, found, changes.slice(start, end - start))
+                    self._apply(group, found, part(start, end))
                 start = end
             empty = self._task.form.rows.empty_table()
             while start < len(places):
                 last = places[min(start + _ROWS, len(places)) - 1]
                 end = bisect_right(places, last, start)
-                self._apply(empty, places_of(empty), changes.slice(start, end - start))
+                self._apply(empty, places_of(empty), part(start, end))
                 start = end
             parts, problems = self._table.close(), self._problems.close()
         wanted = None if self._formed.wanted is None else self._formed.wanted.jsonValue()

@@ -27,7 +27,8 @@ CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 _CHANGES = ("insert", "update", "replace", "delete", "read")
 _FOLDER = "_changes"
 _PREPARED = arrow_schema(PREPARED)
-_STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
+STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
+"""The columns of staged changes."""
 _ROWS_PER_GROUP = 5_000
 _ABOVE_ALL_TOKENS = "~"
 # Bytes of changes that a task sorts together.
@@ -212,7 +213,7 @@ def read_groups(
         with files.open_input_file(f"{folder}/{path}") as stream:
             file = pq.ParquetFile(stream)
             tables.append(file.read_row_groups(chosen, columns, use_threads=False))
-    return pa.concat_tables(tables) if tables else _STAGED.empty_table()
+    return pa.concat_tables(tables) if tables else STAGED.empty_table()
 
 
 def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
