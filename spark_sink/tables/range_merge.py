@@ -24,7 +24,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import TABLE, Fold, whole_documents
+from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
@@ -165,10 +165,12 @@ class _Merging:
     def report(self) -> MergeReport:
         """Write all rows. A failure leaves no files."""
         address, merge, start = self._task.address, self._task.merge, 0
-        changes = read_groups(address, merge.changes)
-        changes = sorted_rows(
-            filtered(changes, _between(changes["place"], merge.lower, merge.upper))
-        )
+
+        def chosen(rows: pa.Table) -> pa.Table:
+            rows = filtered(rows, _between(rows["place"], merge.lower, merge.upper))
+            return without_superseded(rows)
+
+        changes = sorted_rows(read_groups(address, merge.changes, chosen=chosen))
         places: list[str] = changes["place"].to_pylist()
         with self._table.files, self._problems:
             for group, found in self._groups:
