@@ -25,7 +25,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import TABLE, Fold, whole_documents
+from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
@@ -44,7 +44,7 @@ from spark_sink.tables.parquet_parts import (
     Parts,
 )
 from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, order_of, sorted_rows
-from spark_sink.tables.staged_changes import STAGED, read_groups
+from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 UNAPPLIED = StructType(
@@ -166,14 +166,16 @@ class _Merging:
     def report(self) -> MergeReport:
         """Write all rows. A failure leaves no files."""
         address, merge, start = self._task.address, self._task.merge, 0
-        every = read_groups(address, merge.changes).to_batches()  # a whole copy is much memory
-        changes = pa.Table.from_batches(
-            (filtered(e, _between(e["place"], merge.lower, merge.upper)) for e in every), STAGED
-        )
+
+        def chosen(rows: pa.Table) -> pa.Table:
+            rows = filtered(rows, _between(rows["place"], merge.lower, merge.upper))
+            return without_superseded(rows)
+
+        changes = read_groups(address, merge.changes, chosen=chosen)
         order, column = order_of(changes), changes["place"]
         places: list[str] = (column if order is None else column.take(order)).to_pylist()
 
-        def part(start: int, end: int) -> pa.Table:
+        def part(start: int, end: int) -> pa.Table:  # a whole copy in order is much memory
             if order is None:
                 return changes.slice(start, end - start)
             return changes.take(order[start:end])
