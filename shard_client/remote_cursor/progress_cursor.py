@@ -11,7 +11,7 @@ from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
 from shard_client.wire.connection import Connection
@@ -27,7 +27,7 @@ _MOST_BEHIND: Final = 1024 * 1024
 """Bytes of events that a progress cursor may lag behind before it is reopened, so that it never has
 much to scan; at most a batch."""
 
-_NONE: Final = Watermark(b"", b"")
+_NONE: Final = KeyedToken(b"", b"")
 
 
 class Probing(NamedTuple):
@@ -102,7 +102,7 @@ class ProgressCursor:
         return cost
 
     async def probe(
-        self, main: OpenCursor, watermark: Watermark, batch_size: int, await_ms: int
+        self, main: OpenCursor, watermark: KeyedToken, batch_size: int, await_ms: int
     ) -> CursorBatch | None:
         """Ask the member of the main cursor ``main``, with its ``watermark``, for progress.
 
@@ -133,7 +133,7 @@ class ProgressCursor:
         cursor, self._cursor = self._cursor, None
         return cursor
 
-    def join(self, watermark: Watermark, size: int, *, ended: bool) -> Watermark:
+    def join(self, watermark: KeyedToken, size: int, *, ended: bool) -> KeyedToken:
         """Return the watermark of both cursors after a batch of the main cursor.
 
         ``watermark`` is the batch's own, ``size`` the bytes of its events; ``ended``: the main
@@ -150,7 +150,7 @@ class ProgressCursor:
         return self._watermark
 
     async def _probe(
-        self, main: OpenCursor, watermark: Watermark, batch_size: int, await_ms: int
+        self, main: OpenCursor, watermark: KeyedToken, batch_size: int, await_ms: int
     ) -> CursorBatch | None:
         if watermark.key > self._watermark.key:
             self._watermark = watermark

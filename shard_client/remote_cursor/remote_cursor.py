@@ -17,7 +17,7 @@ from shard_client.errors import (
     from_network,
     is_resumable,
 )
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.remote_cursor.cursor_state import (
     Closing,
     Connecting,
@@ -139,7 +139,7 @@ class RemoteCursor:
         self._read_over = asyncio.Event()
         self._read_over.set()
         self._get_more: _GetMore | None = None
-        self._watermark: Watermark | None = None
+        self._watermark: KeyedToken | None = None
 
     @property
     def address(self) -> str | None:
