@@ -14,7 +14,7 @@ from sortedcontainers import SortedList
 from router.memory import weight
 from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import TIME_DIGITS
-from shard_client.remote_cursor.cursor_reply import Event, Watermark
+from shard_client.remote_cursor.cursor_reply import Event, KeyedToken
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +127,11 @@ class RemoteQueue:
         return bool(self._token)
 
     @property
-    def mark(self) -> Watermark | None:
+    def mark(self) -> KeyedToken | None:
         """The watermark, if it may become the high water mark."""
         if self.watermark is None or not self.eligible:
             return None
-        return Watermark(self.watermark, self._token)
+        return KeyedToken(self.watermark, self._token)
 
     # Its life.
 
@@ -153,7 +153,9 @@ class RemoteQueue:
 
     # Its events.
 
-    def add_batch(self, events: list[Event], reached: Watermark, size: int, coalesced: int) -> None:
+    def add_batch(
+        self, events: list[Event], reached: KeyedToken, size: int, coalesced: int
+    ) -> None:
         """Add one batch: ``events`` of ``size`` bytes in order, then the watermark ``reached``.
 
         Takes ownership of the list. Runs grow up to ``coalesced`` bytes. Raises MergeOrderError,
@@ -341,7 +343,7 @@ class Merger:
         if remote.watermark is not None:
             self._watermarks.remove((remote.watermark, number))
 
-    def add_batch(self, number: int, events: list[Event], reached: Watermark, size: int) -> None:
+    def add_batch(self, number: int, events: list[Event], reached: KeyedToken, size: int) -> None:
         """Add one batch of a remote: ``events`` in order, then the watermark ``reached``.
 
         ``size`` is the size of the events in bytes. The merger takes ownership of the list. Raises
@@ -389,7 +391,7 @@ class Merger:
         return slowest
 
     @property
-    def high_water_mark(self) -> Watermark | None:
+    def high_water_mark(self) -> KeyedToken | None:
         """The smallest watermark, if one of the remotes that have it makes it a high water mark.
 
         It is that of a client that has received all blocks, when nothing is ready.

@@ -5,7 +5,7 @@ from bson.timestamp import Timestamp
 
 from router.stream.merger import CloseRemote
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_of
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_of
 from tests.doubles.scripted_streams import batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, arrive, at, make, opened, times
@@ -70,7 +70,7 @@ def test_an_error_follows_ready_events_and_has_mongos_s_label():
     [
         (A, batch([], hwm(5))),
         (A, batch([], b"")),
-        (A, CursorBatch(0, [], Watermark.of(hwm(50)), 0)),
+        (A, CursorBatch(0, [], KeyedToken.of(hwm(50)), 0)),
         (CONFIG, batch([], token_of(at(20, 0, invalidate=True)[1]), invalidated=True)),
         (CONFIG, batch([event(data_of(20, 1), operationType="insert")], hwm(50))),
     ],

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from router.memory import weight
 from router.stream.merger import MergeOrderError, Merger, OpenRemote, RemoteQueue
 from router.stream_settings import DEFAULT_BLOCK_SIZES
-from shard_client.remote_cursor.cursor_reply import Watermark
+from shard_client.remote_cursor.cursor_reply import KeyedToken
 
 LOWEST, HIGHEST = b"", b"\xff"
 
@@ -46,7 +46,7 @@ def arrive(
     token: bytes = b"token",
 ) -> None:
     size = sum(len(raw) for _, raw in events)
-    made.add_batch(remote, events, Watermark(watermark, token), size)
+    made.add_batch(remote, events, KeyedToken(watermark, token), size)
 
 
 def released(made: Merger) -> list[bytes]:
