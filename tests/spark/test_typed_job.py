@@ -23,7 +23,7 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import TablesJob, table_form
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.verification.all_tables import verify_job
+from spark_sink.verification.verify_job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, run_job
 

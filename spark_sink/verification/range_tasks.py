@@ -1,7 +1,8 @@
 """The tasks of Spark that compare ranges of keys with the documents of their collections.
 
-Both sides may change meanwhile. So rows and keys that differ are only suspects, which `comparison`
-compares again. Executors import this module, which requires pyarrow and pymongo only.
+Both sides may change meanwhile. So rows and keys that differ are only suspects, which
+`collection_comparison` compares again. Executors import this module, which requires pyarrow and
+pymongo only.
 """
 
 from __future__ import annotations
