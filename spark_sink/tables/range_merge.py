@@ -185,7 +185,7 @@ class _Merging:
                 else:
                     self._apply(group, found, part(start, end))
                 start = end
-            empty = self._task.form.rows.empty_table()
+            empty = self._task.form.memory_schema.empty_table()
             while start < len(places):
                 last = places[min(start + _ROWS, len(places)) - 1]
                 end = bisect_right(places, last, start)
@@ -265,10 +265,10 @@ class _RangeFiles:
         self._limit = _limit(task.merge)
         self.files = Parts(
             task.address,
-            form.stored,
+            form.file_schema,
             (KEY_RANGE,),
             statistics_columns=form.statistics_columns,
-            indexed=() if form.schema is None else form.schema.fieldNames(),
+            indexed=() if form.document_schema is None else form.document_schema.fieldNames(),
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
             summed=False,
         )

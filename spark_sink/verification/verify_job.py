@@ -214,7 +214,7 @@ class _Verification:
             form = replace(
                 TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
             )
-            names = form.stored.names
+            names = form.file_schema.names
             tasks = [partial(unlike_columns, form, each) for each in scans_of(log, names)]
             found.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
             now = datetime.now(UTC).isoformat(timespec="seconds")

@@ -103,8 +103,8 @@ def test_columns_follow_the_documents_of_a_job(
 @pytest.mark.usefixtures("spark")
 def test_a_schema_is_checked() -> None:
     form = table_form(JobRecord(schema="total DECIMAL(10,2) NOT NULL, tags ARRAY<STRING>"))
-    assert form.schema is not None
-    assert form.schema.simpleString() == "struct<total:decimal(10,2),tags:array<string>>"
+    assert form.document_schema is not None
+    assert form.document_schema.simpleString() == "struct<total:decimal(10,2),tags:array<string>>"
     for schema, message in (
         ("a FLOAT", "documents cannot be read as float"),
         ("a INT, A INT", "'A' cannot be a column"),
