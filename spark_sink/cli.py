@@ -336,7 +336,7 @@ def verify(
     from spark_sink.jobs.router_beside import require_cluster
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
-    from spark_sink.verification.all_tables import verify_job
+    from spark_sink.verification.verify_job import verify_job
 
     begin = None if since is None else argument(cluster_time, since, "--since")
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI

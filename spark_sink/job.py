@@ -30,8 +30,8 @@ from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.session.spark_session import job_session
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
-from spark_sink.verification.all_tables import Outcome, verify_job
-from spark_sink.verification.verifier import Verifier
+from spark_sink.verification.rounds import Verifier
+from spark_sink.verification.verify_job import Outcome, verify_job
 
 _POLL_SECONDS = 0.2
 _WITH_JVM = "stopped with Spark's JVM; the next start repeats the batch that was in progress"

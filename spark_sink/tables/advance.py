@@ -58,7 +58,7 @@ class Advance:
         by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
         by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
         # Updates of documents that are deleted afterwards need no base.
-        columns = StructType(self._form.columns.fields[:-1])
+        columns = StructType(self._form.spark_schema.fields[:-1])
         return by_key.mapInArrow(partial(_documents, self._form), columns)
 
 
@@ -67,4 +67,4 @@ def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
     formed = FormedRows(form)
     for rows in Fold(UNREAD, tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
         made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
-        yield from form.to_files(made).select(form.stored.names[:-1]).to_batches()
+        yield from form.to_files(made).select(form.file_schema.names[:-1]).to_batches()

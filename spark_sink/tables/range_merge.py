@@ -180,7 +180,7 @@ class _Merging:
                 return changes.slice(start, end - start)
             return changes.take(order[start:end])
 
-        empty = self._task.form.rows.empty_table()
+        empty = self._task.form.memory_schema.empty_table()
         with self._table.files, self._problems:
             for group, found in chain(self._groups, [(empty, places_of(empty))]):
                 end = bisect_right(places, found[-1].as_py(), start) if len(found) else len(places)
@@ -268,10 +268,10 @@ class _RangeFiles:
         self._limit = _limit(task.merge)
         self.files = Parts(
             task.address,
-            form.stored,
+            form.file_schema,
             (KEY_RANGE,),
             statistics_columns=form.statistics_columns,
-            indexed=() if form.schema is None else form.schema.fieldNames(),
+            indexed=() if form.document_schema is None else form.document_schema.fieldNames(),
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
             summed=False,
         )
