@@ -7,7 +7,6 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Laggard
 from router.stream.noop_writer import NoOpResult
 from router.stream.pacing import COLLECTING, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
@@ -107,7 +106,7 @@ class ReadScheduler:
             self._check_progress(remote, watermark, now)
         if not needed:
             remote.reset_wait()
-            remote.noop.shown()
+            remote.noop.record_passed()
         next_noop = self._next_noop(remote, now)
         alone = len(self._remotes) == 1
         wait = flow.wait(remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone)
@@ -155,7 +154,7 @@ class ReadScheduler:
 
     def _check_progress(self, remote: Remote, watermark: Timestamp, now: float) -> None:
         """Leave a member whose watermark does not advance although its replica set has."""
-        remote.overdue.watermark(watermark)
+        remote.overdue.record_watermark(watermark)
         if remote.idle and remote.overdue.give_up(now):
             log.warning(
                 "member is left: it does not show what its replica set has written",
@@ -181,7 +180,7 @@ class ReadScheduler:
                 return
             self._soon.cancel()
             self._soon = None
-        if self._stream.waiting_for is not None or self._stream.leaving:
+        if self._stream.awaits_watermarks:
             self._soon_at = at
             if delay > 0:
                 self._soon = self._loop.call_later(delay, self._write_noops)
@@ -196,18 +195,18 @@ class ReadScheduler:
             return
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
         dense, number = rounds.dense(now), rounds.interval_number(now)
-        for laggard in self._lagging:
-            remote = self._remotes.get(laggard.remote)
+        for laggard, latest in self._stream.laggards().items():
+            remote = self._remotes.get(laggard)
             # A remote that fails, or is getting a no-op write, is checked again when that is over.
             if remote is None or remote.cursor.failing_for is not None:
                 continue
             if dense and remote.round == number:
                 again = min(again, rounds.next_start(now) + COLLECTING)
                 continue
-            if not remote.noop.pending:
-                remote.round, remote.asked = number, laggard.latest
-                self._get_past(remote, laggard, now)
-            if not remote.noop.pending:
+            if remote.noop.state == "idle":
+                remote.round, remote.asked = number, latest
+                self._get_past(remote, latest, now)
+            if remote.noop.state == "idle":
                 again = min(again, max(remote.noop.again, now + _SOONEST))
         if self._later is not None:
             self._later.cancel()
@@ -218,24 +217,20 @@ class ReadScheduler:
         if self._soon is None:
             self._write_noops()
 
-    @property
-    def _lagging(self) -> tuple[Laggard, ...]:
-        return (*self._stream.lagging, *self._stream.leaving)
-
-    def _get_past(self, remote: Remote, waiting: Laggard, now: float) -> None:
+    def _get_past(self, remote: Remote, latest: Timestamp, now: float) -> None:
         """Write a no-op, or only ask for the watermark if the oplog is past the events already."""
-        if remote.reached > waiting.latest:
-            remote.overdue.reached(waiting.latest, now)
+        if remote.reached > latest:
+            remote.overdue.expect_beyond(latest, now)
             if now >= remote.noop.again:
-                remote.noop.done(now)
+                remote.noop.record_end(now)
             self._ask(remote)
         elif not self._settings.writes_noops:
             self._ask(remote)
-        elif waiting.latest > remote.noop.past or now >= remote.noop.again:
-            remote.noop.ask(waiting.latest)
+        elif latest > remote.noop.past or now >= remote.noop.again:
+            remote.noop.request(latest)
             remote.noops_asked += 1
             target = self._noop_writer.target(remote.target, remote.host)
-            target.write(self, waiting.remote)
+            target.write(self, remote.number)
 
     def noop_wanted(self, number: int) -> Timestamp | None:
         """Return the time past which a remote's member is to be moved; None if no event needs it.
@@ -245,8 +240,7 @@ class ReadScheduler:
         remote = self._remotes.get(number)
         if remote is None or self._closed or self._unread:
             return None
-        times = (laggard.latest for laggard in self._lagging if laggard.remote == number)
-        latest = max(times, default=None)
+        latest = self._stream.laggards().get(number)
         if latest is None or remote.reached > latest:
             return None
         remote.noop.past = latest
@@ -259,7 +253,7 @@ class ReadScheduler:
         """
         remote = self._remotes.get(number)
         if remote is not None:
-            remote.noop.begun = True
+            remote.noop.state = "sent"
             remote.reset_wait()
             self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
@@ -270,13 +264,13 @@ class ReadScheduler:
             return
         now, past = self._loop.time(), remote.noop.past
         if result is NoOpResult.UNWANTED:
-            remote.noop.pending = False
+            remote.noop.state = "idle"
             remote.round = -1
         else:
-            remote.noop.done(now)
+            remote.noop.record_end(now)
         if result in {NoOpResult.THERE, NoOpResult.ACKNOWLEDGED}:
             remote.reached = max(remote.reached, next_tick(past))
-            remote.overdue.reached(past, now)
+            remote.overdue.expect_beyond(past, now)
         self._schedule(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
