@@ -21,10 +21,11 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
+from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.fold import UNREAD, Fold
+from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
     ChangeGroup,
@@ -267,7 +268,7 @@ class CurrentTable:
             frozenset(name for each in moved for name in each.partitions),
             Fold(
                 state.complete_from,
-                {**state.complete_in, **{".".join(name): UNREAD for name in unread}},
+                {**state.complete_in, **{".".join(name): ABOVE_ALL_TOKENS for name in unread}},
                 upsert.quarantine is not None,
                 self.form.keeps_deleted,
             ),

@@ -157,8 +157,8 @@ class Prepare:
             documents, changed = layout.documents(b"documentKey"), _changed_keys(layout)
             if changed:
                 keys = layout.values(b"documentKey")
-                for place, key in changed.items():
-                    former[int(layout.rows[place])], keys[place] = keys[place], key
+                for index, key in changed.items():
+                    former[int(layout.rows[index])], keys[index] = keys[index], key
                 documents = JoinedEvents(keys)
             parts.append((layout.rows, self._keys_of(documents)))
         prepared = _with_keys(rows, in_order(parts), rows["event"])
@@ -250,20 +250,20 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
     chosen = layout.chosen(replaces)
     found = {}
     pairs = zip(chosen.values(b"documentKey"), chosen.values(b"fullDocument"), strict=True)
-    for place, (key, document) in zip(replaces.tolist(), pairs, strict=True):
+    for index, (key, document) in zip(replaces.tolist(), pairs, strict=True):
         if document.startswith(key[4:-1], 4):
             continue
         before, identifier = fields_of(key), field_of(document, b"_id")
         if identifier is not None and before.get(b"_id") not in (None, identifier):
-            found[place] = document_of({**before, b"_id": identifier}.items())
+            found[index] = document_of({**before, b"_id": identifier}.items())
     return found
 
 
 def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:
     """Return rows of PREPARED from rows of the source and the columns _KEYS."""
-    places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
+    names = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
     key, document_key, kind = keys.columns
-    arrays = [*places, key, rows["token"], document_key, kind, events]
+    arrays = [*names, key, rows["token"], document_key, kind, events]
     return pa.RecordBatch.from_arrays(arrays, schema=_PREPARED_ARROW)
 
 
