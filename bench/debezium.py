@@ -7,9 +7,10 @@ from bench.processes import cpu_seconds, listening, medians, port_of, router, ru
 from bench.suite import Column, Options, Suite, Table, say_row, servers_of
 from bench.writes import COLLECTION, DATABASE, fill, late, spread, uneven
 from tests.harness.clusters import RealCluster
+from tests.harness.server_settings import ServerSettings
 
 SHARDS = 2
-EVENTS = 1_200_000
+EVENTS = 2_000_000
 SIZE = 400
 """Bytes of padding in a document."""
 PER_BATCH = 50_000
@@ -56,9 +57,9 @@ def run(options: Options) -> list[Table]:
         return []
     events = options.scaled(EVENTS, EVENTS // 6)
     paced = options.scaled(PACED, PACED // 5)
-    rows = []
+    rows, servers = [], ServerSettings(noop_interval=1, oplog_mb=2048)  # all events stay in it
     with (
-        RealCluster(binaries(), SHARDS, noop_interval=1) as cluster,
+        RealCluster(binaries(), SHARDS, settings=servers) as cluster,
         router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid),
     ):
         spread(cluster)
