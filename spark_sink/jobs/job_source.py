@@ -36,6 +36,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.source.data_source import MergerouterDataSource
+from spark_sink.source.offset_planner import Sink
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
@@ -298,15 +299,14 @@ class JobSource(MergerouterDataSource):
         return JobStreamReader(options, self.loaded, self._tables)
 
 
-class JobStreamReader(MergerouterStreamReader):
-    """Reads a batch in tasks, which write its files to `tables`."""
+class JobSink(Sink):
+    """The current table of a job, if it has one; a start may change the scope."""
 
-    changes_scope = True
+    follows_scope = True
 
-    def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
-        super().__init__(options, loaded)
-        self._tables = tables
+    def __init__(self, tables: TaskTables) -> None:
         self._current = tables.addresses.get(CURRENT)
+        self._namespaces = tables.namespaces
         self._seen: tuple[Offset, Unread, Sequence[LostDocument]] | None = None
 
     def unread(self, start: Offset) -> tuple[Unread, Sequence[LostDocument]]:
@@ -322,7 +322,15 @@ class JobStreamReader(MergerouterStreamReader):
 
     def namespaces(self) -> set[tuple[str, str]]:
         """Return the collections that had documents in the current table at the start."""
-        return set(self._tables.namespaces)
+        return set(self._namespaces)
+
+
+class JobStreamReader(MergerouterStreamReader):
+    """Reads a batch in tasks, which write its files to `tables`."""
+
+    def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
+        super().__init__(options, loaded, JobSink(tables))
+        self._tables = tables
 
     def small_batch(self, before: Offset, end: Offset) -> list[Task] | None:
         """Return the tasks of a small batch between two offsets, otherwise None.

@@ -25,8 +25,8 @@ from spark_sink.options.snapshot_options import (
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.source.offset_planner import OffsetPlanner, Sink
 from spark_sink.source.offsets import Offset
-from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import snapshot_tasks
 from spark_sink.tables.prepare import ddl_event_of
 from tests.spark import snapshot_choices
@@ -145,17 +145,17 @@ IN_SNAPSHOT = SignalState(
 
 
 def started(position: Position, *, is_in_snapshot: bool = False, **options: str) -> Any:
-    """Return a reader whose query has started at a position, and what plans its next batch."""
+    """Return the planner of a query at a position, and what plans its next batch."""
     state = IN_SNAPSHOT if is_in_snapshot else SignalState()
-    reader, planners = MergerouterStreamReader(parse_options({"uri": URI, **options}), 0.0), Mock()
+    planners = Mock()
     planners.client.with_retries = lambda call: call()
     planners.snapshots.begin.return_value = IN_SNAPSHOT
     planners.snapshots.require = lambda signals, *_: signals
     planners.signals.receive = lambda signals, _: signals
     planners.advanced = lambda signals, _: signals
     planners.batches.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
-    reader._connected = planners
-    return reader, lambda: reader._latest(Offset(position, Scope(), signals=state), None)
+    planner = OffsetPlanner(parse_options({"uri": URI, **options}), planners, Sink())
+    return planner, lambda: planner.plan(Offset(position, Scope(), signals=state), None)
 
 
 @pytest.mark.parametrize(
@@ -171,11 +171,11 @@ def test_a_start_decides_when_a_snapshot_begins(
     mode: str, is_in_snapshot: bool, first: bool, later: bool
 ) -> None:
     for position, begins in ((FromNow(), first), (POSITION, later)):
-        reader, latest = started(position, is_in_snapshot=is_in_snapshot, snapshotMode=mode)
+        planner, latest = started(position, is_in_snapshot=is_in_snapshot, snapshotMode=mode)
         latest()
-        assert reader._connected.snapshots.begin.called == begins
+        assert planner.planners.snapshots.begin.called == begins
     latest()
-    assert reader._connected.snapshots.begin.call_count == later  # one at each start
+    assert planner.planners.snapshots.begin.call_count == later  # one at each start
 
 
 def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
@@ -184,9 +184,9 @@ def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
     options = {"snapshot.mode": "custom", "snapshot.mode.custom.name": name}
     for position, chosen in ((FromNow(), "no_data"), (POSITION, "always")):
         is_in_snapshot = position == POSITION
-        reader, latest = started(position, is_in_snapshot=is_in_snapshot, **options)
+        planner, latest = started(position, is_in_snapshot=is_in_snapshot, **options)
         latest()
-        assert reader._policy == POLICIES[chosen]
+        assert planner._policy == POLICIES[chosen]
     assert snapshot_choices.asked == [
         QueryStart(None, snapshot_in_progress=False),
         QueryStart(Timestamp(100, 1), snapshot_in_progress=True),
@@ -201,8 +201,8 @@ def test_a_snapshot_waits_for_the_end_of_its_delay(
     monkeypatch.setattr("time.monotonic", lambda: now[0])
     monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
     delay = {"snapshot.delay.ms": "1300"}
-    reader, latest = started(POSITION, snapshotMode="always", **delay)
-    reader._ends_at_present = to_the_present
+    planner, latest = started(POSITION, snapshotMode="always", **delay)
+    planner._ends_at_present = to_the_present
     found = [latest() is not None for _ in range(calls)]
     monkeypatch.undo()
     assert found == [False] * (calls - 1) + [True]

@@ -1,0 +1,250 @@
+"""Decides what the next micro-batch is: events, a part of a snapshot, or a change of the scope.
+
+It runs on the driver, in the process that plans batches, and knows nothing of Spark. The batch
+planner finds where a batch of events ends; a snapshot and signals advance beside it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
+from spark_sink.batches.event_rate import ReportInbox
+from spark_sink.errors import HistoryLostError
+from spark_sink.events.heartbeats import latest_heartbeat
+from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
+from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
+from spark_sink.options.stream_options import StreamOptions
+from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots, SignalProcessor
+from spark_sink.signals.state import SignalState
+from spark_sink.snapshot.plan import LostDocument
+from spark_sink.source.offsets import Offset
+from spark_sink.source.tasks import snapshot_planner
+from spark_sink.stream.router_client import RouterClient
+
+_OUTLIVED = (
+    "history lost: the snapshot took longer than the shards' oplogs hold events. Make the oplogs "
+    "larger, and start again with onHistoryLost=snapshot: that reads the collections anew. Or set "
+    "a job to the present with job seek: it reads them beside the stream, however long that takes"
+)
+# Seconds that one call waits for the end of the delay: Spark stops a query between two calls.
+_POLL_SECONDS = 0.5
+
+
+class Planners:
+    """The connection of the process that plans batches, and what plans through it.
+
+    Raises StreamError if the server cannot be reached, and OptionError.
+    """
+
+    def __init__(self, options: StreamOptions, loaded: float) -> None:
+        self.client = client = RouterClient(options, guarded=True)
+        try:
+            client.require_reachable()
+            self.inbox = ReportInbox(client.address)
+            self.batches = BatchPlanner(client, options, self.inbox, loaded=loaded)
+            self.collections = snapshot_planner(client, options)
+            refusal = REFUSAL if options.lacks_snapshot_filters else None
+            self.snapshots = QuerySnapshots(self.collections, options.snapshot.accepts, refusal)
+            self.signals = SignalProcessor(client, options, self.snapshots)
+        except BaseException:
+            client.close()
+            raise
+
+    def advanced(self, state: SignalState, end: Position) -> SignalState:
+        """Return the state with what a batch reads of a snapshot, whose events end at `end`."""
+        if state.running is None:
+            return state
+        streamed = time_of(end)
+
+        def advanced() -> SignalState:
+            newest = self.client.clocks().cluster_time
+            reached = newest if streamed is None else max(newest, streamed)
+            return self.snapshots.advance(state, reached)
+
+        return self.client.with_retries(advanced)
+
+    def close(self) -> None:
+        """Kill the cursors and close the connections."""
+        self.batches.close()
+        self.signals.close()
+        self.inbox.close()
+        self.client.close()
+
+
+class Sink:
+    """What the rows are written to. That of a query is not known: nothing is read for it."""
+
+    follows_scope = False
+    """Whether the options may have another scope than the checkpoint; `Offset.gained` is read."""
+
+    def unread(self, start: Offset) -> tuple[Mapping[tuple[str, str], str], Sequence[LostDocument]]:
+        """Return the collections, by database and name, that the sink lacks, each with a token.
+
+        The sink lacks documents from that token on. Also return documents of other collections
+        that it lacks. `start` is where its last batch ends.
+        """
+        return {}, ()
+
+    def namespaces(self) -> set[tuple[str, str]]:
+        """Return the collections, by database and name, of which the sink has documents."""
+        return set()
+
+
+class OffsetPlanner:
+    """Plans the offsets of one start of a query. All methods may raise StreamError.
+
+    Args:
+        options: what the query was started with.
+        planners: what plans parts of a batch.
+        sink: what the rows are written to.
+    """
+
+    def __init__(self, options: StreamOptions, planners: Planners, sink: Sink) -> None:
+        self.planners = planners
+        """The connection, which the caller closes."""
+        self._options = options
+        self._sink = sink
+        self._policy: SnapshotPolicy | None = None
+        self._is_due = False  # whether a snapshot is to begin, whatever the position
+        self._earliest = 0.0  # the time before which no snapshot begins
+        self._ends_at_present = False
+        self._is_at_end = False  # later signals wait for the next start
+        self._has_read_snapshot = False  # since this start
+        self._has_reported = False  # whether this start has reported that it reads no snapshot
+
+    def stop_at_present(self) -> None:
+        """Plan only what is there now."""
+        self.planners.batches.stop_at_present()
+        self._ends_at_present = True
+
+    def plan(self, start: Offset, max_events: int | None) -> Offset | None:
+        """Return the end of the batch after `start`; None while there is nothing.
+
+        The batch has about `max_events` events at most; None is no limit.
+        """
+        scope = self._options.scope
+        if not self._sink.follows_scope:
+            start.require_scope(scope)
+        start = replace(start, scope=start.scope or scope)
+        signals, planners = self._kept(start.signals), self.planners
+        position, is_in_snapshot = start.position, signals.initial is not None
+        policy = self._policy
+        if policy is None:
+            asked = QueryStart(time_of(position), is_in_snapshot)
+            self._policy = policy = self._options.snapshot.policy_for(asked)
+            self._is_due = policy.at_every_start and not is_in_snapshot
+            self._earliest = time.monotonic() + self._options.snapshot.delay
+        if is_in_snapshot:
+            self._has_read_snapshot = True
+            return self._moved(start, PlannedBatch(position, position, 0), signals)
+        begins = policy.at_first if isinstance(position, FromNow) else self._is_due
+        if begins:
+            return self._begin_snapshot(start, signals)
+        if not policy.streams:
+            return None
+        try:
+            signals = planners.snapshots.require(signals, *self._sink.unread(start))
+            if start.scope != scope or start.sought is not None:
+                return self._change_scope(start, signals)
+            if not self._is_at_end:
+                signals = planners.signals.receive(signals, position)
+            if signals.blocks_stream:
+                planners.batches.close()
+                batch = PlannedBatch(position, position, 0)
+            else:
+                advances = signals.asks_present
+                batch = planners.batches.next_batch(position, max_events, advances=advances)
+                is_empty = batch.end == batch.start and not planners.signals.has_more
+                self._is_at_end = self._ends_at_present and is_empty
+        except HistoryLostError:
+            ended = start.signals.ended
+            if ended is not None and ended.initial and self._has_read_snapshot:
+                raise HistoryLostError(_OUTLIVED) from None
+            if not policy.if_history_is_lost:
+                raise
+            return self._begin_snapshot(start, replace(signals, position=None))
+        return self._moved(start, batch, signals)
+
+    def newest(self) -> Offset:
+        """Return an offset at the newest cluster time.
+
+        Its `quiet_until` is the time before which no event follows the batch, if none is known.
+        Raises PyMongoError.
+        """
+        newest = AtTime(self.planners.client.clocks().cluster_time)
+        return Offset(newest, self._options.scope, quiet_until=self.planners.batches.quiet_until)
+
+    def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
+        """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
+        signals = self.planners.advanced(signals, batch.end)
+        if batch.end == batch.start and not signals.has_output:
+            return None
+        if not (self._has_read_snapshot or self._has_reported):
+            self._has_reported = True
+            signals = self.planners.snapshots.skipped(signals)
+        heartbeat = latest_heartbeat(start.heartbeat, batch.end, self._options.heartbeat_interval)
+        return start.moved(
+            batch.end,
+            events=batch.events,
+            quiet_until=batch.quiet_until,
+            heartbeat=heartbeat,
+            signals=signals,
+        )
+
+    def _kept(self, signals: SignalState) -> SignalState:
+        """Return the state without the batch's part, and without a position that is not used."""
+        if self._options.signal_collection is None:  # one that is added later is read from then on
+            signals = replace(signals, position=None)
+        return signals.without_batch()
+
+    def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
+        """Return the end of a batch without events, after which the scope is the options'.
+
+        A batch of the old scope first reads the cluster time to its end. After a gap, the sink
+        lacks all collections.
+        """
+        position, scope = start.position, self._options.scope
+        if isinstance(position, FromNow):
+            return Offset(position, scope, start.since)
+        kept: dict[str, Any] = {"heartbeat": start.heartbeat}
+        if isinstance(position, Token):
+            self.planners.batches.require_history(AtTime(position.cluster_time))
+            return start.moved(after(position.cluster_time), signals=signals, **kept)
+        if start.sought is not None:
+            signals = self.planners.snapshots.left_out(signals, start.sought, position)
+        gained: list[tuple[str, str]] = []
+        if self._options.snapshot.policy.reads_documents:
+            planners, wanted = self.planners, self._options.snapshot.accepts
+            names = planners.client.with_retries(lambda: planners.collections.names(wanted))
+            found = {*names, *self._sink.namespaces()}
+            before = None if start.sought is not None else start.scope
+            gained = sorted(
+                each
+                for each in found
+                if scope.accepts(*each) and (before is None or not before.accepts(*each))
+            )
+        return Offset(position, scope, position.time, signals=signals, gained=tuple(gained), **kept)
+
+    def _begin_snapshot(self, start: Offset, signals: SignalState) -> Offset | None:
+        """Return the offset with which a snapshot begins; None until its delay is over."""
+        remaining = self._earliest - time.monotonic()
+        if remaining > 0:
+            most = remaining if self._ends_at_present else _POLL_SECONDS
+            time.sleep(min(remaining, most))
+            if remaining > most:
+                return None
+        self._is_due = False
+        planners = self.planners
+        planners.batches.close()
+        signals = planners.client.with_retries(
+            lambda: planners.snapshots.begin(signals, planners.client.snapshot_time())
+        )
+        plan = signals.initial
+        assert plan is not None
+        since = start.since if isinstance(start.position, FromNow) else plan.handover.time
+        self._has_read_snapshot = True
+        return Offset(plan.handover, self._options.scope, since, events=0, signals=signals)
