@@ -51,15 +51,15 @@ _timestamp = Struct("<II")
 _OK = Struct("<d").pack(1.0)
 
 
-class Watermark(NamedTuple):
-    """A resume token below which no further event comes: its sort key, and its raw document."""
+class KeyedToken(NamedTuple):
+    """A resume token: its sort key, and its raw document."""
 
     key: bytes
     token: bytes
 
     @classmethod
     def of(cls, token: bytes) -> Self:
-        """Return the watermark of a raw token; raises ProtocolError if it has no ``_data``."""
+        """Return a raw token with its key; raises ProtocolError if it has no ``_data``."""
         return cls(token_data(token), token)
 
 
@@ -74,7 +74,7 @@ class CursorBatch:
 
     cursor_id: int
     events: list[Event]
-    watermark: Watermark | None
+    watermark: KeyedToken | None
     size: int
     cluster_time: bytes | None = None
     operation_time: Timestamp | None = None
@@ -110,7 +110,7 @@ class CursorBatch:
         return cls(
             int.from_bytes(cursor_id, "little", signed=True),
             [],
-            None if token is None else Watermark.of(token),
+            None if token is None else KeyedToken.of(token),
             0,
             _value(body, reply.get(b"$clusterTime"), DOCUMENT),
             None if time is None else Timestamp(*_timestamp.unpack(time)[::-1]),
