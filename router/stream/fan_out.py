@@ -122,10 +122,17 @@ class FanOut:
         if position is None:
             position = LogPosition(self.stream, number)
             self._positions.append(position)
-        incarnation = position.incarnation_of(namespace)
         floor = max(after, log.floor)
-        part = PartialView(position, incarnation, stream_filter or EVERYTHING, floor, self.traffic)
-        incarnation.views.add(part)
+        passed = stream_filter or EVERYTHING
+        try:
+            incarnation = position.incarnation_of(namespace)
+            part = PartialView(position, incarnation, passed, floor, self.traffic)
+            incarnation.views.add(part)
+        except Exception as error:
+            # With a filter or a namespace that is half added, a view could lack events.
+            self._positions.remove(position)
+            self._fail(position, _unreadable(error))
+            raise
         self._parts.add(part)
         self._share_memory()
         return part

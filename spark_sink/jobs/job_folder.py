@@ -64,6 +64,10 @@ class JobRecord:
     since: str = ""
     columns: dict[str, Any] = field(default_factory=dict)
 
+    def source_options(self, uri: str) -> dict[str, str]:
+        """Return the options of the source that reads the router at `uri`."""
+        return {**self.options, "uri": uri}
+
 
 @dataclass(frozen=True)
 class LoggedBatch:

@@ -94,7 +94,7 @@ _REMEDIES = (
 
 
 @contextmanager
-def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
+def quiet_stop(stop: StopRequest, text: str = "") -> Iterator[None]:
     """Treat the end of Spark's JVM as an orderly stop if one is requested, and print `text`.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
@@ -103,7 +103,7 @@ def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, Py4JError, PySparkException):
-        if not end.is_orderly:
+        if not stop.is_orderly:
             raise
         if text:
             say(text)
@@ -111,20 +111,20 @@ def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
 
 def run_until_stopped(
     query: StreamingQuery,
-    end: StopRequest,
+    stop: StopRequest,
     report: Callable[[StreamingQuery], None],
-    tend: Callable[[], None],
+    maintain: Callable[[], None],
 ) -> None:
     """Wait for the end of the query, or for a signal.
 
     After a signal the batch in progress may commit within STOP_TIMEOUT. `report` is called every
-    second, and at the end; `tend` every second. Raises StreamError with the cause of a failure; the
-    next start continues from the checkpoint. A clock that is set back counts as a failure: Spark
-    starts batches by it, and would wait. After an orderly stop, Spark's own error is raised.
+    second, and at the end; `maintain` every second. Raises StreamError with the cause of a failure;
+    the next start continues from the checkpoint. A clock that is set back counts as a failure:
+    Spark starts batches by it, and would wait. After an orderly stop, Spark's own error is raised.
     """
     ahead = _clock_ahead()
     try:
-        while not end.requested:
+        while not stop.requested:
             ended = query.awaitTermination(_POLL_SECONDS)
             report(query)
             if ended:
@@ -134,12 +134,12 @@ def run_until_stopped(
                 query.stop()
                 raise StreamError(_SET_BACK.format(ahead - now))
             ahead = max(ahead, now)
-            tend()
+            maintain()
         _await_commit(query)
         report(query)
         query.stop()
     except StreamingQueryException as error:
-        if end.is_orderly:
+        if stop.is_orderly:
             raise
         raise StreamError(cause_of(error)) from None
 

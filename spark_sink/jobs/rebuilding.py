@@ -262,7 +262,7 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
     batch = end.batch_after(before)
     if batch.events == 0:
         return
-    options = parse_options({**folder.record().options, "uri": uri})
+    options = parse_options(folder.record().source_options(uri))
     start = QueryStart(before.time, snapshot_in_progress=False)
     if not options.snapshot.policy_for(start).if_history_is_lost:
         return

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from queue import SimpleQueue
@@ -148,7 +148,7 @@ class TablesJob:
     def __post_init__(self) -> None:
         self._tables = self.record.tables
         advance = {} if self.findings is None else _IDLE_ADVANCE
-        self._options = {**advance, **self.record.options, "uri": self.uri}
+        self._options = {**advance, **self.record.source_options(self.uri)}
         self._reads_again = parse_options(self._options).snapshot.policy.reads_documents
         self._form = TableForm()
         self._rows = pa.schema([])
@@ -265,8 +265,9 @@ class TablesJob:
 
     def _keep_columns(self, form: TableForm) -> None:
         """Record the columns of a typed table: no row may have those of deleted documents."""
-        if form.schema is not None and form != self._form:
-            self.folder.keep_columns({"schema": form.schema.jsonValue(), "keys": list(form.keys)})
+        if form.document_schema is not None and form != self._form:
+            schema = form.document_schema.jsonValue()
+            self.folder.keep_columns({"schema": schema, "keys": list(form.keys)})
             self._form = form
 
     def _reports(self, rows: DataFrame, batch: Batch, end: Offset) -> list[TaskReport]:
@@ -377,27 +378,3 @@ def _documents_of(text: str) -> StructType:
     if not isinstance(found, StructType):
         raise ValueError(f"{text.strip()!r} is a type: name fields, such as: total DECIMAL(10,2)")
     return nullable(found)
-
-
-def namespace_options(namespaces: Sequence[str]) -> dict[str, str]:
-    """Return the options of the source for collections ("shop.orders") and databases ("shop").
-
-    Raises OptionError if collections and databases are mixed.
-    """
-    pairs = [name.partition(".")[::2] for name in dict.fromkeys(namespaces)]
-    if not pairs:
-        return {}
-    databases = sorted({database for database, _ in pairs})
-    whole = [database for database, collection in pairs if not collection]
-    if whole and len(whole) < len(pairs):
-        raise OptionError(
-            "databases and collections cannot be mixed: name collections only (shop.orders), or "
-            "databases only (shop)"
-        )
-    if len(databases) == 1:
-        chosen = {"database": databases[0]}
-        if not whole:
-            chosen["collection"] = ",".join(collection for _, collection in pairs)
-        return chosen
-    kind = "database.include.list" if whole else "collection.include.list"
-    return {kind: ",".join(dict.fromkeys(namespaces)), "filters.match.mode": "literal"}

@@ -9,9 +9,11 @@ filter the events; `accepts` applies the same rule to the collections of a snaps
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_sink.errors import OptionError
 from spark_sink.options.java_patterns import compiled, translation
 
 # Events that belong to no collection.
@@ -137,3 +139,27 @@ class Scope:
         if self.database is None:
             text = "the whole cluster"
         return f"{text} ({self.lists})" if self.lists else text
+
+
+def namespace_options(namespaces: Sequence[str]) -> dict[str, str]:
+    """Return the options of the source for collections ("shop.orders") and databases ("shop").
+
+    Raises OptionError if collections and databases are mixed.
+    """
+    pairs = [name.partition(".")[::2] for name in dict.fromkeys(namespaces)]
+    if not pairs:
+        return {}
+    databases = sorted({database for database, _ in pairs})
+    whole = [database for database, collection in pairs if not collection]
+    if whole and len(whole) < len(pairs):
+        raise OptionError(
+            "databases and collections cannot be mixed: name collections only (shop.orders), or "
+            "databases only (shop)"
+        )
+    if len(databases) == 1:
+        chosen = {"database": databases[0]}
+        if not whole:
+            chosen["collection"] = ",".join(collection for _, collection in pairs)
+        return chosen
+    kind = "database.include.list" if whole else "collection.include.list"
+    return {kind: ",".join(dict.fromkeys(namespaces)), "filters.match.mode": "literal"}

@@ -21,10 +21,11 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
+from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.fold import UNREAD, Fold
+from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
     ChangeGroup,
@@ -267,7 +268,7 @@ class CurrentTable:
             frozenset(name for each in moved for name in each.partitions),
             Fold(
                 state.complete_from,
-                {**state.complete_in, **{".".join(name): UNREAD for name in unread}},
+                {**state.complete_in, **{".".join(name): ABOVE_ALL_TOKENS for name in unread}},
                 upsert.quarantine is not None,
                 self.form.keeps_deleted,
             ),
@@ -360,11 +361,11 @@ class CurrentTable:
         )
         if not (replaced or parts or state != self.state or batch is not None):
             return
-        names = [name for name in form.statistics_columns if name in form.stored.names]
+        names = [name for name in form.statistics_columns if name in form.file_schema.names]
         # A column loses statistics before the commit, or gets them after it: no file lacks any.
         before = log.statistics_columns if log.exists else names
         log.set_statistics_columns([name for name in before if name in names])
-        log.replace(parts, form.stored, state.document, batch, replaced)
+        log.replace(parts, form.file_schema, state.document, batch, replaced)
         log.set_statistics_columns(names)
         self.state, self._stored, self.form = state, form, form
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:
@@ -409,7 +410,7 @@ def _form_after(address: str, before: TableForm | None, form: TableForm) -> Tabl
             f"the table at {address} has other columns: start its job with the same --schema and "
             "--deletes as before, or write to another folder"
         )
-    known = () if before.schema is None else before.schema.fieldNames()
+    known = () if before.document_schema is None else before.document_schema.fieldNames()
     new = (name for name in form.keys if name not in (*before.keys, *known))
     form = replace(form, keys=(*before.keys, *new))  # no file has a column of the new ones
-    return replace(form, schema=before.schema) if form.infers else form
+    return replace(form, document_schema=before.document_schema) if form.infers else form

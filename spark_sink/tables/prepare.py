@@ -157,8 +157,8 @@ class Prepare:
             documents, changed = layout.documents(b"documentKey"), _changed_keys(layout)
             if changed:
                 keys = layout.values(b"documentKey")
-                for place, key in changed.items():
-                    former[int(layout.rows[place])], keys[place] = keys[place], key
+                for index, key in changed.items():
+                    former[int(layout.rows[index])], keys[index] = keys[index], key
                 documents = JoinedEvents(keys)
             parts.append((layout.rows, self._keys_of(documents)))
         prepared = _with_keys(rows, in_order(parts), rows["event"])
@@ -250,20 +250,20 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
     chosen = layout.chosen(replaces)
     found = {}
     pairs = zip(chosen.values(b"documentKey"), chosen.values(b"fullDocument"), strict=True)
-    for place, (key, document) in zip(replaces.tolist(), pairs, strict=True):
+    for index, (key, document) in zip(replaces.tolist(), pairs, strict=True):
         if document.startswith(key[4:-1], 4):
             continue
         before, identifier = fields_of(key), field_of(document, b"_id")
         if identifier is not None and before.get(b"_id") not in (None, identifier):
-            found[place] = document_of({**before, b"_id": identifier}.items())
+            found[index] = document_of({**before, b"_id": identifier}.items())
     return found
 
 
 def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:
     """Return rows of PREPARED from rows of the source and the columns _KEYS."""
-    places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
+    names = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
     key, document_key, kind = keys.columns
-    arrays = [*places, key, rows["token"], document_key, kind, events]
+    arrays = [*names, key, rows["token"], document_key, kind, events]
     return pa.RecordBatch.from_arrays(arrays, schema=_PREPARED_ARROW)
 
 
@@ -313,11 +313,16 @@ def filtered(rows: Any, chosen: Any) -> Any:
     return rows if pc.all(chosen, skip_nulls=False).as_py() else rows.filter(chosen)
 
 
-def sorted_rows(rows: pa.Table) -> pa.Table:
-    """Return rows of PREPARED sorted by place, token and kind; sorted rows are not copied."""
+def order_of(rows: pa.Table) -> pa.Array | None:
+    """Return the indexes that sort rows of PREPARED by place, token and kind; None if sorted."""
     order = pc.sort_indices(rows, sort_keys=[(e, "ascending") for e in ("place", "token", "kind")])
-    is_sorted = np.array_equal(order.to_numpy(), np.arange(len(order)))
-    return rows if is_sorted else rows.take(order)
+    return None if np.array_equal(order.to_numpy(), np.arange(len(order))) else order
+
+
+def sorted_rows(rows: pa.Table) -> pa.Table:
+    """Return rows of PREPARED in the order of `order_of`; sorted rows are not copied."""
+    order = order_of(rows)
+    return rows if order is None else rows.take(order)
 
 
 def batch_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:

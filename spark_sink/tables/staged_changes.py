@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import field_of, fields_of
 from spark_sink.folders import Folder, open_folder, remove_files
 from spark_sink.rows.arrow_types import arrow_schema
@@ -31,7 +32,6 @@ _STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
 _ROWS_PER_GROUP = 5_000
 # A task reads whole groups: small ones contain few changes of other tasks.
 _GROUP_BYTES = 1024 * 1024
-_ABOVE_ALL_TOKENS = "~"
 # Bytes of changes that a task sorts together.
 _FILE_BYTES = 16 * 1024 * 1024
 
@@ -90,7 +90,7 @@ class ChangeStage:
         self._files, self._folder = open_folder(address)
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
-        self._first_read = _ABOVE_ALL_TOKENS
+        self._first_read = ABOVE_ALL_TOKENS
         self._report = ChangeReport()
 
     def add(self, batch: pa.RecordBatch) -> None:

@@ -31,7 +31,7 @@ from spark_sink.job import Job
 from spark_sink.jobs.job_folder import DEFAULT_TABLES, MESSAGES, TRANSACTIONS, JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
-from spark_sink.jobs.tables_job import namespace_options
+from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import Progress, SnapshotPlan

@@ -19,7 +19,8 @@ from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
-from spark_sink.jobs.tables_job import TablesJob, namespace_options, take_over
+from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.options.scope import namespace_options
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable

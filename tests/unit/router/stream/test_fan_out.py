@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from itertools import count
 from typing import Any
+from unittest.mock import Mock
 
 import bson
 import pytest
@@ -96,6 +97,24 @@ def test_an_exception_ends_the_views_without_a_watermark(
     assert ids(later) == list(range(1, 20, 2))
     assert reading.stream.error is None
     reading.fan_out.close(view)
+    reading.fan_out.close(later)
+    assert reading.fan_out.readers == reading.fan_out.held_bytes == 0
+
+
+def test_a_filter_that_cannot_be_added_takes_no_events_from_later_readers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reading = Reading(10)
+    other = reading.view(tenant(0))
+    with monkeypatch.context() as patch:
+        patch.setattr(FilterIndex, "add", Mock(side_effect=MemoryError))
+        with pytest.raises(MemoryError):
+            reading.view(tenant(1))
+    later = reading.view(tenant(1))
+    reading.pass_on()
+    assert ids(later) == list(range(1, 10, 2))
+    assert other.error is not None, "its index may be damaged"
+    reading.fan_out.close(other)
     reading.fan_out.close(later)
     assert reading.fan_out.readers == reading.fan_out.held_bytes == 0
 

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.tables import current_table, staged_changes
+from spark_sink.tables import current_table, range_merge, staged_changes
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
@@ -73,7 +73,10 @@ def check_ranges(folder: Path) -> int:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", range(2))
-def test_a_table_follows_its_collections(seed: int, tmp_path: Path) -> None:
+def test_a_table_follows_its_collections(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_merge, "_ROWS", 10)
     stream, folder = RandomChanges(seed), tmp_path / "current"
     most = 0
     for number in range(15):
