@@ -39,7 +39,7 @@ from spark_sink.options.values import argument, position
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
@@ -182,7 +182,7 @@ def rebuild_table(
     quarantine = DeltaLog(made.table(QUARANTINE))
     if quarantine.exists:  # it has the events that the lost table could not apply
         quarantine.append([], arrow_schema(UNAPPLIED), batch)
-    table.apply_staged(spark, staged, batch, quarantine, scope)
+    table.apply_staged(spark, Upsert(ChangeReport.total(staged), batch, quarantine, scope))
     return table
 
 

@@ -60,7 +60,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
@@ -258,9 +258,8 @@ class TablesJob:
         contains = (end.scope or Scope()).accepts
         scope = TableScope(contains, end.gained_since) if self._reads_again else None
         is_first = not {BRONZE, MESSAGES} & {*self._tables}  # of the tables that have each batch
-        self._current.apply_staged(
-            spark, [changes], batch, self._table(QUARANTINE), scope, creates_quarantine=is_first
-        )
+        upsert = Upsert(changes, batch, self._table(QUARANTINE), scope, is_first)
+        self._current.apply_staged(spark, upsert)
         self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:

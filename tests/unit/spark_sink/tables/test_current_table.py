@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.tables import current_table
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
@@ -282,7 +282,7 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
             events.append(event)
         stage = ChangeStage(str(folder), tolerant=False)
         stage.add(change_rows(events))
-        CurrentTable(str(folder)).apply_staged(None, [stage.close()], Batch("q", first))
+        CurrentTable(str(folder)).apply_staged(None, Upsert(stage.close(), Batch("q", first)))
         rows = DeltaTable(folder).to_pyarrow_table().to_pylist()
         last = batch[-1][3]
         found = [bson.decode(row["document"]) for row in rows]
@@ -305,7 +305,7 @@ def test_a_snapshot_may_begin_with_any_document(tmp_path: Path) -> None:
     stage.add(rows.set_column(4, "event", no_text))
     report = stage.close()
     assert report.streamed == streamed
-    CurrentTable(str(tmp_path)).apply_staged(None, [report])
+    CurrentTable(str(tmp_path)).apply_staged(None, Upsert(report))
     [row] = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert b"c\xc3t" in row["document"]
 
