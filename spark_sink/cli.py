@@ -390,7 +390,7 @@ def rebuild(
     from spark_sink.jobs.progress import printed_progress
     from spark_sink.jobs.rebuilding import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.session.spark_session import job_session
-    from spark_sink.tables.table_state import unread_names
+    from spark_sink.tables.ddl_events import unread_names
 
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):

@@ -41,6 +41,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import run_tasks
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import (
     ChangeReport,
@@ -49,7 +50,6 @@ from spark_sink.tables.staged_changes import (
 )
 from spark_sink.tables.state_files import Batch, end_of
 from spark_sink.tables.table_rows import require_whole
-from spark_sink.tables.tasks import run_tasks
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60

@@ -28,10 +28,11 @@ from spark_sink.snapshot.plan import Progress
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.ddl_events import unread_names
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.state_files import end_of, newest_state
 from spark_sink.tables.table_rows import scan
-from spark_sink.tables.table_state import TableState, unread_names
+from spark_sink.tables.table_state import TableState
 
 # Seconds between two reads of the tables, and for which the lag waits for an event.
 _POLL_SECONDS = 0.5

@@ -61,6 +61,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
@@ -68,7 +69,6 @@ from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_i
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in
-from spark_sink.tables.table_state import TableScope
 
 NOTIFICATIONS = pa.schema(
     [

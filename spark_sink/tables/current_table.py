@@ -23,7 +23,9 @@ from spark_sink.events.documents import from_document
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.ddl_events import DdlEvent, TableScope, ddl_event_of, unread_after
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import REPORT, reported, reports_in, run_tasks
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
@@ -35,7 +37,6 @@ from spark_sink.tables.key_ranges import (
     merges_of_rest,
     partition_digest,
 )
-from spark_sink.tables.prepare import DdlEvent, ddl_event_of
 from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
@@ -50,8 +51,7 @@ from spark_sink.tables.staged_changes import (
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows
-from spark_sink.tables.table_state import TableScope, TableState, unread_after
-from spark_sink.tables.tasks import REPORT, reported, reports_in, run_tasks
+from spark_sink.tables.table_state import TableState
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024

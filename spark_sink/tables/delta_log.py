@@ -37,6 +37,7 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
     BATCH,
     WITH_STATISTICS,
@@ -53,7 +54,6 @@ from spark_sink.tables.state_files import (
     StateFiles,
     restored_error,
 )
-from spark_sink.tables.tasks import REPORT_PROGRESS
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""

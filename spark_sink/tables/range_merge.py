@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import open_folder
-from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
@@ -42,7 +42,7 @@ from spark_sink.tables.parquet_parts import (
     PartFile,
     Parts,
 )
-from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, order_of, sorted_rows
+from spark_sink.tables.prepare import PREPARED, kinds_of, order_of, sorted_rows
 from spark_sink.tables.staged_changes import STAGED, read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
@@ -323,7 +323,7 @@ def _between(places: Any, lower: str, upper: str | None) -> Any:
 
 def _limit(merge: Merge) -> int:
     """Return the bytes after which a file ends, so that no file is much smaller than the others."""
-    # A document is in a row twice, as JSON and as BSON.
+    # `size` counts changes once, but a document is in a row twice: as JSON and as BSON.
     expected = merge.size + sum(each.size for each in merge.changes)
     files = -(-expected // FILE_BYTES)
     return max(FILE_BYTES // 2, expected // files) if files > 1 else FILE_BYTES

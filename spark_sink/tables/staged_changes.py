@@ -18,10 +18,11 @@ from pyarrow import fs
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import field_of, fields_of
 from spark_sink.folders import Folder, open_folder, remove_files
-from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
-from spark_sink.tables.prepare import DDL_TYPES, PREPARED, DdlEvent, Prepare, filtered, sorted_rows
+from spark_sink.tables.prepare import PREPARED, Prepare, sorted_rows
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 """The columns of the source's rows from which a current table is made."""

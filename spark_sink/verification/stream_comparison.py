@@ -28,7 +28,7 @@ from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.tasks import MadeRows
+from spark_sink.tables.executors import MadeRows
 from spark_sink.verification.range_tasks import DOUBLED
 
 MARKS = "^82.{16}2B..29"

@@ -23,10 +23,10 @@ from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.state_files import Batch
-from spark_sink.tables.table_state import TableScope
 from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"

@@ -22,6 +22,7 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.tables import current_table
 from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
@@ -34,7 +35,6 @@ from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
-from spark_sink.tables.table_state import TableScope
 from tests.doubles.table_changes import (
     DATABASE,
     STEPS,
