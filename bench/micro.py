@@ -39,7 +39,7 @@ from router.stream.views import View
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.cluster_clock import ClusterClock
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.wire.connection import Connection
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
@@ -104,7 +104,7 @@ def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
             stream = MergedStream(request, names, start_at=_START, topology_from=_START)
             position = LogReader(View(stream), starting_point(request, _START, 1))
             config, *remotes = stream.openings
-            end = Watermark.of(ResumeToken.high_water_mark(Timestamp((1 << 32) - 1, 1), 1).raw)
+            end = KeyedToken.of(ResumeToken.high_water_mark(Timestamp((1 << 32) - 1, 1), 1).raw)
             stream.batch_arrived(config.remote, CursorBatch(7, [], end, 0))
             scripts = [_batches(n, shards, total, size, in_batch) for n in range(shards)]
             adding = taking = 0.0
@@ -127,7 +127,7 @@ def _batches(shard: int, shards: int, total: int, size: int, each: int) -> list[
     events = [(name.encode(), raw) for name, raw in dealt(shard, shards, total, size)]
     parts = [events[first : first + each] for first in range(0, len(events), each)]
     return [
-        CursorBatch(7, part, Watermark.of(bson.encode({"_data": part[-1][0].decode()})), 0)
+        CursorBatch(7, part, KeyedToken.of(bson.encode({"_data": part[-1][0].decode()})), 0)
         for part in parts
     ]
 

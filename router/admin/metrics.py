@@ -22,7 +22,7 @@ from prometheus_client.registry import Collector
 
 from router.admin.sources import RouterStatus
 from router.stream.admission import Limiting
-from router.stream.read_scheduler import REASONS
+from router.stream.remotes import REASONS
 
 _PREFIX: Final = "mergerouter_"
 

@@ -33,7 +33,7 @@ def in_scope(namespace: str) -> str:
 
 
 def in_reason(reason: str | None) -> str:
-    """Return why a stream waits for a shard (``ScheduledRemote.slowest_reason``), for people."""
+    """Return why a stream waits for a shard (``Remote.slowest_reason``), for people."""
     return "" if reason is None else _REASONS.get(reason, reason)
 
 

@@ -25,7 +25,8 @@ from shard_client.errors import (
     from_network,
     is_resumable,
 )
-from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
+from shard_client.remote_cursor.cursor_reaper import CursorReaper
+from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.replica_set.motor_control import MotorReplicaSet
 from shard_client.replica_set.replica_set import (
     PRIMARY,

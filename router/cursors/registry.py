@@ -24,7 +24,7 @@ from router.stream.admission import Admission, Quota
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.open_streams import OpenStreams
-from router.stream.resources import StreamResources
+from router.stream.remotes import StreamResources
 from router.stream.running_stream import RunningStream
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of

@@ -23,7 +23,7 @@ from shard_client.bson.resume_token import (
 from shard_client.bson.values import DOCUMENT
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
+from shard_client.remote_cursor.cursor_reply import KeyedToken, event_key, token_of
 from shard_client.wire.bson_slices import document_of, find, string_value
 from shard_client.wire.documents import decode
 
@@ -43,7 +43,7 @@ class StartingPoint:
     have the operationType that the shards gave them.
     """
 
-    high_water_mark: Watermark
+    high_water_mark: KeyedToken
     floor: bytes
     after: bytes
     resume: ResumeToken | None = None
@@ -76,7 +76,7 @@ def starting_point(
         # Keys of different versions at one cluster time are not comparable.
         floor = token.data[:TIME_DIGITS] + AFTER_ANY_DIGIT
     resume = None if token.is_high_water_mark else token
-    begins = Watermark(token.data, token.raw)
+    begins = KeyedToken(token.data, token.raw)
     named = all(leaves_alone(stage, _OPERATION) for stage in request.stages)
     return StartingPoint(begins, floor, first_key(start_at), resume, named)
 

@@ -10,7 +10,7 @@ from router.stream.merged_stream import MergedStream
 from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
+from shard_client.remote_cursor.cursor_reply import KeyedToken, event_key, token_of
 
 MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 
@@ -180,7 +180,7 @@ class LogReader:
             size += part_size
         more = self._fill()
         if last is not None:
-            self._mark = Watermark.of(token_of(last))
+            self._mark = KeyedToken.of(token_of(last))
             if more:
                 self._hold_equals()
         elif not more and self._over:

@@ -1,6 +1,7 @@
 """One change stream over all shards, as a state machine without I/O."""
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Set
+from contextlib import suppress
 from typing import Final
 
 from bson.errors import InvalidBSON
@@ -12,7 +13,6 @@ from router.stream.membership import Membership, ShardSpan, covers_all
 from router.stream.merger import (
     Action,
     CloseRemote,
-    Laggard,
     MergeOrderError,
     Merger,
     ReopenRemote,
@@ -171,12 +171,12 @@ class MergedStream:
         Readers get the error after the events in the log, and can resume.
         """
         self.error = CommandError.unexpected(error)
-        self.merger.fail()
+        self.merger.clear()
         self._unread = {}
 
     def close(self) -> None:
         """Free all events now, not when Python collects the stream; no client reads it any more."""
-        self.merger.fail()
+        self.merger.clear()
         self.log.clear()
         self._unread = {}
 
@@ -212,81 +212,68 @@ class MergedStream:
             and not self.merger.ready
             and any(
                 self.merger.remotes[number].invalidated
-                for number in self.merger.holding(low_watermark)
+                for number in self.merger.remotes_at(low_watermark)
             )
         )
 
-    @property
-    def waiting_for(self) -> Laggard | None:
-        """The slowest shard, if it holds back buffered events and nothing is ready, or None."""
-        if not self.merger.holds:
-            return None
-        slowest = self.merger.slowest_remote
-        if slowest is None or not self._may_move(slowest):
-            return None
-        return next(iter(self._waits([slowest])), None)
+    # Which remotes hold back others.
 
     @property
     def is_held_back(self) -> bool:
-        """Whether the low watermark holds back all buffered events; cheaper than ``waiting_for``.
+        """Whether the low watermark holds back all buffered events.
 
         Valid after ``merge_ahead``. Events that a silent remote holds back count too.
         """
-        return self.merger.holds and not (self._unread or self.merger.ahead)
+        return self.merger.has_buffered and not (self._unread or self.merger.has_merged_ahead)
+
+    @property
+    def _slowest_holds_back(self) -> bool:
+        """Whether the slowest shard, which can advance, holds back a buffered event."""
+        slowest = self.merger.slowest_remote
+        return (
+            self.is_held_back
+            and slowest is not None
+            and self._can_advance(slowest)
+            and (self.watermark(slowest) or b"") < self.merger.last_key
+        )
+
+    @property
+    def awaits_watermarks(self) -> bool:
+        """Whether the stream goes on only once a watermark has advanced.
+
+        The slowest shard holds back events while nothing is ready, or a removed shard's remote
+        cannot be closed yet.
+        """
+        leaving = self.membership.leaving
+        return self._slowest_holds_back or any(map(self._can_advance, leaving))
 
     def is_needed(self, number: int) -> bool:
-        """Return whether others can go on only once the remote's watermark has advanced.
-
-        A removed shard also holds the low watermark, until its watermark has passed its removal.
-        """
-        if self.waiting_for is not None and (self.watermark(number) or b"") < self.merger.tail:
+        """Return whether the stream goes on only once this remote's watermark has advanced."""
+        if self._slowest_holds_back and (self.watermark(number) or b"") < self.merger.last_key:
             return True
-        return any(laggard.remote == number for laggard in self.leaving)
+        return number in self.membership.leaving and self._can_advance(number)
 
-    @property
-    def lagging(self) -> Sequence[Laggard]:
-        """All remotes that hold back any of the buffered events, the slowest shard first.
+    def laggards(self) -> dict[int, Timestamp]:
+        """Return the remotes that are waited for, and the times that their watermarks must pass.
 
-        Empty while something is ready. Remotes that have not replied yet, and remotes whose
-        streams have ended, are left out.
+        While nothing is ready these are all remotes that hold back any buffered event, the slowest
+        shard first, with the time of the last such event; then those of removed shards, with the
+        time of the removal. Remotes that have not replied yet, and remotes whose streams have
+        ended, are left out.
         """
-        behind = self.merger.behind(self.merger.tail)
-        return self._waits([number for number in behind if self._may_move(number)])
+        merger, times = self.merger, dict[int, Timestamp]()
+        if self.is_held_back and self.error is None:
+            tail = merger.last_key
+            with suppress(ValueError):  # a damaged token has no cluster time to pass
+                times = dict.fromkeys(merger.remotes_below(tail), cluster_time_of(tail))
+        for number in sorted(self.membership.leaving):
+            removal = cluster_time_of(merger.remotes[number].removed_at or b"")
+            times[number] = max(removal, times.get(number, removal))
+        return {number: time for number, time in times.items() if self._can_advance(number)}
 
-    @property
-    def leaving(self) -> Sequence[Laggard]:
-        """The removed shards' remotes whose watermarks have not passed the removal.
-
-        Once a watermark has, the remote can be closed. A removed shard may soon be shut down.
-        """
-        remotes = self.merger.remotes
-        return [
-            Laggard(number, cluster_time_of(remotes[number].removed_at or b""))
-            for number in sorted(self.membership.leaving)
-            if self._may_move(number)
-        ]
-
-    def _may_move(self, number: int) -> bool:
+    def _can_advance(self, number: int) -> bool:
         remote = self.merger.remotes[number]
         return remote.has_replied and not remote.invalidated
-
-    def _waits(self, numbers: Sequence[int]) -> list[Laggard]:
-        """Describe those of the remotes that hold back a buffered event, if nothing is ready."""
-        if self._unread or self.merger.ahead or self.error is not None:
-            return []
-        tail = self.merger.tail
-        if not tail:
-            return []
-        try:
-            latest = cluster_time_of(tail)
-        except ValueError:
-            return []  # a damaged token has no cluster time to pass
-        remotes = self.merger.remotes
-        return [
-            Laggard(number, latest)
-            for number in numbers
-            if (remotes[number].watermark or b"") < tail
-        ]
 
     def buffered_bytes(self, remote: int) -> int:
         """Return the bytes of events from ``remote`` that no client has read yet."""

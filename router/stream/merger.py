@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import itemgetter
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NoReturn
 
 from bson.timestamp import Timestamp
 from sortedcontainers import SortedList
@@ -14,14 +14,14 @@ from sortedcontainers import SortedList
 from router.memory import weight
 from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import TIME_DIGITS
-from shard_client.remote_cursor.cursor_reply import Event, Watermark
+from shard_client.remote_cursor.cursor_reply import Event, KeyedToken
 
 
 @dataclass(frozen=True, slots=True)
 class OpenRemote:
     """Open a cursor on ``target`` (a shard's id, or "config") from ``start_at``, inclusive.
 
-    ``topology`` marks the cursor on ``config.shards``; it is opened with ``topology_command``.
+    ``topology`` marks the cursor on ``config.shards``.
     """
 
     remote: int
@@ -47,16 +47,6 @@ class CloseRemote:
 
 
 Action = OpenRemote | ReopenRemote | CloseRemote
-
-
-class Laggard(NamedTuple):
-    """A remote that holds others back until its watermark has passed the cluster time ``latest``.
-
-    That is the time of the last event that is buffered now, or of its shard's removal.
-    """
-
-    remote: int
-    latest: Timestamp
 
 
 _sort_key: Final = itemgetter(0)
@@ -87,13 +77,13 @@ class _Run:
 class RemoteQueue:
     """What a merge holds of one remote, which the merger and the membership change.
 
-    ``watermark`` is the sort key of its watermark, None while it is silent. One that is given is
-    known beforehand: nothing below it can come, but the remote has not sent it. ``eligible`` is
-    whether the watermark may become the high water mark. The remote's change stream has ended at
-    its watermark once it is ``invalidated``; its shard is gone once the watermark has reached the
-    sort key ``removed_at``. ``skips_at`` tells which invalidate is skipped: None for none, so that
-    every invalidate ends the remote; b"" until the first event; then that at the first event's
-    cluster time, the beginning of its sort key.
+    ``watermark`` is a sort key, None until the first reply. A watermark that is passed to the
+    constructor is assumed: the shard cannot have an event below it, as it joined later.
+    ``eligible`` is whether the watermark may become the high water mark. The remote's change
+    stream has ended at its watermark once it is ``invalidated``; its shard is gone once the
+    watermark has reached the sort key ``removed_at``. ``skips_at`` tells which invalidate is
+    skipped: None for none, so that every invalidate ends the remote; b"" until the first event;
+    then that at the first event's cluster time, the beginning of its sort key.
     """
 
     __slots__ = (
@@ -127,11 +117,11 @@ class RemoteQueue:
         return bool(self._token)
 
     @property
-    def mark(self) -> Watermark | None:
+    def mark(self) -> KeyedToken | None:
         """The watermark, if it may become the high water mark."""
         if self.watermark is None or not self.eligible:
             return None
-        return Watermark(self.watermark, self._token)
+        return KeyedToken(self.watermark, self._token)
 
     # Its life.
 
@@ -153,7 +143,9 @@ class RemoteQueue:
 
     # Its events.
 
-    def add_batch(self, events: list[Event], reached: Watermark, size: int, coalesced: int) -> None:
+    def add_batch(
+        self, events: list[Event], reached: KeyedToken, size: int, coalesced: int
+    ) -> None:
         """Add one batch: ``events`` of ``size`` bytes in order, then the watermark ``reached``.
 
         Takes ownership of the list. Runs grow up to ``coalesced`` bytes. Raises MergeOrderError,
@@ -251,7 +243,7 @@ class RemoteQueue:
             run.size -= dropped
             run.last = run.events[-1][0]
 
-    def fail(self) -> None:
+    def clear(self) -> None:
         """Drop all events and the watermark, as if the remote had never replied."""
         self.runs.clear()
         self.buffered = 0
@@ -304,7 +296,7 @@ class Merger:
         self.remotes: dict[int, RemoteQueue] = {}
         """The remotes that the merge waits for, by number."""
         # Remotes with buffered events. Most remotes have none most of the time.
-        self._full: dict[int, RemoteQueue] = {}
+        self._nonempty: dict[int, RemoteQueue] = {}
         self._silent: set[int] = set()
         self._watermarks: SortedList[tuple[bytes, int]] = SortedList()
         self._ahead: deque[Block] = deque()
@@ -315,7 +307,7 @@ class Merger:
     def add_remote(self, remote: RemoteQueue) -> None:
         """Add a remote; nothing is released before its first watermark.
 
-        One that is known beforehand holds the low watermark too.
+        A remote with an assumed watermark holds the low watermark back from the start.
         """
         number = remote.opening.remote
         self.remotes[number] = remote
@@ -325,10 +317,10 @@ class Merger:
             self._watermarks.add((remote.watermark, number))
 
     def retire_remote(self, number: int, *, before: bytes | None = None) -> None:
-        """Stop waiting for a remote: it no longer holds the low watermark back, and its events are
-        released.
+        """Stop waiting for a remote: it no longer holds the low watermark back.
 
-        With ``before``, only its events that sort below that key are released.
+        Its buffered events are released once the other remotes allow it: with ``before``, only
+        those that sort below that key.
         """
         remote = self.remotes.pop(number)
         if before is not None:
@@ -336,12 +328,12 @@ class Merger:
             remote.cut_off(before)
             self.buffered += remote.buffered - held
             if not remote.runs:
-                self._full.pop(number, None)
+                self._nonempty.pop(number, None)
         self._silent.discard(number)
         if remote.watermark is not None:
             self._watermarks.remove((remote.watermark, number))
 
-    def add_batch(self, number: int, events: list[Event], reached: Watermark, size: int) -> None:
+    def add_batch(self, number: int, events: list[Event], reached: KeyedToken, size: int) -> None:
         """Add one batch of a remote: ``events`` in order, then the watermark ``reached``.
 
         ``size`` is the size of the events in bytes. The merger takes ownership of the list. Raises
@@ -358,17 +350,17 @@ class Merger:
         self._watermarks.add((reached.key, number))
         if remote.buffered != held:
             self.buffered += remote.buffered - held
-            self._full[number] = remote
+            self._nonempty[number] = remote
 
-    def fail(self) -> None:
+    def clear(self) -> None:
         """Drop all events and watermarks: nothing is released from now on."""
-        self._full.clear()
+        self._nonempty.clear()
         self._watermarks = SortedList()
         self._ahead.clear()
         self._ahead_size = self.buffered = 0
         self._silent = set(self.remotes)
         for remote in self.remotes.values():
-            remote.fail()
+            remote.clear()
 
     @property
     def low_watermark(self) -> bytes | None:
@@ -389,7 +381,7 @@ class Merger:
         return slowest
 
     @property
-    def high_water_mark(self) -> Watermark | None:
+    def high_water_mark(self) -> KeyedToken | None:
         """The smallest watermark, if one of the remotes that have it makes it a high water mark.
 
         It is that of a client that has received all blocks, when nothing is ready.
@@ -397,17 +389,18 @@ class Merger:
         key = self.low_watermark
         if key is None:
             return None
-        return next(filter(None, (self.remotes[number].mark for number in self.holding(key))), None)
+        marks = (self.remotes[number].mark for number in self.remotes_at(key))
+        return next(filter(None, marks), None)
 
     @property
-    def ahead(self) -> bool:
+    def has_merged_ahead(self) -> bool:
         """Whether a block that was merged ahead is available to ``next_block``."""
         return bool(self._ahead)
 
     @property
-    def holds(self) -> bool:
+    def has_buffered(self) -> bool:
         """Whether events are buffered that are not merged yet."""
-        return bool(self._full)
+        return bool(self._nonempty)
 
     @property
     def ready(self) -> bool:
@@ -415,25 +408,25 @@ class Merger:
         if self._ahead:
             return True
         low_watermark = self.low_watermark
-        head = None if low_watermark is None else self.head
+        head = None if low_watermark is None else self.first_key
         return head is not None and low_watermark is not None and head <= low_watermark
 
     @property
-    def head(self) -> bytes | None:
+    def first_key(self) -> bytes | None:
         """The smallest sort key among the buffered events that are not merged yet."""
-        firsts = [remote.runs[0] for remote in self._full.values()]
+        firsts = [remote.runs[0] for remote in self._nonempty.values()]
         return min([run.events[run.start][0] for run in firsts], default=None)
 
     @property
-    def tail(self) -> bytes:
+    def last_key(self) -> bytes:
         """The largest sort key among the buffered events that are not merged yet, or b""."""
-        return max([remote.runs[-1].last for remote in self._full.values()], default=b"")
+        return max([remote.runs[-1].last for remote in self._nonempty.values()], default=b"")
 
-    def behind(self, key: bytes) -> Sequence[int]:
+    def remotes_below(self, key: bytes) -> Sequence[int]:
         """Return the remotes with watermarks below ``key``, lowest first, without silent ones."""
         return [remote for _, remote in self._watermarks.irange(maximum=(key, -1))]
 
-    def holding(self, key: bytes) -> Sequence[int]:
+    def remotes_at(self, key: bytes) -> Sequence[int]:
         """Return the remotes whose watermark is exactly ``key``."""
         return [remote for _, remote in self._watermarks.irange((key, -1), (key, sys.maxsize))]
 
@@ -460,25 +453,25 @@ class Merger:
 
     def _merge(self) -> Block | None:
         bound = self.low_watermark
-        if bound is None or not self._full:
+        if bound is None or not self._nonempty:
             return None
-        share = 1 + self._sizes.events // len(self._full)
-        for remote in self._full.values():
+        share = 1 + self._sizes.events // len(self._nonempty)
+        for remote in self._nonempty.values():
             bound = remote.bound(share, bound)
         merged: list[Event] = []
         total = 0
         shares: dict[int, int] = {}
-        for number in sorted(self._full):
+        for number in sorted(self._nonempty):
             before = len(merged)
-            merged, size = self._full[number].cut(bound, merged)
+            merged, size = self._nonempty[number].cut(bound, merged)
             if count := len(merged) - before:
                 total += size
                 shares[number] = weight(count, size)
         if not shares:
             return None
         for number in shares:
-            if not self._full[number].runs:
-                del self._full[number]
+            if not self._nonempty[number].runs:
+                del self._nonempty[number]
         if len(shares) > 1:
             # Timsort finds the presorted runs and merges them. It is stable: ties keep their order.
             merged.sort(key=_sort_key)

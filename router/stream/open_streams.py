@@ -13,7 +13,7 @@ from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
 from router.stream.opening import ClusterTimeFetcher, StreamOpening
-from router.stream.resources import StreamResources
+from router.stream.remotes import StreamResources
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
 from shard_client.bson.resume_token import first_key

@@ -15,7 +15,7 @@ from router.request.stream_request import StreamRequest
 from router.stream.admission import Ticket
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
-from router.stream.resources import StreamResources
+from router.stream.remotes import StreamResources
 from router.stream.running_stream import RunningStream
 from router.stream_settings import StreamSettings
 from shard_client import spans

@@ -6,7 +6,7 @@ in docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (wait
 
 from collections.abc import Iterable
 from math import floor, inf
-from typing import Final, NamedTuple
+from typing import Final, Literal, NamedTuple
 
 from bson.timestamp import Timestamp
 
@@ -110,29 +110,26 @@ class NoOpState:
     """The state of the no-op writes of a remote's member."""
 
     def __init__(self) -> None:
-        self.pending = False
-        """Whether a no-op write has been requested and is not done yet."""
-        self.begun = False
-        """Whether the pending no-op write has been sent."""
+        self.state: Literal["idle", "requested", "sent"] = "idle"
         self.past = Timestamp(0, 0)
         """The cluster time past which the no-op write moves the member."""
         self.again = 0.0
         """The time from which the same no-op write may be repeated."""
         self._pause = _AGAIN
 
-    def ask(self, past: Timestamp) -> None:
+    def request(self, past: Timestamp) -> None:
         """Record the request for a no-op write past this time."""
         if past > self.past:
             self._pause = _AGAIN
-        self.past, self.pending, self.begun = past, True, False
+        self.past, self.state = past, "requested"
 
-    def done(self, now: float) -> None:
+    def record_end(self, now: float) -> None:
         """Record the end of the no-op write, and set the time from which it may be repeated."""
-        self.pending = self.begun = False
+        self.state = "idle"
         self.again = now + self._pause
         self._pause = min(_AGAIN_MOST, 2 * self._pause)
 
-    def shown(self) -> None:
+    def record_passed(self) -> None:
         """Record that the watermark has advanced as far as needed."""
         self._pause = _AGAIN
 
@@ -154,12 +151,12 @@ class WatermarkTimeout:
         """Whether a watermark is due."""
         return self._past is not None
 
-    def reached(self, past: Timestamp, now: float) -> None:
+    def expect_beyond(self, past: Timestamp, now: float) -> None:
         """Record that the replica set is beyond ``past``, so that a watermark beyond it is due."""
         if self._past is None:
             self._past, self._since = past, now
 
-    def watermark(self, time: Timestamp) -> None:
+    def record_watermark(self, time: Timestamp) -> None:
         """Record that the remote's watermark is ``time``."""
         if self._past is not None and time > self._past:
             self._past, self._timeout = None, self._first
@@ -286,7 +283,7 @@ class FlowControl:
 
     def events_arrived(self, remote: ReadState, events: int, now: float) -> None:
         """Record that a remote's reply had events."""
-        self.pace.event(now)
+        self.pace.record_events(now)
         if remote.idle:
             self.rounds.charge(events, now)
 
@@ -379,7 +376,8 @@ class FlowControl:
         settings = self._settings
         quiet = settings.await_quiet
         # Whether the member's oplog is already past the watermark, or gets a no-op write.
-        due = needed and (remote.noop.begun or watermark is None or remote.reached > watermark)
+        moves = watermark is None or remote.reached > watermark or remote.noop.state == "sent"
+        due = needed and moves
         if needed and not settings.writes_noops:
             return Wait(min(quiet, remote.next_wait()))
         if remote.topology and remote.idle:
@@ -404,7 +402,7 @@ class FlowControl:
         if alone:
             pause = min(self._settings.round_interval, _ALONE * self._memory.remotes)
             return Wait(self._settings.await_quiet, pause)
-        if watermark <= remote.asked and (remote.noop.begun or not remote.noop.pending):
+        if watermark <= remote.asked and (remote.noop.state != "requested"):
             return Wait(remote.next_wait())
         remote.reset_wait()
         until = rounds.next_start(now) - now
@@ -425,7 +423,7 @@ class Pace:
         self._interval = settings.active_for
         self._last = float("-inf")
 
-    def event(self, now: float) -> None:
+    def record_events(self, now: float) -> None:
         """Record the arrival of a batch with events."""
         # A long pause is capped, since it does not predict the pace after it.
         passed = min(now - self._last, 2 * self._settings.active_for)

@@ -2,7 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import cached_property
 from itertools import count
@@ -17,16 +17,14 @@ from router.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Action, CloseRemote, OpenRemote, ReopenRemote
-from router.stream.read_scheduler import ReadScheduler, Remotes, ScheduledRemote
-from router.stream.resources import StreamResources
+from router.stream.pacing import FlowControl
+from router.stream.read_scheduler import ReadScheduler
+from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.view_readers import ViewReaders, Waiter, complete
-from shard_client import spans
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
-from shard_client.remote_cursor.remote_cursor import RemoteCursor
 
 log = structlog.get_logger()
 
@@ -71,14 +69,16 @@ class RunningStream:
         self._step_at = math.inf
         """The time of the next step of the views; infinity if none is due."""
         self._next_step: asyncio.Handle | None = None
-        self._remotes = Remotes(request, resources)
-        self._read_scheduler = ReadScheduler(
-            merged, self._remotes, self.views, resources, self._probe
-        )
+        self._flow = flow = FlowControl(settings, resources.memory)
+        self._remotes = remotes = Remotes(
+            request, merged, flow, resources,
+            start=self._start, batch_arrived=self._batch_arrived, failed=self._remote_failed,
+        )  # fmt: skip
+        self._read_scheduler = ReadScheduler(merged, remotes, self.views, flow, resources)
+        self.has_opened = False
+        """Whether the remotes have answered, as ``open`` says."""
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks that read remotes, or watch for shards that have left."""
-        self._closing: set[asyncio.Task[None]] = set()
-        """The tasks that kill cursors."""
         self._draining: asyncio.Task[None] | None = None
         self._answered: asyncio.Future[None] = self._loop.create_future()
         self._events = 0
@@ -97,12 +97,12 @@ class RunningStream:
         failure.
         """
         self._read_scheduler.client_reads()
-        self._execute(self.merged.openings)
+        self._remotes.execute(self.merged.openings)
         try:
             async with asyncio.timeout_at(deadline):
                 await self._answered
         except TimeoutError:
-            remotes = self._remotes.values()
+            remotes = self._remotes
             late = sorted(remote.target for remote in remotes if not remote.opened)
             missing = f"no answer from {', '.join(late)} within {most} s"
             # A shard has accepted the request: the others are waited for in an open stream.
@@ -111,12 +111,7 @@ class RunningStream:
                     ErrorCode.FailedToSatisfyReadPreference, missing
                 ).with_change_stream_label() from None
             log.warning("stream opened without some shards", missing=missing)
-        self._read_scheduler.opening = False
-
-    @property
-    def has_opened(self) -> bool:
-        """Whether the remotes have answered, as ``open`` says."""
-        return not self._read_scheduler.opening
+        self.has_opened = True
 
     async def close(self) -> None:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
@@ -131,8 +126,7 @@ class RunningStream:
         self.stop_reading()
         self._memory.size = 0
         self.merged.close()
-        while self._closing:
-            await asyncio.wait(self._closing)
+        await self._remotes.wait_closed()
 
     def _end(self) -> None:
         if not self._closed:
@@ -155,7 +149,7 @@ class RunningStream:
             return
         settings = self._settings
         if settings.share and self.healthy and settings.share_linger > 0:
-            self._read_scheduler.flow.clients_left()
+            self._flow.clients_left()
             self._lingering = self._loop.call_later(settings.share_linger, self._end)
         else:
             self._end()
@@ -196,8 +190,7 @@ class RunningStream:
         slowest shard is asked for it. Otherwise the shard waits for the clients, and all events up
         to ``now`` count.
         """
-        number = self.merged.merger.slowest_remote
-        slowest = None if number is None else self._remotes.get(number)
+        slowest = self._remotes.slowest
         is_asked = slowest is not None and slowest.state != "paused"
         waits = self.is_waited_for or is_asked
         return cluster_time_of(self.merged.reached).time if waits else now
@@ -220,7 +213,7 @@ class RunningStream:
             "events": Int64(self._events),
             "waitedFor": self.is_waited_for,
             **({"filtered": fan_out.describe()} if fan_out.readers else {}),
-            **self._remotes.describe(self.merged),
+            **self._remotes.describe(),
         }
 
     # Reading.
@@ -244,7 +237,7 @@ class RunningStream:
         loads.delivered_bytes += batch.size
         self._events += len(batch.events)
         self._count()
-        self._read_scheduler.flow.client_took(batch.size)
+        self._flow.client_took(batch.size)
         if not log_reader.view.is_part:
             self._schedule_step()
             self._read_scheduler.read_on()
@@ -313,32 +306,10 @@ class RunningStream:
 
     def stop_reading(self) -> None:
         """Kill the remote cursors; released events can still be read."""
-        for remote in list(self._remotes.values()):
-            self._close(remote)
+        self._remotes.close()
         self.views.wake()
 
     # The remotes.
-
-    def _execute(self, actions: Iterable[Action]) -> None:
-        """Open, reopen and close remotes, as the merge asks."""
-        for action in actions:
-            is_new = isinstance(action, OpenRemote)
-            if not is_new and (closed := self._remotes.get(action.remote)) is not None:
-                self._close(closed, reopens=isinstance(action, ReopenRemote))
-            if not isinstance(action, CloseRemote):
-                size = self._read_scheduler.batch_bytes(more=is_new)
-                remote = self._remotes.open(action, size)
-                name = f"remote cursor {remote.target}"
-                self._start(name, self._read, remote, remote.cursor, context=spans.apart())
-
-    def _close(self, remote: ScheduledRemote, *, reopens: bool = False) -> None:
-        """Kill a remote's cursor in the background; remove the remote, unless it reopens."""
-        remote.end_delay()
-        if not reopens:
-            self._remotes.remove(remote)
-        killing = self._loop.create_task(remote.cursor.close(), name=f"close {remote.target}")
-        killing.add_done_callback(self._closing.discard)
-        self._closing.add(killing)
 
     def _start(
         self,
@@ -361,47 +332,8 @@ class RunningStream:
         self._tasks.add(task)
         return task
 
-    async def _read(self, remote: ScheduledRemote, cursor: RemoteCursor) -> None:
-        """Read a remote's cursor until it is closed, ends or fails."""
-        while True:
-            try:
-                batch = await cursor.read()
-            except CommandError as error:
-                if cursor.in_outage and self._outlasts(remote):
-                    continue
-                self._remote_failed(remote, cursor, error)
-                return
-            if batch is None:
-                return
-            self._batch_arrived(remote, batch)
-            del batch  # the merge owns the events, and frees them while the next is awaited
-
-    def _probe(self, remote: ScheduledRemote, seconds: float) -> None:
-        """Query a member's progress within ``seconds``, unless it is being queried."""
-        if remote.probing is None or remote.probing.done():
-            name = f"progress cursor of {remote.target}"
-            remote.probing = self._start(name, self._query, remote, remote.cursor, seconds)
-
-    async def _query(self, remote: ScheduledRemote, cursor: RemoteCursor, seconds: float) -> None:
-        try:
-            batch = await cursor.probe_progress(seconds)
-        except CommandError as error:
-            self._remote_failed(remote, cursor, error)
-            return
-        if batch is not None:
-            self._batch_arrived(remote, batch)
-
-    def _outlasts(self, remote: ScheduledRemote) -> bool:
-        """Return whether the stream waits for a remote however long it is away.
-
-        No event is lost while the low watermark stands still, and a client that resumed would not
-        be served sooner, unless the shard has left: drivers end a stream whose resumption fails.
-        """
-        has_left = remote.number in self.merged.membership.leaving
-        return self._request.passthrough_to_shard is None and not has_left
-
-    def _batch_arrived(self, remote: ScheduledRemote, batch: CursorBatch) -> None:
-        if self._closed or remote.number not in self._remotes:
+    def _batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
+        if self._closed:
             return
         number = remote.number
         actions = self.merged.batch_arrived(number, batch)
@@ -414,13 +346,14 @@ class RunningStream:
                 self._waiting_since = now
             self._count()
         if actions:
-            self._execute(actions)
+            self._remotes.execute(actions)
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self._start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(
-            number, len(batch.events), batch.operation_time, now, complete=batch.complete
-        )
-        if not self._answered.done() and all(other.opened for other in self._remotes.values()):
+            number, len(batch.events), batch.operation_time, now,
+            complete=batch.complete, opening=not self.has_opened,
+        )  # fmt: skip
+        if not self._answered.done() and all(other.opened for other in self._remotes):
             self._answered.set_result(None)
         self._pass_on()
         # Prepare the next reply while the client processes the last one.
@@ -447,9 +380,8 @@ class RunningStream:
                 log.info("cannot tell whether a draining shard has left", error=str(error))
                 continue
             shards, draining = listed.hosts.keys(), listed.draining
-            self._execute(self.merged.shards_listed(shards, draining, listed.by))
-            if self.merged.leaving:
-                self._read_scheduler.write_noops(self._loop.time(), arriving=True)
+            self._remotes.execute(self.merged.shards_listed(shards, draining, listed.by))
+            self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()
         self._draining = None
 
@@ -475,12 +407,10 @@ class RunningStream:
         else:
             self._schedule_step()
 
-    def _remote_failed(
-        self, remote: ScheduledRemote, cursor: RemoteCursor, error: CommandError
-    ) -> None:
-        if self._closed or self._remotes.get(remote.number) is None or remote.cursor is not cursor:
+    def _remote_failed(self, remote: Remote, error: CommandError) -> None:
+        if self._closed:
             return
-        target, address = remote.target, cursor.address
+        target, address = remote.target, remote.cursor.address
         log.warning("stream failed", target=target, address=address, error=str(error))
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
             # A client that resumes causes the shard list to be read again, so no event is lost.

@@ -27,7 +27,7 @@ from shard_client.bson.resume_token import (
 )
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.remote_cursor.cursor_reply import Watermark, event_key, token_of
+from shard_client.remote_cursor.cursor_reply import KeyedToken, event_key, token_of
 from shard_client.wire.documents import decode
 
 RENAME: Final = b"rename"
@@ -149,7 +149,7 @@ class View:
         self.waited_for = False
 
     @property
-    def high_water_mark(self) -> Watermark | None:
+    def high_water_mark(self) -> KeyedToken | None:
         """The high water mark of a client that has read everything, or None."""
         return self.stream.merger.high_water_mark
 
@@ -219,7 +219,7 @@ class PartialView(View):
         return self.closed or self.failure is not None
 
     @property
-    def high_water_mark(self) -> Watermark | None:
+    def high_water_mark(self) -> KeyedToken | None:
         """The high water mark of a client that has read everything, or None.
 
         It is never the end of a wider stream.
@@ -322,7 +322,7 @@ class Incarnation:
     def __init__(self, namespace: Namespace | None) -> None:
         self.namespace = namespace
         self.views = Views()
-        self.end: Watermark | None = None
+        self.end: KeyedToken | None = None
         self.ended = False
         self._ending_operations = (
             frozenset[bytes]() if namespace is None else namespace.ending_operations
@@ -339,7 +339,7 @@ class Incarnation:
         self._events.append(event)
         if operation in self._ending_operations:
             invalidate = made_up_invalidate(event)
-            end = Watermark.of(token_of(invalidate))
+            end = KeyedToken.of(token_of(invalidate))
             if self.end is None:
                 self.end = end
             if end.key == self.end.key:
@@ -380,7 +380,7 @@ class LogPosition:
         self.ending: dict[Incarnation, None] = {}
         """The incarnations whose end has arrived, but not the events that may come before it."""
         self._last: bytes | None = None
-        self._mark: Watermark | None = None
+        self._mark: KeyedToken | None = None
 
     def __iter__(self) -> Iterator[PartialView]:
         """All views."""
@@ -469,7 +469,7 @@ class LogPosition:
         return self.stream.merger.low_watermark if self._done else self._last
 
     @property
-    def high_water_mark(self) -> Watermark | None:
+    def high_water_mark(self) -> KeyedToken | None:
         """The high water mark of a view whose events have all been read.
 
         It is never an event's token, because a filter may not let that event through: then no
@@ -483,7 +483,7 @@ class LogPosition:
             return mark
         return self._mark_before(mark.key)
 
-    def _mark_before(self, key: bytes) -> Watermark | None:
+    def _mark_before(self, key: bytes) -> KeyedToken | None:
         """Return the high water mark that sorts before every event of the key's cluster time."""
         version = version_of(key)
         if version is None:
@@ -491,5 +491,5 @@ class LogPosition:
         known = self._mark
         if known is None or known.key[:_TIME_AND_VERSION] != key[:_TIME_AND_VERSION]:
             token: ResumeToken = ResumeToken.high_water_mark(cluster_time_of(key), version)
-            known = self._mark = Watermark(token.data, token.raw)
+            known = self._mark = KeyedToken(token.data, token.raw)
         return known

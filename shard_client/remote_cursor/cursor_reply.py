@@ -27,7 +27,7 @@ from shard_client.bson.values import (
 )
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.bson_slices import Element, find, iter_elements, string_value
-from shard_client.wire.documents import decode_reply
+from shard_client.wire.documents import decode_leniently
 
 Event = tuple[bytes, bytes]
 """A sort key (the resume token's ``_data`` as bytes) and the event's raw BSON."""
@@ -51,15 +51,15 @@ _timestamp = Struct("<II")
 _OK = Struct("<d").pack(1.0)
 
 
-class Watermark(NamedTuple):
-    """A resume token below which no further event comes: its sort key, and its raw document."""
+class KeyedToken(NamedTuple):
+    """A resume token: its sort key, and its raw document."""
 
     key: bytes
     token: bytes
 
     @classmethod
     def of(cls, token: bytes) -> Self:
-        """Return the watermark of a raw token; raises ProtocolError if it has no ``_data``."""
+        """Return a raw token with its key; raises ProtocolError if it has no ``_data``."""
         return cls(token_data(token), token)
 
 
@@ -74,7 +74,7 @@ class CursorBatch:
 
     cursor_id: int
     events: list[Event]
-    watermark: Watermark | None
+    watermark: KeyedToken | None
     size: int
     cluster_time: bytes | None = None
     operation_time: Timestamp | None = None
@@ -92,7 +92,7 @@ class CursorBatch:
         """
         reply = {element[1]: element for element in iter_elements(body)}
         if _value(body, reply.get(b"ok"), DOUBLE) != _OK:
-            decoded = decode_reply(body)
+            decoded = decode_leniently(body)
             if "ok" not in decoded:
                 raise ProtocolError("a reply does not say whether it is ok")
             if not decoded["ok"]:
@@ -110,7 +110,7 @@ class CursorBatch:
         return cls(
             int.from_bytes(cursor_id, "little", signed=True),
             [],
-            None if token is None else Watermark.of(token),
+            None if token is None else KeyedToken.of(token),
             0,
             _value(body, reply.get(b"$clusterTime"), DOCUMENT),
             None if time is None else Timestamp(*_timestamp.unpack(time)[::-1]),

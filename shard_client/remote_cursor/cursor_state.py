@@ -60,7 +60,7 @@ class Failing(CursorState):
 
 @dataclass(frozen=True, slots=True)
 class Closing(CursorState):
-    """``close`` waits for the request in flight, and kills ``cursor``, which may be its reply's."""
+    """``close`` awaits the request in flight, then kills ``cursor``, which that may have opened."""
 
     shown = "ended"
     cursor: OpenCursor | None = None
@@ -68,29 +68,20 @@ class Closing(CursorState):
 
 @dataclass(frozen=True, slots=True)
 class Ended(CursorState):
-    """Is closed by its shard or by ``close``, or is to be killed, after an invalidate."""
-
-    shown = "ended"
-    cursor: None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Failed(CursorState):
-    """Has failed for good."""
+    """Is over: by a failure for good, by an invalidate, or closed by its shard or ``close``."""
 
     shown = "ended"
     cursor: None = None
 
 
 TRANSITIONS: Final[Mapping[type[CursorState], frozenset[type[CursorState]]]] = {
-    Connecting: frozenset({Opening, Reading, Failing, Failed, Closing}),
-    Opening: frozenset({Reading, Ended, Failing, Failed, Closing}),
-    Reading: frozenset({Reading, Paused, Ended, Failing, Failed, Closing}),
+    Connecting: frozenset({Opening, Reading, Failing, Closing}),
+    Opening: frozenset({Reading, Ended, Failing, Closing}),
+    Reading: frozenset({Reading, Paused, Ended, Failing, Closing}),
     Paused: frozenset({Connecting, Closing}),
     Failing: frozenset({Connecting, Closing}),
     Closing: frozenset({Closing, Ended}),
     Ended: frozenset({Closing, Ended}),
-    Failed: frozenset({Closing}),
 }
 """The states that may follow each state."""
 

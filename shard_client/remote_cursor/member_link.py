@@ -17,8 +17,8 @@ class MemberLink:
     """At most one connection to a member of a replica set (docs/design.md#a-remote-cursor).
 
     ``connect`` selects a member by the dialer's rules and ``connect_to`` returns to a given one;
-    ``release`` gives the connection back to the dialer. Requests go through ``send``, and
-    their replies are received within ``replying``.
+    ``release`` gives the connection back to the pool. Requests go through ``send``, and their
+    replies are received within ``replying``.
 
     No timeout limits a reply: a long oplog scan answers late, and repeating the request would only
     restart the scan. When a reply is ``reply_timeout`` late, the member is sent a hello over
@@ -42,11 +42,6 @@ class MemberLink:
         """Loop time from which the member has not answered the last request: when its reply was
         due, or when the connection broke if that was earlier. None if there was no such failure."""
 
-    @property
-    def connected(self) -> bool:
-        """Whether there is a connection, which may have been closed since the last request."""
-        return self._connection is not None
-
     async def connect(self) -> Connection:
         """Return the current connection, or else a new one to the member to read from.
 
@@ -68,7 +63,7 @@ class MemberLink:
         self.last_address = format_address(connection.address)
         self.reply_due_at = None
         if self._timer is None:
-            self._watch()
+            self._start_checking()
         return connection
 
     def send(self, body: bytes, takes: float) -> None:
@@ -123,15 +118,15 @@ class MemberLink:
             self._connection.abort()
 
     def release(self) -> None:
-        """Give the connection, if there is one, back to the dialer."""
+        """Give the connection, if there is one, back to the pool."""
         connection, self._connection = self._connection, None
-        self._stop_watching()
+        self._cancel_check()
         if connection is not None:
             self._dialer.pool.give_back(connection)
 
-    async def stop_guarding(self) -> None:
+    async def stop_checking(self) -> None:
         """Check the member no more, and wait for a running check to end."""
-        self._stop_watching()
+        self._cancel_check()
         if self._hello is not None:
             await asyncio.wait({self._hello})
 
@@ -150,10 +145,10 @@ class MemberLink:
 
     # A member that hangs.
 
-    def _watch(self) -> None:
-        self._timer = self._loop.call_later(self._reply_timeout / 2, self._look)
+    def _start_checking(self) -> None:
+        self._timer = self._loop.call_later(self._reply_timeout / 2, self._check)
 
-    def _stop_watching(self) -> None:
+    def _cancel_check(self) -> None:
         self.reply_due_at = None
         if self._timer is not None:
             self._timer.cancel()
@@ -161,17 +156,17 @@ class MemberLink:
         if self._hello is not None:
             self._hello.cancel()
 
-    def _look(self) -> None:
-        self._watch()
+    def _check(self) -> None:
+        self._start_checking()
         connection, due = self._connection, self.reply_due_at
         late = due is not None and self._loop.time() - due > self._reply_timeout
         if connection is None or connection.closed or not late:
             return
         if self._hello is None or self._hello.done():
             name = f"hello to {format_address(connection.address)}"
-            self._hello = self._loop.create_task(self._greet(connection), name=name)
+            self._hello = self._loop.create_task(self._send_hello(connection), name=name)
 
-    async def _greet(self, connection: Connection) -> None:
+    async def _send_hello(self, connection: Connection) -> None:
         """Cut a connection whose member does not answer a hello over another one."""
         pool, timeout = self._dialer.pool, self._reply_timeout
         try:

@@ -36,8 +36,8 @@ class Outages:
         self._failures = 0
         self.last_error: CommandError | None = None
         """The last failure, whether or not the cursor has recovered from it."""
-        self.survived = 0
-        """The number of outages that are over."""
+        self.reopenings = 0
+        """The number of outages after which the cursor was read again."""
 
     @property
     def lasted(self) -> float | None:
@@ -85,7 +85,7 @@ class Outages:
         lasted, failures = self._loop.time() - self._since, self._failures
         log.info("remote cursor resumed", remote=self._remote, lasted=lasted, failures=failures)
         self._end_span(None)
-        self.survived += 1
+        self.reopenings += 1
         self._since, self._failures = None, 0
         self._backoff.reset()
         return True

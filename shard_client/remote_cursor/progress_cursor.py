@@ -11,7 +11,7 @@ from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.cluster_clock import ClusterClock
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
 from shard_client.wire.connection import Connection
@@ -20,14 +20,14 @@ log = structlog.get_logger()
 
 
 _LEAST_COST: Final = 0.001
-"""Minimum cost of one query, in seconds of a member's time."""
+"""Minimum cost of one probe, in seconds of a member's time."""
 _FRUITLESS: Final = 0.05
-"""Extra cost, in seconds, if the query returned an event that the main cursor has not returned."""
+"""Extra cost, in seconds, if the probe returned an event that the main cursor has not returned."""
 _MOST_BEHIND: Final = 1024 * 1024
 """Bytes of events that a progress cursor may lag behind before it is reopened, so that it never has
 much to scan; at most a batch."""
 
-_NONE: Final = Watermark(b"", b"")
+_NONE: Final = KeyedToken(b"", b"")
 
 
 class Probing(NamedTuple):
@@ -43,7 +43,7 @@ class Probing(NamedTuple):
 
 
 class ProgressCursor:
-    """A second cursor on a member, queried while the getMore of the first (main) cursor waits.
+    """A second cursor on a member, probed while the getMore of the main cursor waits.
 
     No-ops do not wake a getMore (docs/protocol.md#sharded-cluster), so an advanced watermark would
     be seen only at the end of the wait. Events do wake it: the main cursor returns them, and events
@@ -52,7 +52,7 @@ class ProgressCursor:
     cursor has reached the last event that the progress cursor returned
     (docs/design.md#idle-shards).
 
-    The first query opens it; another one begins only while it is not ``busy``. A cursor that has
+    The first probe opens it; another probe begins only while it is not ``busy``. A cursor that has
     failed, is not used or lags behind is left to be killed. Must be created in a running loop.
     """
 
@@ -72,75 +72,75 @@ class ProgressCursor:
         self._most_behind = min(_MOST_BEHIND, settings.batch_target_bytes)
         self._loop = asyncio.get_running_loop()
         self._cursor: OpenCursor | None = None
-        self._query: asyncio.Timeout | None = None
+        self._timeout: asyncio.Timeout | None = None
         self._closing = False
-        self.query_over = asyncio.Event()
-        """Is set while no query is in progress."""
-        self.query_over.set()
+        self.probe_over = asyncio.Event()
+        """Is set while no probe is in progress."""
+        self.probe_over.set()
         # The watermark of both cursors, and the progress cursor's own.
         self._watermark = _NONE
         self._own = _NONE
         # The sort key of the last event that the progress cursor returned.
         self._last_event = b""
         self._passed_by = 0
-        self._queried_at = self._loop.time()
+        self._probed_at = self._loop.time()
         self._cost = 0.0
 
     @property
     def busy(self) -> bool:
-        """Whether a query is in progress, or none may begin because the cursor is being closed."""
-        return self._closing or self._query is not None
+        """Whether a probe is in progress, or none may begin because the cursor is being closed."""
+        return self._closing or self._timeout is not None
 
     def end_unused(self) -> None:
-        """Close the cursor if it was not queried for ``progress_unused`` seconds."""
-        if not self.busy and self._loop.time() - self._queried_at > self._settings.progress_unused:
+        """Close the cursor if it was not probed for ``progress_unused`` seconds."""
+        if not self.busy and self._loop.time() - self._probed_at > self._settings.progress_unused:
             self._leave_behind()
 
     def take_cost(self) -> float:
-        """Return the seconds for which queries have kept the member busy since the last call."""
+        """Return the seconds for which probes have kept the member busy since the last call."""
         cost, self._cost = self._cost, 0.0
         return cost
 
-    async def query(
-        self, first: OpenCursor, watermark: Watermark, batch_size: int, await_ms: int
+    async def probe(
+        self, main: OpenCursor, watermark: KeyedToken, batch_size: int, await_ms: int
     ) -> CursorBatch | None:
-        """Ask the member of the main cursor ``first``, with its ``watermark``, for progress.
+        """Ask the member of the main cursor ``main``, with its ``watermark``, for progress.
 
         The member waits up to ``await_ms`` milliseconds for its oplog to grow. Return an empty
         batch with the watermark of both cursors; None if the member does not answer, or with an
-        error, or if ``end_query`` ends the query.
+        error, or if ``end_probe`` ends the probe.
         """
-        self.query_over.clear()
+        self.probe_over.clear()
         try:
-            async with asyncio.timeout(None) as self._query:
-                return await self._queried(first, watermark, batch_size, await_ms)
+            async with asyncio.timeout(None) as self._timeout:
+                return await self._probe(main, watermark, batch_size, await_ms)
         except TimeoutError:
             if not self._closing:
                 raise
             return None
         finally:
-            self._query = None
-            self.query_over.set()
+            self._timeout = None
+            self.probe_over.set()
 
-    def end_query(self, until: float) -> None:
-        """Begin no other query, and end the one in progress by ``until`` on the loop's clock."""
+    def end_probe(self, until: float) -> None:
+        """Begin no other probe, and end the one in progress by ``until`` on the loop's clock."""
         self._closing = True
-        if self._query is not None:
-            self._query.reschedule(until)
+        if self._timeout is not None:
+            self._timeout.reschedule(until)
 
     def take_cursor(self) -> OpenCursor | None:
         """Return the cursor that is open, which the caller kills."""
         cursor, self._cursor = self._cursor, None
         return cursor
 
-    def join(self, watermark: Watermark, size: int, *, ended: bool) -> Watermark:
+    def join(self, watermark: KeyedToken, size: int, *, ended: bool) -> KeyedToken:
         """Return the watermark of both cursors after a batch of the main cursor.
 
         ``watermark`` is the batch's own, ``size`` the bytes of its events; ``ended``: the main
         cursor ends with it.
         """
         if self._watermark is _NONE:
-            return watermark  # there was no query yet
+            return watermark  # there was no probe yet
         self._passed_by += size
         # The progress cursor's watermark may have been ahead, and has been published then.
         if size or watermark.key >= self._watermark.key:
@@ -149,25 +149,25 @@ class ProgressCursor:
             self._adopt_progress()
         return self._watermark
 
-    async def _queried(
-        self, first: OpenCursor, watermark: Watermark, batch_size: int, await_ms: int
+    async def _probe(
+        self, main: OpenCursor, watermark: KeyedToken, batch_size: int, await_ms: int
     ) -> CursorBatch | None:
         if watermark.key > self._watermark.key:
             self._watermark = watermark
         kept = self._cursor is not None
-        begun = self._queried_at = self._loop.time()
+        begun = self._probed_at = self._loop.time()
         try:
             try:
-                batch = await self._next(first, batch_size, await_ms)
+                batch = await self._next(main, batch_size, await_ms)
             except (CommandError, NetworkError):
                 if not kept:
                     raise
                 # The server may have closed the idle cursor, or the idle connection was cut.
                 self._leave_behind()
-                batch = await self._next(first, batch_size, await_ms)
+                batch = await self._next(main, batch_size, await_ms)
         except (CommandError, NetworkError, ProtocolError) as error:
             # The main cursor reports the failure when its wait ends.
-            log.info("progress cursor failed", member=first.address, error=str(error))
+            log.info("progress cursor failed", member=main.address, error=str(error))
             self._leave_behind()
             return None
         finally:
@@ -176,7 +176,7 @@ class ProgressCursor:
         if not self._is_reached(self._last_event):
             self._cost += _FRUITLESS
         return replace(
-            batch, cursor_id=first.cursor_id, events=[], size=0, watermark=self._watermark
+            batch, cursor_id=main.cursor_id, events=[], size=0, watermark=self._watermark
         )
 
     def _adopt_progress(self) -> None:
@@ -195,13 +195,13 @@ class ProgressCursor:
             return key[:TIME_DIGITS] < self._watermark.key[:TIME_DIGITS]
         return key <= self._watermark.key
 
-    async def _next(self, first: OpenCursor, batch_size: int, await_ms: int) -> CursorBatch:
+    async def _next(self, main: OpenCursor, batch_size: int, await_ms: int) -> CursorBatch:
         if self._cursor is not None and (
-            self._cursor.address != first.address or self._passed_by > self._most_behind
+            self._cursor.address != main.address or self._passed_by > self._most_behind
         ):
             self._leave_behind()
         timeout = self._settings.connect_timeout
-        async with self._dialer.pool.borrow(first.address, timeout) as connection:
+        async with self._dialer.pool.borrow(main.address, timeout) as connection:
             if self._cursor is None:
                 await self._open(connection)
             assert self._cursor is not None

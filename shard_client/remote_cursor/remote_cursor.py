@@ -17,13 +17,12 @@ from shard_client.errors import (
     from_network,
     is_resumable,
 )
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.remote_cursor.cursor_state import (
     Closing,
     Connecting,
     CursorState,
     Ended,
-    Failed,
     Failing,
     Opening,
     Paused,
@@ -31,7 +30,7 @@ from shard_client.remote_cursor.cursor_state import (
     follow,
 )
 from shard_client.remote_cursor.member_link import MemberLink
-from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening, kill_all
+from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
 from shard_client.remote_cursor.outages import Outages
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
@@ -140,7 +139,7 @@ class RemoteCursor:
         self._read_over = asyncio.Event()
         self._read_over.set()
         self._get_more: _GetMore | None = None
-        self._watermark: Watermark | None = None
+        self._watermark: KeyedToken | None = None
 
     @property
     def address(self) -> str | None:
@@ -181,9 +180,9 @@ class RemoteCursor:
         return self._outages.last_error
 
     @property
-    def reopened(self) -> int:
+    def reopenings(self) -> int:
         """The number of outages after which the cursor was read again."""
-        return self._outages.survived
+        return self._outages.reopenings
 
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.
@@ -207,7 +206,7 @@ class RemoteCursor:
                 else:
                     if isinstance(self._state, Closing):
                         return None
-                    if batch is not None or isinstance(self._state, Ended | Failed):
+                    if batch is not None or isinstance(self._state, Ended):
                         return batch
         except TimeoutError:
             if not isinstance(self._state, Closing):
@@ -239,7 +238,7 @@ class RemoteCursor:
         return waits and self._progress is not None and not self._progress.busy
 
     async def probe_progress(self, seconds: float) -> CursorBatch | None:
-        """Query the member's progress within ``seconds``, while a getMore waits.
+        """Probe the member within ``seconds``, while a getMore waits.
 
         This uses the progress cursor, so the getMore keeps waiting. Return an empty batch, to be
         processed at once; None if there is none or the progress cursor is in use.
@@ -248,7 +247,7 @@ class RemoteCursor:
         if progress is None or progress.busy or cursor is None or watermark is None:
             return None
         await_ms = max(1, ceil(seconds * 1000))
-        batch = await progress.query(cursor, watermark, self._batch_size.current, await_ms)
+        batch = await progress.probe(cursor, watermark, self._batch_size.current, await_ms)
         # The main cursor may have been closed meanwhile, to be reopened after its own watermark.
         if batch is None or self._state.cursor is None or isinstance(self._state, Closing):
             return None
@@ -268,7 +267,7 @@ class RemoteCursor:
     async def close(self) -> None:
         """Kill the cursor on the shard and close the connection, within ``close_timeout``.
 
-        It can be called at any time, once. A read or a query in progress returns None. Cursors that
+        It can be called at any time, once. A read or a probe in progress returns None. Cursors that
         it cannot kill, or not before it is cancelled, are killed later.
         """
         if self._waiting is not None:
@@ -279,15 +278,13 @@ class RemoteCursor:
         until = self._loop.time() + self._settings.close_timeout / 2
         try:
             if self._progress is not None:
-                self._progress.end_query(until)
+                self._progress.end_probe(until)
             await self._end_reading(until)
             if self._progress is not None:
-                await self._progress.query_over.wait()
+                await self._progress.probe_over.wait()
             self._outages.closed()
-            await self._link.stop_guarding()
-            await kill_all(
-                self._take_cursors(), self._link.borrow, deadline, self._dialer.kill_later
-            )
+            await self._link.stop_checking()
+            await self._kill(self._take_cursors(), deadline)
         finally:
             for cursor in self._take_cursors():
                 self._dialer.kill_later(cursor)
@@ -301,6 +298,22 @@ class RemoteCursor:
         except TimeoutError:
             self._link.cut()
             await self._read_over.wait()
+
+    async def _kill(self, cursors: list[OpenCursor], deadline: float) -> None:
+        """Kill cursors by ``deadline`` on the loop's clock; what fails is tried again later."""
+        try:
+            while cursors:
+                address, left = cursors[-1].address, max(0.001, deadline - self._loop.time())
+                async with self._link.borrow(address, left) as connection:
+                    left = max(0.001, deadline - self._loop.time())
+                    if not await cursors[-1].kill(connection, left):
+                        break
+                cursors.pop()
+        except (CommandError, NetworkError):
+            pass  # no connection: the member is not reachable
+        finally:
+            for cursor in cursors:
+                self._dialer.kill_later(cursor)
 
     def _take_cursors(self) -> list[OpenCursor]:
         """Return the open cursors, for which the caller is responsible then."""
@@ -424,7 +437,7 @@ class RemoteCursor:
             self._dialer.kill_later(self._state.cursor)
         if not is_resumable(error):
             self._outages.last_error = error
-            self._become(Failed())
+            self._become(Ended())
             raise error
         self._become(Failing())
         self._link.leave_after(error)

@@ -72,4 +72,4 @@ class RemoteSettings:
     await_unknown: float = 0.01
     """How long a getMore may wait if it is unknown whether the member waits or scans its oplog."""
     progress_unused: float = 10.0
-    """Seconds without a query after which a progress cursor is closed."""
+    """Seconds without a probe after which a progress cursor is closed."""

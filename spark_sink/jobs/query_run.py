@@ -65,6 +65,12 @@ _REMEDIES = (
         "again; it continues from its checkpoint",
     ),
     (
+        "Python worker exited unexpectedly",
+        "a Python process of Spark's has ended, most often for lack of memory: give the hosts more "
+        "(spark.executor.memoryOverhead), or start the job with smaller batches (--option "
+        "maxEventsPerTrigger=50000, or fewer)",
+    ),
+    (
         "No module named",
         "the Python that Spark starts on each host (PYSPARK_PYTHON) lacks a package: install "
         "pymongo, pyarrow and numpy there",
@@ -164,9 +170,13 @@ def cause_of(error: BaseException) -> str:
 
 
 def _innermost(text: str) -> str:
-    """Return the last cause in a report of Java or Python, without stack and class names."""
+    """Return the last cause in a report of Java or Python, without stack and class names.
+
+    A cause with a message is preferred: the end of a Python process causes a bare EOFException.
+    """
     lines = [line for line in text.splitlines() if not re.match(r"\s+(at |\.\.\. |File )", line)]
     caused = [line for line in lines if line.startswith("Caused by: ")]
+    caused = [line for line in caused if ": " in line.removeprefix("Caused by: ")] or caused
     thrown = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
     found = (caused or thrown or lines[:1] or [text])[-1]
     query = r"\[\w+\] Query \[.*?\] terminated with exception: "

@@ -8,10 +8,11 @@ readers see nothing of a batch, and a batch that ends early can be repeated.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -238,10 +239,15 @@ class CurrentTable:
             changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
             ranges = ranges.without(affected)
 
-        def places(group: ChangeGroup) -> list[str]:
-            rows = read_groups(self.address, [group], ["place"])
-            found: list[str] = rows["place"].to_pylist()
+        @cache
+        def places_in(path: str) -> list[str]:
+            groups = [each for each in changes.groups if each.path == path]
+            found: list[str] = read_groups(self.address, groups, ["place"])["place"].to_pylist()
             return found
+
+        def places(group: ChangeGroup) -> list[str]:
+            found = places_in(group.path)  # sorted
+            return found[bisect_left(found, group.first) : bisect_right(found, group.last)]
 
         return Plan(
             state,

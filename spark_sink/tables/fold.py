@@ -276,6 +276,27 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
     return found, prepared.filter(others)
 
 
+def without_superseded(prepared: pa.Table) -> pa.Table:
+    """Return rows without those before the last event of their key, if it has the whole document.
+
+    `prepared` is as for `whole_documents`. Many changes of one document then cost little memory.
+    """
+    if prepared.num_rows < 2:
+        return prepared
+    places, tokens = (prepared[name].combine_chunks() for name in ("place", "token"))
+    rises = pc.and_(pc.equal(places[1:], places[:-1]), pc.greater(tokens[1:], tokens[:-1]))
+    if not pc.any(rises).as_py():
+        return prepared
+    is_last = pa.concat_arrays([pc.not_equal(places[1:], places[:-1]), pa.array([True])])
+    follows = pa.concat_arrays([pa.array([False]), rises])
+    is_event = pc.equal(prepared["kind"].combine_chunks(), EVENT)
+    lasts = prepared.filter(pc.and_(is_event, pc.and_(is_last, follows))).combine_chunks()
+    if not lasts.num_rows:
+        return prepared
+    whole = lasts["place"].filter(pc.is_valid(_documents_in(lasts["payload"].chunk(0))))
+    return filtered(prepared, pc.or_(is_last, pc.invert(pc.is_in(places, value_set=whole))))
+
+
 def _documents_in(events: pa.Array) -> pa.Array:
     """Return the BSON of the whole documents in events; null for deletes and without a document.
 

@@ -7,6 +7,7 @@ stream, which change its namespace or remove it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -55,6 +56,14 @@ class Prepare:
     keys: Sequence[str]
     ddl_events: Sequence[DdlEvent]
     tolerant: bool = False
+
+    def __post_init__(self) -> None:
+        self._tokens = [each.token for each in self.ddl_events]
+        # Their indexes by prefixes of places: a batch may drop thousands of collections.
+        self._concerning: dict[str, list[int]] = {}
+        for index, event in enumerate(self.ddl_events):
+            for prefix in event.prefixes:
+                self._concerning.setdefault(prefix, []).append(index)
 
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Convert database, collection, key, token, documentKey, document.
@@ -143,7 +152,9 @@ class Prepare:
     ) -> tuple[Any, ...] | None:
         """Return a row after the DDL events with larger tokens; None if they remove it."""
         document_key, kind, payload = rest
-        for each in self.ddl_events:
+        index = bisect_right(self._tokens, token)
+        while (found := self._next(database, collection, index)) is not None:
+            each, index = self.ddl_events[found], found + 1
             if each.token <= token:
                 continue
             after = each.result(database, collection)
@@ -154,6 +165,15 @@ class Prepare:
             else:
                 return None
         return database, collection, key, token, document_key, kind, payload
+
+    def _next(self, database: str, collection: str, index: int) -> int | None:
+        """Return the index, from `index` on, of the next event that concerns a namespace."""
+        found: list[int] = []
+        for prefix in (f"{database}\0{collection}\0", f"{database}\0", ""):
+            indexes = self._concerning.get(prefix, [])
+            first = bisect_left(indexes, index)
+            found += indexes[first : first + 1]
+        return min(found, default=None)
 
 
 def _changed_keys(layout: Layout) -> dict[int, bytes]:

@@ -17,7 +17,7 @@ from router.stream.merged_stream import MergedStream
 from router.stream.merger import Action, CloseRemote, OpenRemote, ReopenRemote
 from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_data, token_of
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_data, token_of
 
 Event = tuple[bytes, bytes]
 
@@ -67,7 +67,7 @@ class Script:
 
 def batch(events: list[Event], pbrt: bytes, *, invalidated: bool = False) -> CursorBatch:
     size = sum(len(raw) for _, raw in events)
-    watermark = Watermark.of(pbrt) if pbrt else None
+    watermark = KeyedToken.of(pbrt) if pbrt else None
     return CursorBatch(
         0 if invalidated else 7, list(events), watermark, size, invalidated=invalidated
     )

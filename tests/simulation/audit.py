@@ -5,7 +5,7 @@ from random import Random
 from typing import Any
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
-from shard_client.remote_cursor.open_cursor import KILL_TASK
+from shard_client.remote_cursor.cursor_reaper import KILL_TASK
 from shard_client.wire.connection_pool import PoolLimits
 from tests.simulation.checks import end_problems, problems_of, segment_problems, start_problems
 from tests.simulation.driver import DriverCursor, ask

@@ -43,8 +43,9 @@ _NOT_BETWEEN = frozenset(
     {
         "__init__", "_begin", "_close", "_end", "_gone", "_join", "_keep", "_leave", "_moved",
         "_new", "_stop_if_broken", "close", "compile_filter", "compile_project", "compile_unset",
-        "describe", "enter", "fail", "find_or_open", "interrupt", "kill", "leave", "open",
-        "remote_failed", "remove", "retire_remote", "spawn", "starting_point", "stop_reading",
+        "describe", "end_delay", "enter", "fail", "find_or_open", "interrupt", "kill", "leave",
+        "may_probe", "open", "remote_failed", "remove", "retire_remote", "spawn", "starting_point",
+        "stop_reading",
     }
 )  # fmt: skip
 """Functions that serve when something is opened, entered, fails or ends, not between a block and

@@ -9,7 +9,7 @@ from bson.timestamp import Timestamp
 
 from router.request.progress_command import progress_command
 from router.request.resume_point import ResumePoint
-from router.stream import read_scheduler
+from router.stream import remotes
 from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import Membership
 from router.stream.merged_stream import MergedStream
@@ -160,7 +160,7 @@ def _probe_sees_less() -> Iterator[None]:
         nothing = {"$match": {"operationType": "nothing"}}
         return found, {**probe, "pipeline": [*probe["pipeline"], nothing]}
 
-    with mock.patch.object(read_scheduler, "progress_command", narrowed):
+    with mock.patch.object(remotes, "progress_command", narrowed):
         yield
 
 

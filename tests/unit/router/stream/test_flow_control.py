@@ -32,7 +32,7 @@ def pace_of(interval: float, count: int = 100) -> tuple[Pace, float]:
     pace, now = Pace(LIMITS), 0.0
     for _ in range(count):
         now += interval
-        pace.event(now)
+        pace.record_events(now)
     return pace, now
 
 
@@ -47,7 +47,7 @@ def test_an_active_stream_becomes_quiet_and_active_again_soon():
     assert not pace.lively(now + 2.0)
     hour = now + 3600.0
     for number in range(12):
-        pace.event(hour + number * 0.002)
+        pace.record_events(hour + number * 0.002)
     assert pace.active(hour + 0.024)
 
 
@@ -181,7 +181,7 @@ def test_noops_are_written_later_while_events_come_quickly():
     flow = FlowControl(LIMITS, Memory(MIB))
     assert flow.noop_delay(100.0, []) == LIMITS.noop_delay == 0
     for number in range(20):
-        flow.pace.event(100.0 + 0.001 * number)
+        flow.pace.record_events(100.0 + 0.001 * number)
     assert flow.noop_delay(100.02, []) == GATE
     assert flow.noop_delay(101.0, []) == 0
 
@@ -253,17 +253,17 @@ def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
 
 def test_the_timeout_doubles_and_resets():
     overdue, past = WatermarkTimeout(5.0), Timestamp(10, 1)
-    overdue.reached(past, now=100.0)
-    overdue.reached(Timestamp(20, 1), now=104.0)
+    overdue.expect_beyond(past, now=100.0)
+    overdue.expect_beyond(Timestamp(20, 1), now=104.0)
     assert not overdue.give_up(105.0)
     assert overdue.give_up(105.1)
     assert not overdue.give_up(115.0)
     assert overdue.give_up(115.2)
-    overdue.watermark(past)
+    overdue.record_watermark(past)
     assert overdue.waiting, "a watermark at the time does not suffice"
-    overdue.watermark(Timestamp(10, 2))
+    overdue.record_watermark(Timestamp(10, 2))
     assert not overdue.waiting
-    overdue.reached(past, now=200.0)
+    overdue.expect_beyond(past, now=200.0)
     assert overdue.give_up(205.1)
     now, pauses = 205.1, []
     for _ in range(6):
@@ -277,12 +277,12 @@ def test_the_timeout_doubles_and_resets():
 def test_pauses_between_ineffective_noops_grow():
     noop, now, pauses = NoOpState(), 0.0, []
     for _ in range(8):
-        noop.ask(Timestamp(10, 1))
-        noop.done(now)
+        noop.request(Timestamp(10, 1))
+        noop.record_end(now)
         pauses.append(noop.again - now)
         now = noop.again
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (pytest.approx(0.1), pytest.approx(2.0))
-    noop.ask(Timestamp(11, 1))
-    noop.done(now)
+    noop.request(Timestamp(11, 1))
+    noop.record_end(now)
     assert noop.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"

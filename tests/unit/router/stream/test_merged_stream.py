@@ -5,7 +5,7 @@ from bson.timestamp import Timestamp
 
 from router.stream.merger import CloseRemote
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark, token_of
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_of
 from tests.doubles.scripted_streams import batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, arrive, at, make, opened, times
@@ -35,17 +35,17 @@ def test_events_wait_for_every_watermark_and_the_slowest_shard_is_named():
     arrive(stream, CONFIG, upto=20)
     assert not stream.ready
     assert stream.merger.slowest_remote == B
-    waiting = stream.waiting_for
-    assert waiting == (B, Timestamp(14, 1))
+    assert stream.laggards() == {B: Timestamp(14, 1)}
+    assert stream.awaits_watermarks
     assert stream.is_needed(B)
     assert not stream.is_needed(A)
     arrive(stream, B, upto=13)
     assert stream.ready
-    assert stream.waiting_for is None
+    assert not stream.laggards()
     taken = stream.take(None)
     assert times(taken.events) == [12]
     assert taken.pbrt == hwm(13)
-    assert stream.waiting_for is not None
+    assert stream.awaits_watermarks
 
 
 def test_an_error_follows_ready_events_and_has_mongos_s_label():
@@ -70,7 +70,7 @@ def test_an_error_follows_ready_events_and_has_mongos_s_label():
     [
         (A, batch([], hwm(5))),
         (A, batch([], b"")),
-        (A, CursorBatch(0, [], Watermark.of(hwm(50)), 0)),
+        (A, CursorBatch(0, [], KeyedToken.of(hwm(50)), 0)),
         (CONFIG, batch([], token_of(at(20, 0, invalidate=True)[1]), invalidated=True)),
         (CONFIG, batch([event(data_of(20, 1), operationType="insert")], hwm(50))),
     ],

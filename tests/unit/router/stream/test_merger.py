@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from router.memory import weight
 from router.stream.merger import MergeOrderError, Merger, OpenRemote, RemoteQueue
 from router.stream_settings import DEFAULT_BLOCK_SIZES
-from shard_client.remote_cursor.cursor_reply import Watermark
+from shard_client.remote_cursor.cursor_reply import KeyedToken
 
 LOWEST, HIGHEST = b"", b"\xff"
 
@@ -46,7 +46,7 @@ def arrive(
     token: bytes = b"token",
 ) -> None:
     size = sum(len(raw) for _, raw in events)
-    made.add_batch(remote, events, Watermark(watermark, token), size)
+    made.add_batch(remote, events, KeyedToken(watermark, token), size)
 
 
 def released(made: Merger) -> list[bytes]:
@@ -138,14 +138,14 @@ def test_events_merged_ahead_count_as_buffered_and_are_released_first():
     add(made, 1, [2, 4], 4)
     held = made.buffered
     made.merge_ahead(1)
-    assert (made.ahead, made.ready, made.buffered) == (True, True, held)
-    assert (made.head, made.tail) == (key(5), key(5))
+    assert (made.has_merged_ahead, made.ready, made.buffered) == (True, True, held)
+    assert (made.first_key, made.last_key) == (key(5), key(5))
     add(made, 1, [6], 6)
     made.merge_ahead(1)
     block = made.next_block()
     assert block is not None
     assert [origin(raw)[0] for raw in block.events] == [1, 2, 3, 4]
-    assert not made.ahead
+    assert not made.has_merged_ahead
     assert made.remotes[0].buffered == weight(1, len(event(5, 0)[1]))
     assert [origin(raw)[0] for raw in released(made)] == [5]
 
@@ -179,7 +179,7 @@ def test_a_remote_retired_at_a_key_releases_events_below_it(bound):
     origins = [origin(raw) for raw in released(made)]
     assert [number for number, remote in origins if remote == 0] == below
     assert [number for number, remote in origins if remote == 1] == [2, 8]
-    assert made.head is None
+    assert made.first_key is None
 
 
 class TestTopologyRemote:
@@ -209,12 +209,12 @@ def test_remotes_behind_a_key_are_listed():
     made = merger(4)
     for remote, watermark in ((0, 5), (1, 3), (2, 9)):
         add(made, remote, [], watermark)
-    assert made.behind(key(9)) == [1, 0]
-    assert made.behind(key(3)) == []
-    assert made.holding(key(9)) == [2]
+    assert made.remotes_below(key(9)) == [1, 0]
+    assert made.remotes_below(key(3)) == []
+    assert made.remotes_at(key(9)) == [2]
     add(made, 3, [4], 9)
-    assert (made.head, made.tail) == (key(4), key(4))
-    assert made.holding(key(9)) == [2, 3]
+    assert (made.first_key, made.last_key) == (key(4), key(4))
+    assert made.remotes_at(key(9)) == [2, 3]
 
 
 def test_released_events_are_freed_even_if_a_remote_stays_ahead():

@@ -8,7 +8,7 @@ import pytest
 from bson import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.stream.loads import MemberLoads
+from router.loads import MemberLoads
 from router.stream.noop_writer import NoOpResult, NoOpWriter
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream

@@ -71,7 +71,7 @@ async def test_a_stream_of_one_shard_reads_little_ahead(cluster: ScriptedCluster
     assert (
         len(first.events) < 150
     )  # the first batch of a cursor has 101 events, whatever their size
-    (remote,) = shared._remotes.values()
+    (remote,) = shared._remotes
     await until(lambda: remote.cursor is not None and remote.cursor.wants_pause)
     assert shared.merged.all_buffered_bytes < 150_000
     numbers_read = [*numbers(first), *await read_until(cursor, 1000 - len(first.events))]

@@ -36,10 +36,10 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     assert stream.membership.draining == {"shard1"}
     both = {"shard0", "shard1"}
     assert stream.shards_listed(both, {"shard1"}, Timestamp(30, 1)) == []
-    assert stream.leaving == []
+    assert stream.laggards() == {}
     assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
     assert stream.membership.draining == set()
-    assert stream.leaving == [(B, Timestamp(40, 2))]
+    assert stream.laggards() == {B: Timestamp(40, 2)}
     arrive(stream, A, upto=50)
     assert arrive(stream, B, 15, 39, upto=41) == [CloseRemote(B)]
     assert times(stream.take(None).events) == [15, 39]
@@ -152,7 +152,7 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     assert cursor.running_stream is not None
     merged = cursor.running_stream.merged
     await until(
-        lambda: [merged.merger.remotes[each.remote].target for each in merged.leaving] == ["s1"]
+        lambda: [merged.merger.remotes[each].target for each in merged.membership.leaving] == ["s1"]
     )
     cluster.noop(200)  # watermarks beyond the time when the list was read
     await until(lambda: "s1" not in targets(registry))

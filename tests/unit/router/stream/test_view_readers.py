@@ -15,7 +15,7 @@ from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.view_readers import ViewReaders, Waiter
 from shard_client.bson.resume_token import first_key
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Watermark
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from tests.doubles.scripted_streams import hwm
 from tests.harness.until import PATIENCE
 from tests.unit.router.made_tokens import data_of, event
@@ -80,7 +80,7 @@ class Backlog:
         for remote, queue in self.stream.merger.remotes.items():
             arrived = (events, size) if queue.target == "s0" else ([], 0)
             self.stream.batch_arrived(
-                remote, CursorBatch(1, arrived[0], Watermark.of(hwm(20)), arrived[1])
+                remote, CursorBatch(1, arrived[0], KeyedToken.of(hwm(20)), arrived[1])
             )
 
     def waiting(self, reader: LogReader) -> Waiter:

@@ -39,8 +39,9 @@ def fail_remote(cursor: MergedCursor, error: CommandError) -> None:
     """Fail the first shard's remote of the stream that a cursor reads."""
     running = cursor.running_stream
     assert running is not None
-    remote = running._remotes[1]
-    running._remote_failed(remote, remote.cursor, error)
+    remote = running._remotes.get(1)
+    assert remote is not None
+    running._remote_failed(remote, error)
 
 
 @pytest.fixture

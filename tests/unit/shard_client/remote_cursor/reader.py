@@ -7,13 +7,14 @@ from typing import Any
 
 from bson import Timestamp
 
+from router.loads import MemberLoad
 from router.request.progress_command import progress_command
-from router.stream.loads import MemberLoad
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reaper import CursorReaper
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
-from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
+from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
 from shard_client.remote_cursor.remote_settings import RemoteSettings

@@ -12,9 +12,10 @@ from bson import Int64, Timestamp
 
 from shard_client.errors import NetworkError, ProtocolError
 from shard_client.remote_cursor import remote_cursor
+from shard_client.remote_cursor.cursor_reaper import CursorReaper
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.cursor_state import CursorState, follow
-from shard_client.remote_cursor.open_cursor import CursorReaper, OpenCursor
+from shard_client.remote_cursor.open_cursor import OpenCursor
 from tests.doubles.scripted_member import ScriptedMember, invalidate
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys

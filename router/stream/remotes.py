@@ -1,0 +1,331 @@
+"""The remotes of one stream: opens, reads, probes and closes their cursors."""
+
+import asyncio
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any, NamedTuple, Self
+
+import structlog
+from bson.int64 import Int64
+from bson.timestamp import Timestamp
+
+from router.catalog.cluster import Cluster
+from router.loads import MemberLoads
+from router.memory import Memory
+from router.request.progress_command import progress_command
+from router.request.stream_request import StreamRequest, shard_command, topology_command
+from router.stream.merged_stream import MergedStream
+from router.stream.merger import Action, OpenRemote, ReopenRemote
+from router.stream.noop_writer import NoOpWriter
+from router.stream.pacing import FlowControl, ReadState
+from router.stream_settings import StreamSettings
+from shard_client import spans
+from shard_client.bson.resume_token import cluster_time_of
+from shard_client.errors import CommandError
+from shard_client.remote_cursor.cursor_reply import CursorBatch
+from shard_client.remote_cursor.progress_cursor import Probing
+from shard_client.remote_cursor.remote_cursor import RemoteCursor
+from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
+
+log = structlog.get_logger()
+
+REASONS = ("idle", "behind", "paused", "reconnecting", "opening", "ended")
+"""Why a slowest shard's watermark is not greater (``Remote.slowest_reason``)."""
+
+
+class StreamResources(NamedTuple):
+    """What the streams of a process share.
+
+    ``loads`` counts the commands sent to each member, and what clients receive. ``memory`` counts
+    remotes, and the bytes of events that are held: those of one user, where clients log in.
+    """
+
+    cluster: Cluster
+    settings: StreamSettings
+    loads: MemberLoads
+    noop_writer: NoOpWriter
+    memory: Memory
+
+    @classmethod
+    def of(cls, cluster: Cluster, settings: StreamSettings) -> Self:
+        """Return the resources of a process, which closes ``noop_writer`` at its end."""
+        loads = MemberLoads()
+        noop_writer = NoOpWriter(cluster, settings, loads)
+        memory = Memory(settings.total_buffer_bytes, settings.user_buffer)
+        return cls(cluster, settings, loads, noop_writer, memory)
+
+
+class Remote(ReadState):
+    """One remote of a running stream: its cursor, and the state by which its reads are scheduled.
+
+    The read scheduler changes the state.
+    """
+
+    def __init__(self, opening: OpenRemote, cursor: RemoteCursor, settings: StreamSettings) -> None:
+        super().__init__(settings, topology=opening.topology)
+        self.number = opening.remote
+        self.target = opening.target
+        self.host = opening.host
+        self.cursor = cursor
+        self.noops_asked = 0
+        """Number of no-op writes that the stream has requested from its member."""
+        self.delay: asyncio.TimerHandle | None = None
+        """Timer until which no getMore is sent although the budgets allow it."""
+        self.probing: asyncio.Task[None] | None = None
+
+    def may_probe(self, now: float) -> bool:
+        """Return whether the progress cursor has kept the member busy for little enough."""
+        self.probes.spend(now, 1000 * self.cursor.take_probe_cost())
+        return self.probes.tokens(now) > 0
+
+    def end_delay(self) -> None:
+        """Let the next getMore be sent."""
+        if self.delay is not None:
+            self.delay.cancel()
+            self.delay = None
+
+    @property
+    def state(self) -> str:
+        """The state of the cursor: "opening", "reading", "paused", "failing" or "ended".
+
+        It is paused by a budget, or because no client reads; not while its next getMore is delayed.
+        """
+        state = self.cursor.state
+        return "reading" if state == "paused" and self.delay is not None else state
+
+    @property
+    def slowest_reason(self) -> str:
+        """Why the watermark is not greater: one of ``REASONS``.
+
+        "idle" is a member without newer events, "behind" one that still has events to read.
+        """
+        state = self.state
+        if state == "reading":
+            return "idle" if self.idle else "behind"
+        return "reconnecting" if state == "failing" else state
+
+    def describe(self, merged: MergedStream) -> dict[str, Any]:
+        """Return what serverStatus shows of a remote of ``merged``.
+
+        ``topology`` marks the remote that watches config.shards; a config server that is also a
+        shard has another remote for its data. ``reopened`` counts the failures after which the
+        cursor was opened again, ``failingMillis`` is the time since a failure that lasts began.
+        """
+        cursor, watermark = self.cursor, merged.watermark(self.number)
+        document: dict[str, Any] = {
+            "target": self.target,
+            "address": cursor.address,
+            "state": self.state,
+            "watermark": None if watermark is None else cluster_time_of(watermark),
+            "events": Int64(self.events),
+            "bufferedBytes": Int64(merged.buffered_bytes(self.number)),
+            "reopened": cursor.reopenings,
+            "noopCommands": Int64(self.noops_asked),
+        }
+        if self.topology:
+            document["topology"] = True
+        if cursor.failing_for is not None:
+            document["failingMillis"] = Int64(cursor.failing_for * 1000)
+            document["error"] = None if cursor.last_error is None else str(cursor.last_error)
+        return document
+
+
+class Remotes:
+    """The open remotes of one stream, which it reads in the background.
+
+    Must be created in a running loop.
+
+    Args:
+        request: what the shards are asked for.
+        merged: the merge of the remotes.
+        flow: decides the size of the batches.
+        resources: what the streams of the process share.
+        start: runs a function in a task: its name, the function, the function's arguments.
+        batch_arrived: called with each batch of an open remote.
+        failed: called when the cursor of an open remote has failed for good.
+    """
+
+    def __init__(
+        self,
+        request: StreamRequest,
+        merged: MergedStream,
+        flow: FlowControl,
+        resources: StreamResources,
+        *,
+        start: Callable[..., asyncio.Task[None]],
+        batch_arrived: Callable[[Remote, CursorBatch], None],
+        failed: Callable[[Remote, CommandError], None],
+    ) -> None:
+        self._request = request
+        self._merged = merged
+        self._flow = flow
+        self._resources = resources
+        self._start = start
+        self._batch_arrived = batch_arrived
+        self._failed = failed
+        self._preference = ReadPreference.of(request.read_preference)
+        self._by_number: dict[int, Remote] = {}
+        self._closing: set[asyncio.Task[None]] = set()
+        """The tasks that kill cursors."""
+
+    def __iter__(self) -> Iterator[Remote]:
+        """All open remotes."""
+        return iter(self._by_number.values())
+
+    def __len__(self) -> int:
+        """Return the number of open remotes."""
+        return len(self._by_number)
+
+    def get(self, number: int) -> Remote | None:
+        """Return the remote with this number; None if it is not open."""
+        return self._by_number.get(number)
+
+    @property
+    def slowest(self) -> Remote | None:
+        """The remote with the smallest watermark, or one that has none yet."""
+        number = self._merged.merger.slowest_remote
+        return None if number is None else self.get(number)
+
+    # Opening and closing.
+
+    def execute(self, actions: Iterable[Action]) -> None:
+        """Open, reopen and close remotes, as the merge asks.
+
+        If a cursor cannot be created, this raises, and nothing is open that was not before.
+        """
+        for action in actions:
+            if isinstance(action, OpenRemote):
+                cursor = self._new_cursor(action, len(self) + 1, action.start_at)
+                remote = Remote(action, cursor, self._resources.settings)
+                log.debug("open remote", target=action.target, start_at=action.start_at)
+                self._by_number[action.remote] = remote
+                self._resources.memory.add(remotes=1)
+            elif (known := self.get(action.remote)) is None:
+                continue
+            elif isinstance(action, ReopenRemote):
+                remote = known
+                self._close_cursor(remote)
+                remote.cursor = self._new_cursor(remote, len(self), action.start_after)
+            else:
+                self._close(known)
+                continue
+            name = f"remote cursor {remote.target}"
+            self._start(name, self._read, remote, remote.cursor, context=spans.apart())
+
+    def _new_cursor(
+        self, remote: OpenRemote | Remote, remotes: int, first: Timestamp | bytes
+    ) -> RemoteCursor:
+        """Return a cursor from ``first`` on, that of one of so many ``remotes``."""
+        request, (cluster, settings, loads, _, _) = self._request, self._resources
+        topology = remote.topology
+
+        def command(pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
+            start = first if pbrt is None else pbrt
+            return topology_command(start) if topology else shard_command(request, start)
+
+        preference, probing = PRIMARY, None
+        if not topology:
+            preference = self._preference
+            probing = Probing(
+                lambda pbrt: progress_command(*command(pbrt), pbrt), request.splits_large_events
+            )
+        return RemoteCursor(
+            remote.target,
+            dialer=cluster.dialer(remote.target, remote.host or None, preference=preference),
+            opening=command,
+            clock=cluster.clock,
+            settings=replace(settings, batch_target_bytes=self._flow.batch_bytes(remotes)),
+            sent=loads.of(remote.target),
+            probing=probing,
+        )
+
+    def close(self) -> None:
+        """Close all remotes; ``wait_closed`` waits until their cursors have been killed."""
+        for remote in list(self):
+            self._close(remote)
+
+    async def wait_closed(self) -> None:
+        """Wait until the cursors of all closed remotes have been killed.
+
+        This takes at most twice ``close_timeout`` plus one connection attempt.
+        """
+        while self._closing:
+            await asyncio.wait(self._closing)
+
+    def _close(self, remote: Remote) -> None:
+        self._close_cursor(remote)
+        del self._by_number[remote.number]
+        self._resources.memory.add(remotes=-1)
+
+    def _close_cursor(self, remote: Remote) -> None:
+        """Kill a remote's cursor in the background."""
+        remote.end_delay()
+        killing = asyncio.create_task(remote.cursor.close(), name=f"close {remote.target}")
+        killing.add_done_callback(self._closing.discard)
+        self._closing.add(killing)
+
+    # Reading.
+
+    async def _read(self, remote: Remote, cursor: RemoteCursor) -> None:
+        """Read a remote's cursor until it is closed, ends or fails."""
+        while True:
+            try:
+                batch = await cursor.read()
+            except CommandError as error:
+                if cursor.in_outage and self._outlasts(remote):
+                    continue
+                self._cursor_failed(remote, cursor, error)
+                return
+            if batch is None:
+                return
+            self._pass_on(remote, batch)
+            del batch  # the merge owns the events, and frees them while the next is awaited
+
+    def _outlasts(self, remote: Remote) -> bool:
+        """Return whether the stream waits for a remote however long it is away.
+
+        No event is lost while the low watermark stands still, and a client that resumed would not
+        be served sooner, unless the shard has left: drivers end a stream whose resumption fails.
+        """
+        has_left = remote.number in self._merged.membership.leaving
+        return self._request.passthrough_to_shard is None and not has_left
+
+    def probe(self, remote: Remote, seconds: float) -> None:
+        """Probe a member within ``seconds``, in the background, unless it is being probed."""
+        if remote.probing is None or remote.probing.done():
+            name = f"progress cursor of {remote.target}"
+            remote.probing = self._start(name, self._probe, remote, remote.cursor, seconds)
+
+    async def _probe(self, remote: Remote, cursor: RemoteCursor, seconds: float) -> None:
+        try:
+            batch = await cursor.probe_progress(seconds)
+        except CommandError as error:
+            self._cursor_failed(remote, cursor, error)
+            return
+        if batch is not None:
+            self._pass_on(remote, batch)
+
+    def _pass_on(self, remote: Remote, batch: CursorBatch) -> None:
+        if remote.number in self._by_number:
+            self._batch_arrived(remote, batch)
+
+    def _cursor_failed(self, remote: Remote, cursor: RemoteCursor, error: CommandError) -> None:
+        if remote.number in self._by_number and remote.cursor is cursor:
+            self._failed(remote, error)
+
+    # Status.
+
+    def describe(self) -> dict[str, Any]:
+        """Return what serverStatus shows of the remotes and of their merge.
+
+        ``waiting`` is whether the slowest shard keeps buffered events back.
+        """
+        merged, slowest = self._merged, self.slowest
+        return {
+            "bufferedBytes": Int64(merged.all_buffered_bytes),
+            "heldBytes": Int64(merged.held_bytes),
+            "slowestShard": None if slowest is None else slowest.target,
+            "slowestReason": None if slowest is None else slowest.slowest_reason,
+            "waiting": slowest is not None and merged.is_held_back,
+            "remotes": [remote.describe(merged) for remote in self],
+        }
