@@ -34,8 +34,8 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.job_source import COUNT_COLUMNS, Transactions
 from spark_sink.jobs.tables_job import table_form
+from spark_sink.jobs.task_writer import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options

@@ -36,19 +36,15 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.job_source import (
-    BATCH_PROPERTY,
-    FORMAT,
+from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
+from spark_sink.jobs.progress import WrittenBatch
+from spark_sink.jobs.task_writer import (
     PARTITIONS,
-    TABLES,
-    JobSource,
-    JobStreamReader,
     TaskReport,
     TaskTables,
     bronze_schema,
     message_schema,
 )
-from spark_sink.jobs.progress import WrittenBatch
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options

@@ -18,8 +18,8 @@ from deltalake.exceptions import DeltaError
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
-from spark_sink.jobs.job_source import TaskTables, TaskWriter
 from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.task_writer import TaskTables, TaskWriter
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.schema import schema_for

@@ -19,15 +19,15 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
-from spark_sink.jobs.job_source import (
+from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.tables_job import NOTIFICATIONS
+from spark_sink.jobs.task_writer import (
     PARTITIONS,
     TaskTables,
     TaskWriter,
     bronze_schema,
     message_schema,
 )
-from spark_sink.jobs.maintenance import merge_small_files
-from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments
