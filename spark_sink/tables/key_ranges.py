@@ -30,7 +30,7 @@ LAST = "\U0010ffff" * 64
 """Sorts after all keys, which are JSON, and after all names, which have at most 255 bytes."""
 _END = "\0"  # of the smallest string above another
 # Bytes of staged changes for one task.
-_TASK_BYTES = 64 * 1024 * 1024
+_MERGE_BYTES = 64 * 1024 * 1024
 _LAST_BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000
 # The longest part of a key in the statistics of a file.
 _KEY_CHARACTERS = 1024
@@ -254,7 +254,7 @@ def _divide(bounds: dict[str, tuple[KeyRange, bool]], changes: Iterable[ChangeGr
     for group in sorted(changes, key=lambda each: each.first):
         lower = lowers[bisect_right(lowers, group.first) - 1]
         size = sizes.get(lower, 0)
-        if size and size + group.size > _TASK_BYTES and group.first not in bounds:
+        if size and size + group.size > _MERGE_BYTES and group.first not in bounds:
             bounds[group.first] = bounds[lower]
             size = 0
         sizes[lower] = size + group.size

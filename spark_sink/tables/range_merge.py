@@ -56,7 +56,7 @@ UNAPPLIED = StructType(
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
 # Changes that are applied together: more of them cost more memory and CPU.
-_ROWS = 5_000
+_CHANGES_PER_STEP = 5_000
 
 
 class _UnsortedError(Exception):
@@ -184,8 +184,8 @@ class _Merging:
         with self._table.files, self._problems:
             for group, found in chain(self._groups, [(empty, places_of(empty))]):
                 end = bisect_right(places, found[-1].as_py(), start) if len(found) else len(places)
-                while end - start > _ROWS:
-                    last = places[start + _ROWS - 1]
+                while end - start > _CHANGES_PER_STEP:
+                    last = places[start + _CHANGES_PER_STEP - 1]
                     until, size = bisect_right(places, last, start), _count_through(found, last)
                     self._apply(group.slice(0, size), found.slice(0, size), part(start, until))
                     group, found, start = group.slice(size), found.slice(size), until

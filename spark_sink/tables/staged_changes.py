@@ -34,7 +34,7 @@ _ROWS_PER_GROUP = 5_000
 # A task reads whole groups: small ones contain few changes of other tasks.
 _GROUP_BYTES = 1024 * 1024
 # Bytes of changes that a task sorts together.
-_FILE_BYTES = 16 * 1024 * 1024
+_SORTED_BYTES = 16 * 1024 * 1024
 
 
 @dataclass
@@ -115,7 +115,7 @@ class ChangeStage:
         if batch.num_rows:
             self._pending.append(batch)
             self._size += batch.nbytes
-        if self._size >= _FILE_BYTES:
+        if self._size >= _SORTED_BYTES:
             self._write()
 
     def close(self) -> ChangeReport:

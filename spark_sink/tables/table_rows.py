@@ -24,7 +24,7 @@ from spark_sink.tables.state_files import PARTITIONS
 from spark_sink.tables.table_form import TableForm
 
 # Bytes of files for one task.
-_TASK_BYTES = 64 * 1024 * 1024
+_SCAN_BYTES = 64 * 1024 * 1024
 
 
 def scans_of(
@@ -38,9 +38,9 @@ def scans_of(
     `files` are the files to read, as `DeltaLog.actions` describes them; None for all files.
     """
     found: list[list[tuple[str, Mapping[str, Any]]]] = []
-    size = _TASK_BYTES
+    size = _SCAN_BYTES
     for action in log.actions(chosen) if files is None else files:
-        if size >= _TASK_BYTES:
+        if size >= _SCAN_BYTES:
             found.append([])
             size = 0
         size += action["size_bytes"]

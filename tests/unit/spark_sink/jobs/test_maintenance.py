@@ -120,7 +120,7 @@ def test_how_far_long_work_is_is_told_from_within(
     for module, limit in (
         (delta_log, "_PATHS_LOOKED_UP"),
         (maintenance, "_PORTION_FILES"),
-        (table_rows, "_TASK_BYTES"),
+        (table_rows, "_SCAN_BYTES"),
     ):
         monkeypatch.setattr(module, limit, 2)
     if name in ("compact", "vacuum"):

@@ -76,7 +76,7 @@ def check_ranges(folder: Path) -> int:
 def test_a_table_follows_its_collections(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_merge, "_ROWS", 10)
+    monkeypatch.setattr(range_merge, "_CHANGES_PER_STEP", 10)
     stream, folder = RandomChanges(seed), tmp_path / "current"
     most = 0
     for number in range(15):
