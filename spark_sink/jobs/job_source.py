@@ -32,7 +32,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import Task, TaskPartition
 from spark_sink.tables.commit_files import newest_state
-from spark_sink.tables.ddl_events import Unread
+from spark_sink.tables.ddl_events import Namespace, Unread
 from spark_sink.tables.executors import REPORT, reported
 from spark_sink.tables.table_state import TableState
 
@@ -95,7 +95,7 @@ class JobStreamReader(MergerouterStreamReader):
             self._seen = start, {**gained, **state.unread}, state.lost
         return self._seen[1:]
 
-    def namespaces(self) -> set[tuple[str, str]]:
+    def namespaces(self) -> set[Namespace]:
         """Return the collections that had documents in the current table at the start."""
         return set(self._tables.namespaces)
 

@@ -57,7 +57,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable, Upsert
-from spark_sink.tables.ddl_events import TableScope
+from spark_sink.tables.ddl_events import Namespace, TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
@@ -188,7 +188,7 @@ class TablesJob:
             writer = writer.trigger(processingTime=trigger)
         return writer.queryName(f"mergerouter {self.folder.address}").start()
 
-    def _namespaces(self, scope: Scope) -> tuple[tuple[str, str], ...]:
+    def _namespaces(self, scope: Scope) -> tuple[Namespace, ...]:
         """Return the collections in the current table; none if the last batch has this scope."""
         last = self.folder.last_planned()
         end = None if last is None else last.end

@@ -30,7 +30,7 @@ from spark_sink.rows.arrow_types import arrow_schema, batch_of
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import Chunk, filter_of
-from spark_sink.snapshot.plan import Collection as Source
+from spark_sink.snapshot.plan import Collection as SnapshotCollection
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
@@ -249,7 +249,7 @@ class RangeTasks:
             ids += [each["id"]] if each["id"] else []
         key = () if self.keys == ("_id",) else self.keys
         for names, ids in by_collection.items():
-            task = chunk_task(Chunk(Source(*names, key=key)), self.time, self.options)
+            task = chunk_task(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
             for start in range(0, len(ids), _KEYS):
                 chosen = filter_of(ids[start : start + _KEYS])
                 condition = {"$and": [chosen, task.condition or {}]}
