@@ -18,7 +18,7 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
 from spark_sink.tables.state_files import Batch
 
@@ -77,7 +77,9 @@ def batch(folder: Path, size: int, number: int, keys: str, chance: random.Random
 def apply(folder: Path, events: Sequence[tuple[str, str, bytes]], number: int) -> None:
     """Apply events in this process, as a job's tasks and its driver do."""
     reports = staged(folder, events)
-    CurrentTable(str(folder)).apply_staged(None, reports, Batch("bench", number))
+    CurrentTable(str(folder)).apply_staged(
+        None, Upsert(ChangeReport.total(reports), Batch("bench", number))
+    )
 
 
 def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> list[ChangeReport]:

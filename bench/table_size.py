@@ -18,7 +18,8 @@ from deltalake import DeltaTable
 from bench.current_tables import apply, insert, key_of, staged, update
 from bench.processes import peak_memory
 from bench.suite import Options
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.state_files import Batch
 
 FILES = (100, 1_000, 10_000, 100_000)
@@ -75,7 +76,8 @@ def batch(
     """Apply a batch as a job's driver does; return its seconds of CPU, and the KB of its commit."""
     before, begun = committed(table.address), time.process_time()
     table.reload()
-    table.apply_staged(None, staged(Path(table.address), events), Batch("bench", number))
+    changes = ChangeReport.total(staged(Path(table.address), events))
+    table.apply_staged(None, Upsert(changes, Batch("bench", number)))
     return time.process_time() - begun, committed(table.address) - before
 
 

@@ -281,7 +281,7 @@ def wait(
 
     The exit status is 3 if they do not within the timeout. Only `now` needs a router.
     """
-    from spark_sink.jobs.status import position_to_reach, wait_until
+    from spark_sink.jobs.waiting import position_to_reach, wait_until
 
     seconds, folder = argument(seconds_of, timeout, "--timeout"), _job_in(out)
     try:
@@ -390,7 +390,7 @@ def rebuild(
     from spark_sink.jobs.progress import printed_progress
     from spark_sink.jobs.rebuilding import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.session.spark_session import job_session
-    from spark_sink.tables.table_state import unread_names
+    from spark_sink.tables.ddl_events import unread_names
 
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):
@@ -453,7 +453,7 @@ def seek(
 
     The next start of the job continues there, and reads the collections again. Stop the job first.
     """
-    from spark_sink.jobs.rebuilding import seek as seek_to
+    from spark_sink.jobs.seeking import seek as seek_to
 
     folder = _job_in(out)
     with folder.locked():

@@ -22,12 +22,14 @@ from spark_sink.jobs.maintenance import schedule
 from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.progress import ProgressReport
 from spark_sink.jobs.query_run import cause_of, quiet_stop, run_until_stopped
-from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
+from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.router_beside import router_beside
 from spark_sink.jobs.router_report import RouterReport
-from spark_sink.jobs.status import position_to_reach, status_of, wait_until
+from spark_sink.jobs.seeking import leave_out_lost
+from spark_sink.jobs.status import status_of
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.jobs.waiting import position_to_reach, wait_until
 from spark_sink.session.spark_session import job_session
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.stream.router_client import require_cluster

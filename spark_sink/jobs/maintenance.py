@@ -22,9 +22,9 @@ from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
 from spark_sink.jobs.progress import printed_progress
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, partition_in
 from spark_sink.tables.table_rows import scans_of
-from spark_sink.tables.tasks import REPORT_PROGRESS
 
 _Files = Sequence[Mapping[str, Any]]
 # The most files, and bytes, that one commit replaces.

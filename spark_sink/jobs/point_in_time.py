@@ -34,24 +34,25 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.job_source import COUNT_COLUMNS, Transactions
 from spark_sink.jobs.tables_job import table_form
+from spark_sink.jobs.task_writer import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
+from spark_sink.tables.commit_files import commit_path, states_in
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.ddl_events import SNAPSHOT_END, TableScope, unread_after, unread_names
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan
-from spark_sink.tables.prepare import SNAPSHOT_END
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
-from spark_sink.tables.state_files import Batch, commit_path, end_of, states_in
+from spark_sink.tables.state_files import Batch, end_of
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
-from spark_sink.tables.table_state import TableScope, TableState, unread_after, unread_names
-from spark_sink.tables.tasks import REPORT_PROGRESS
+from spark_sink.tables.table_state import TableState
 
 _Versions = Mapping[str, tuple[int, dict[str, Any]]]
 """The numbers of versions and their states, by table."""

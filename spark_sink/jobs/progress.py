@@ -19,7 +19,7 @@ from spark_sink.errors import StreamError, say
 from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.tasks import REPORT_PROGRESS
+from spark_sink.tables.executors import REPORT_PROGRESS
 
 _EXECUTED = "addBatch"
 """The phase that Spark reports for batches that it has run, and not for idle triggers."""

@@ -36,19 +36,15 @@ from spark_sink.jobs.job_folder import (
     JobFolder,
     JobRecord,
 )
-from spark_sink.jobs.job_source import (
-    BATCH_PROPERTY,
-    FORMAT,
+from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
+from spark_sink.jobs.progress import WrittenBatch
+from spark_sink.jobs.task_writer import (
     PARTITIONS,
-    TABLES,
-    JobSource,
-    JobStreamReader,
     TaskReport,
     TaskTables,
     bronze_schema,
     message_schema,
 )
-from spark_sink.jobs.progress import WrittenBatch
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
@@ -60,7 +56,8 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.ddl_events import Namespace, TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
@@ -68,7 +65,6 @@ from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_i
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in
-from spark_sink.tables.table_state import TableScope
 
 NOTIFICATIONS = pa.schema(
     [
@@ -192,7 +188,7 @@ class TablesJob:
             writer = writer.trigger(processingTime=trigger)
         return writer.queryName(f"mergerouter {self.folder.address}").start()
 
-    def _namespaces(self, scope: Scope) -> tuple[tuple[str, str], ...]:
+    def _namespaces(self, scope: Scope) -> tuple[Namespace, ...]:
         """Return the collections in the current table; none if the last batch has this scope."""
         last = self.folder.last_planned()
         end = None if last is None else last.end
@@ -258,9 +254,8 @@ class TablesJob:
         contains = (end.scope or Scope()).accepts
         scope = TableScope(contains, end.gained_since) if self._reads_again else None
         is_first = not {BRONZE, MESSAGES} & {*self._tables}  # of the tables that have each batch
-        self._current.apply_staged(
-            spark, [changes], batch, self._table(QUARANTINE), scope, creates_quarantine=is_first
-        )
+        upsert = Upsert(changes, batch, self._table(QUARANTINE), scope, is_first)
+        self._current.apply_staged(spark, upsert)
         self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:

@@ -15,11 +15,12 @@ from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
+from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of
+from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS
-from spark_sink.tables.prepare import DDL_TYPES, PREPARED, Prepare, ddl_event_of
+from spark_sink.tables.prepare import PREPARED, Prepare
 from spark_sink.tables.table_form import FormedRows, TableForm
-from spark_sink.tables.tasks import MadeRows
 
 
 class Advance:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
@@ -24,7 +24,9 @@ from spark_sink.events.documents import from_document
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.ddl_events import DdlEvent, TableScope, ddl_event_of, unread_after
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import REPORT, reported, reports_in, run_tasks
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
@@ -36,7 +38,6 @@ from spark_sink.tables.key_ranges import (
     merges_of_rest,
     partition_digest,
 )
-from spark_sink.tables.prepare import DdlEvent, ddl_event_of
 from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
@@ -51,8 +52,7 @@ from spark_sink.tables.staged_changes import (
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows
-from spark_sink.tables.table_state import TableScope, TableState, unread_after
-from spark_sink.tables.tasks import REPORT, reported, reports_in, run_tasks
+from spark_sink.tables.table_state import TableState
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -199,36 +199,25 @@ class CurrentTable:
             epoch=self._epoch,
         )
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
-        self.apply_staged(events.sparkSession, reports_in(ChangeReport, staged), batch)
+        changes = ChangeReport.total(reports_in(ChangeReport, staged))
+        self.apply_staged(events.sparkSession, Upsert(changes, batch))
 
-    def apply_staged(
-        self,
-        spark: SparkSession | None,
-        reports: Iterable[ChangeReport],
-        batch: Batch | None = None,
-        quarantine: DeltaLog | None = None,
-        scope: TableScope | None = None,
-        *,
-        creates_quarantine: bool = False,
-    ) -> None:
+    def apply_staged(self, spark: SparkSession | None, upsert: Upsert) -> None:
         """Apply what tasks have staged, and commit the result as the newest version.
 
         Nothing happens if the table has the batch already. The events that cannot be applied are
-        appended to `quarantine` before the commit; a document with such an event leaves the table
+        appended to the quarantine before the commit; a document with such an event leaves the table
         until a later event contains it. Without a quarantine nothing is committed then. Without
-        `spark` the work is done in this process. `Upsert` describes the other arguments.
-
-        Raises StreamError if another writer was faster, and OSError.
+        `spark` the work is done in this process. Raises StreamError if another writer was faster,
+        and OSError.
         """
-        changes = ChangeReport.total(reports)
-        if batch is None or not self.log.has(batch):
-            upsert = Upsert(changes, batch, quarantine, scope, creates_quarantine)
+        if upsert.batch is None or not self.log.has(upsert.batch):
             plan = self._plan(spark, upsert)
-            form, merged = self._merge(spark, upsert, plan)
-            self._commit(upsert, plan, form, merged)
-            if changes.ddl:
+            form, reports = self._merge(spark, upsert, plan)
+            self._commit(upsert, plan, form, reports)
+            if upsert.changes.ddl:
                 remove_changes(self.address, plan.changes.groups)
-        remove_changes(self.address, changes.groups)
+        remove_changes(self.address, upsert.changes.groups)
 
     def _plan(self, spark: SparkSession | None, upsert: Upsert) -> Plan:
         """Return what a batch changes. Tasks stage the rows that its DDL events move."""
@@ -305,7 +294,7 @@ class CurrentTable:
         Where documents need a wider schema, their files are written once more with it; all files
         are if theirs does not fit the table any more.
         """
-        form, again = self.form, self._is_rewritten
+        form, rewrites_all = self.form, self._is_rewritten
         task = partial(
             MergeTask,
             self.address,
@@ -313,46 +302,49 @@ class CurrentTable:
             None if upsert.batch is None else upsert.batch.number,
             fold=plan.fold,
         )
-        rest = partial(merges_of_rest, plan.ranges, plan.merges)  # as long as the table
-        left, done = [*plan.merges, *(rest() if again else ())], list[tuple[Merge, MergeReport]]()
+        untouched = partial(merges_of_rest, plan.ranges, plan.merges)  # as long as the table
+        pending = [*plan.merges, *(untouched() if rewrites_all else ())]
+        merged = list[tuple[Merge, MergeReport]]()
         while True:
-            work = sum(each.size for each in left)
-            tasks = [task(merge=each, form=form, again=again) for each in left]
+            work = sum(each.size for each in pending)
+            tasks = [task(merge=each, form=form, again=rewrites_all) for each in pending]
             session = spark if work > _DRIVER_BYTES else None
             reports = run_tasks(session, MergeReport, tasks, "files merged")
-            done += zip(left, reports, strict=True)
-            wanted = [StructType.fromJson(e.wanted) for _, e in done if e.wanted is not None]
+            merged += zip(pending, reports, strict=True)
+            wanted = [StructType.fromJson(e.wanted) for _, e in merged if e.wanted is not None]
             before, form = form, reduce(TableForm.grown, wanted, form)
             if form == before:
-                return form, [report for _, report in done]
+                return form, [report for _, report in merged]
             rewrites = form.rewrites(before)
-            stale = [pair for pair in done if rewrites or pair[1].wanted is not None]
+            stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
             for _, report in stale:
                 remove_files(self.address, (each["path"] for each in report.parts))
-            done = [] if rewrites else [pair for pair in done if pair[1].wanted is None]
-            left = [*(each for each, _ in stale), *(rest() if rewrites and not again else ())]
-            again = again or rewrites
+            merged = [] if rewrites else [pair for pair in merged if pair[1].wanted is None]
+            pending = [each for each, _ in stale]
+            if rewrites and not rewrites_all:
+                pending += untouched()
+                rewrites_all = True
 
     def _commit(
-        self, upsert: Upsert, plan: Plan, form: TableForm, merged: Sequence[MergeReport]
+        self, upsert: Upsert, plan: Plan, form: TableForm, reports: Sequence[MergeReport]
     ) -> None:
         """Commit what was written, with the state after the batch.
 
         The quarantine gets its rows first. Without a change and a batch nothing is committed.
         """
         batch, log, state = upsert.batch, self.log, plan.state
-        problems = [each for report in merged for each in report.problems]
+        problems = [each for report in reports for each in report.problems]
         begins = upsert.creates_quarantine and not log.exists
         if (problems or begins) and upsert.quarantine is not None and batch is not None:
             batch = batch.wrote(upsert.quarantine.name)
             upsert.quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
         if upsert.scope is not None:
-            lost = (each for report in merged for each in report.lost)
+            lost = (each for report in reports for each in report.lost)
             contains = upsert.scope.contains
             state = state.without([e for e in lost if contains(e.database, e.collection)])
-        checksum = sum((report.added for report in merged), state.checksum)
-        replaced = plan.moved.union(*(each.replaced for each in merged))
-        parts = [each for report in merged for each in report.parts]
+        checksum = sum((report.added for report in reports), state.checksum)
+        replaced = plan.moved.union(*(each.replaced for each in reports))
+        parts = [each for report in reports for each in report.parts]
         new = {json.loads(each["partition"])[KEY_RANGE] for each in parts}
         state = replace(
             state,

@@ -37,6 +37,8 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.tables.commit_files import RESTORE, STATE, restored_error
+from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
     BATCH,
     WITH_STATISTICS,
@@ -45,15 +47,7 @@ from spark_sink.tables.parquet_parts import (
     checksum_of,
     partition_in,
 )
-from spark_sink.tables.state_files import (
-    APPLICATION,
-    RESTORE,
-    STATE,
-    Batch,
-    StateFiles,
-    restored_error,
-)
-from spark_sink.tables.tasks import REPORT_PROGRESS
+from spark_sink.tables.state_files import APPLICATION, Batch, StateFiles
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""

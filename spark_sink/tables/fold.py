@@ -25,18 +25,10 @@ from spark_sink.errors import StreamError
 from spark_sink.events.applied_updates import updated
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
-from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.layouts import JoinedEvents, Places, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
-from spark_sink.tables.prepare import (
-    DELETED,
-    DELETED_ROW,
-    EVENT,
-    INAPPLICABLE,
-    filtered,
-    problem_of,
-    rows_in,
-)
+from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
 TABLE = StructType(
     columns(

@@ -30,7 +30,7 @@ LAST = "\U0010ffff" * 64
 """Sorts after all keys, which are JSON, and after all names, which have at most 255 bytes."""
 _END = "\0"  # of the smallest string above another
 # Bytes of staged changes for one task.
-_TASK_BYTES = 64 * 1024 * 1024
+_MERGE_BYTES = 64 * 1024 * 1024
 _LAST_BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000
 # The longest part of a key in the statistics of a file.
 _KEY_CHARACTERS = 1024
@@ -207,13 +207,13 @@ def merges_of(
     goes to a new file. A range with many changes is divided. `places` reads the places of a group,
     and is called only for a group that spans several ranges.
     """
-    known = cache(places)
+    read_places = cache(places)
 
     def upper_of(index: int) -> str | None:
         return ranges[index].upper
 
-    spanned = (_indexes(each, ranges.index, upper_of, known) for each in changes)
-    indexes = {index for found in spanned for index in found}
+    spanned = (_indexes(each, ranges.index, upper_of, read_places) for each in changes)
+    indexes = {index for each in spanned for index in each}
     touched = [ranges[index] for index in sorted(indexes)]
     bounds: dict[str, tuple[KeyRange, bool]] = {}  # and whether the range's files have rows there
     for each in touched:
@@ -225,15 +225,15 @@ def merges_of(
     uppers = [*lowers[1:], *([None] if lowers else [])]
     merges = []
     for lower, upper in zip(lowers, uppers, strict=True):
-        found, has_rows = bounds[lower]
-        ends = [each for each in (upper, found.upper) if each is not None]
-        merges.append(Merge(lower, min(ends, default=None), found if has_rows else None))
+        key_range, has_rows = bounds[lower]
+        ends = [each for each in (upper, key_range.upper) if each is not None]
+        merges.append(Merge(lower, min(ends, default=None), key_range if has_rows else None))
 
     def index_of(place: str) -> int:
         return bisect_right(lowers, place) - 1
 
     for group in changes:
-        for index in _indexes(group, index_of, uppers.__getitem__, known):
+        for index in _indexes(group, index_of, uppers.__getitem__, read_places):
             merges[index].changes.append(group)
     written = {each.rows.lower for each in merges if each.rows and each.changes}
     return [e for e in merges if e.changes or (e.rows is not None and e.rows.lower in written)]
@@ -255,7 +255,7 @@ def _divide(bounds: dict[str, tuple[KeyRange, bool]], changes: Iterable[ChangeGr
         first = _shortened(group.first)
         lower = lowers[bisect_right(lowers, first) - 1]
         size = sizes.get(lower, 0)
-        if size and size + group.size > _TASK_BYTES and first not in bounds:
+        if size and size + group.size > _MERGE_BYTES and first not in bounds:
             bounds[first] = bounds[lower]
             size = 0
         sizes[lower] = size + group.size
@@ -271,12 +271,12 @@ def _indexes(
     first, last = index_of(group.first), index_of(group.last)
     if last - first < 2:
         return range(first, last + 1)
-    found, found_places, start = [], places(group), 0
-    while start < len(found_places):
-        index = index_of(found_places[start])
+    found, ordered, start = [], places(group), 0
+    while start < len(ordered):
+        index = index_of(ordered[start])
         found.append(index)
         upper = upper_of(index)
-        start = len(found_places) if upper is None else bisect_left(found_places, upper, start)
+        start = len(ordered) if upper is None else bisect_left(ordered, upper, start)
     return found
 
 

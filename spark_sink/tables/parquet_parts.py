@@ -69,7 +69,7 @@ _NULL = "__HIVE_DEFAULT_PARTITION__"
 
 Partition = tuple[str | None, ...]
 # Rows that a scan has in memory.
-_ROWS = 10_000
+_ROWS_PER_READ = 10_000
 _FORMAT = ds.ParquetFileFormat()
 _VIEWS = {pa.string_view(), pa.binary_view()}
 Chosen = Sequence[tuple[str, str, Any] | pc.Expression]
@@ -342,7 +342,7 @@ class TableScan:
             schema=self.schema,
             columns=[*columns],
             filter=chosen,
-            batch_size=_ROWS,
+            batch_size=_ROWS_PER_READ,
             batch_readahead=1,
             fragment_readahead=1,
             use_threads=False,

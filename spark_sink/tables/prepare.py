@@ -8,85 +8,24 @@ stream, which change its namespace or remove it.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import bson
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
-from shard_client.bson.resume_token import high_water_mark, next_tick
 from shard_client.bson.values import DOCUMENT, STRING
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, field_of, fields_of
-from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.arrow_types import arrow_schema, batch_of, rows_in
 from spark_sink.rows.extended_json import JsonColumns, canonical_json
 from spark_sink.rows.layouts import JoinedEvents, Layout, Places, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.rows.text_columns import joined_text
-
-SNAPSHOT_END = "snapshotEnd"
-DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
-"""The operation types that change many rows."""
-
-
-@dataclass(frozen=True, order=True)
-class DdlEvent:
-    """A DDL event or the end of a snapshot, which affects rows with smaller tokens.
-
-    `target` is the namespace that a rename gives to a collection. `collections` are those that a
-    snapshot has read, by database and name; empty for all.
-    """
-
-    token: str
-    kind: str
-    database: str | None = None
-    collection: str | None = None
-    target: tuple[str, str] | None = None
-    collections: tuple[tuple[str, str], ...] = ()
-
-    def result(self, database: str, collection: str) -> tuple[str, str] | None:
-        """Return the new namespace of the rows of a namespace; None if the rows are removed."""
-        if self.kind == SNAPSHOT_END:
-            # The snapshot would have read the document again, had it been there.
-            read = not self.collections or (database, collection) in self.collections
-            return None if read else (database, collection)
-        if self.kind == "dropDatabase":
-            return None if database == self.database else (database, collection)
-        if (database, collection) == (self.database, self.collection):
-            return self.target
-        return None if (database, collection) == self.target else (database, collection)
-
-    @property
-    def prefixes(self) -> list[str]:
-        """Prefixes of the places (`key_ranges`) of all rows that this event can affect."""
-        if self.kind == SNAPSHOT_END:
-            return [f"{database}\0{name}\0" for database, name in self.collections] or [""]
-        if self.kind == "dropDatabase":
-            return [f"{self.database}\0"]
-        names = (self.database, self.collection), self.target
-        return ["\0".join((*map(str, each), "")) for each in names if each is not None]
-
-
-def ddl_event_of(event: bytes) -> DdlEvent:
-    """Return the DDL event in an event's BSON."""
-    document = bson.decode(event)
-    kind, token = document["operationType"], document["_id"]["_data"].upper()
-    if kind == SNAPSHOT_END:
-        token = high_water_mark(next_tick(document["clusterTime"]))
-    ns, to = document.get("ns") or {}, document.get("to")
-    target = (to["db"], to["coll"]) if to else None
-    return DdlEvent(token, kind, ns.get("db"), ns.get("coll"), target, collections_of(document))
-
-
-def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the databases and collections that a snapshot has read; empty for all."""
-    found = snapshot_end.get("collections") or ()
-    return tuple(sorted((each["db"], each["coll"]) for each in found))
-
+from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent
 
 PREPARED = StructType(
     columns(
@@ -303,16 +242,6 @@ def kinds_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
     return pc.if_else(deleted, pa.scalar(DELETED_ROW, pa.int64()), live)
 
 
-def rows_in(batch: pa.RecordBatch) -> Iterator[tuple[Any, ...]]:
-    """Return the rows of a batch as Python values."""
-    return zip(*(column.to_pylist() for column in batch.columns), strict=True)
-
-
-def filtered(rows: Any, chosen: Any) -> Any:
-    """Return the chosen rows of a table, batch or array; if all are chosen, nothing is copied."""
-    return rows if pc.all(chosen, skip_nulls=False).as_py() else rows.filter(chosen)
-
-
 def order_of(rows: pa.Table) -> pa.Array | None:
     """Return the indexes that sort rows of PREPARED by place, token and kind; None if sorted."""
     order = pc.sort_indices(rows, sort_keys=[(e, "ascending") for e in ("place", "token", "kind")])
@@ -323,15 +252,6 @@ def sorted_rows(rows: pa.Table) -> pa.Table:
     """Return rows of PREPARED in the order of `order_of`; sorted rows are not copied."""
     order = order_of(rows)
     return rows if order is None else rows.take(order)
-
-
-def batch_of(rows: Iterable[tuple[Any, ...]], schema: pa.Schema) -> pa.RecordBatch:
-    """Return rows of Python values as a batch."""
-    lists = list(zip(*rows, strict=True)) or [()] * len(schema)
-    arrays = [
-        pa.array(column, type=field.type) for column, field in zip(lists, schema, strict=True)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=schema)
 
 
 _PREPARED_ARROW = arrow_schema(PREPARED)

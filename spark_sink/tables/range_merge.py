@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import open_folder
-from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
@@ -44,7 +44,7 @@ from spark_sink.tables.parquet_parts import (
     PartFile,
     Parts,
 )
-from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, order_of, sorted_rows
+from spark_sink.tables.prepare import PREPARED, kinds_of, order_of, sorted_rows
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
@@ -57,7 +57,7 @@ UNAPPLIED = StructType(
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
 # Changes that are applied together: more of them cost more memory and CPU.
-_ROWS = 5_000
+_CHANGES_PER_STEP = 5_000
 
 
 class _UnsortedError(Exception):
@@ -185,8 +185,8 @@ class _Merging:
         with self._table.files, self._problems:
             for group, found in chain(self._groups, [(empty, places_of(empty))]):
                 end = bisect_right(places, found[-1].as_py(), start) if len(found) else len(places)
-                while end - start > _ROWS:
-                    last = places[start + _ROWS - 1]
+                while end - start > _CHANGES_PER_STEP:
+                    last = places[start + _CHANGES_PER_STEP - 1]
                     until, size = bisect_right(places, last, start), _count_through(found, last)
                     self._apply(group.slice(0, size), found.slice(0, size), part(start, until))
                     group, found, start = group.slice(size), found.slice(size), until
@@ -334,7 +334,7 @@ def _count_through(places: pa.Array, last: str) -> int:
 
 def _limit(merge: Merge) -> int:
     """Return the bytes after which a file ends, so that no file is much smaller than the others."""
-    # A document is in a row twice, as JSON and as BSON.
+    # `size` counts changes once, but a document is in a row twice: as JSON and as BSON.
     expected = merge.size + sum(each.size for each in merge.changes)
     files = -(-expected // FILE_BYTES)
     return max(FILE_BYTES // 2, expected // files) if files > 1 else FILE_BYTES

@@ -18,10 +18,11 @@ from pyarrow import fs
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import field_of, fields_of
 from spark_sink.folders import Folder, open_folder, remove_files
-from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup, places_of
-from spark_sink.tables.prepare import DDL_TYPES, PREPARED, DdlEvent, Prepare, filtered, sorted_rows
+from spark_sink.tables.prepare import PREPARED, Prepare, sorted_rows
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 """The columns of the source's rows from which a current table is made."""
@@ -33,7 +34,7 @@ _ROWS_PER_GROUP = 5_000
 # A task reads whole groups: small ones contain few changes of other tasks.
 _GROUP_BYTES = 1024 * 1024
 # Bytes of changes that a task sorts together.
-_FILE_BYTES = 16 * 1024 * 1024
+_SORTED_BYTES = 16 * 1024 * 1024
 
 
 @dataclass
@@ -114,7 +115,7 @@ class ChangeStage:
         if batch.num_rows:
             self._pending.append(batch)
             self._size += batch.nbytes
-        if self._size >= _FILE_BYTES:
+        if self._size >= _SORTED_BYTES:
             self._write()
 
     def close(self) -> ChangeReport:

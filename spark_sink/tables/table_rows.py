@@ -15,15 +15,16 @@ from pyspark.sql.types import StructType
 
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.commit_files import newest_in, restored_error
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import rows_of
 from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan, partition_in
-from spark_sink.tables.state_files import PARTITIONS, newest_in, restored_error
+from spark_sink.tables.state_files import PARTITIONS
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.tasks import rows_of
 
 # Bytes of files for one task.
-_TASK_BYTES = 64 * 1024 * 1024
+_SCAN_BYTES = 64 * 1024 * 1024
 
 
 def scans_of(
@@ -37,9 +38,9 @@ def scans_of(
     `files` are the files to read, as `DeltaLog.actions` describes them; None for all files.
     """
     found: list[list[tuple[str, Mapping[str, Any]]]] = []
-    size = _TASK_BYTES
+    size = _SCAN_BYTES
     for action in log.actions(chosen) if files is None else files:
-        if size >= _TASK_BYTES:
+        if size >= _SCAN_BYTES:
             found.append([])
             size = 0
         size += action["size_bytes"]

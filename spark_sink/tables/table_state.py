@@ -1,16 +1,8 @@
-"""The state of a version of a current table, which `state_files` writes beside its files.
-
-A job must read a collection again if its documents came without events. A rename brings documents
-that the stream may never have shown: its source was outside of the scope, or was a copy that
-`convertToCapped` made without events. A drop may belong to `movePrimary`, which copies a collection
-to another shard without events and then drops the first copy. So a collection is read again after
-its name was dropped, or was given to another collection. The rule needs only the events of a batch
-and the state before it, so a batch that is repeated decides the same.
-"""
+"""The state of a version of a current table, which `state_files` writes beside its files."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
@@ -21,70 +13,18 @@ from shard_client.bson.resume_token import cluster_time_of, high_water_mark, nex
 from spark_sink.events.documents import stored, to_document
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.prepare import SNAPSHOT_END, DdlEvent, collections_of
+from spark_sink.tables.ddl_events import (
+    SNAPSHOT_END,
+    DdlEvent,
+    Unread,
+    collections_of,
+    unread_document,
+    unread_from,
+)
 from spark_sink.tables.staged_changes import ChangeReport
 
 # The most bytes of keys for which lost documents are read one by one: about a thousand documents.
 _LOST_BYTES = 50_000
-
-Namespace = tuple[str, str]
-Unread = Mapping[Namespace, str]
-"""By database and name of a collection, the token after which the table lacks documents of it."""
-
-
-def unread_after(
-    unread: Unread, events: Iterable[DdlEvent], in_scope: Callable[[str, str], bool]
-) -> dict[Namespace, str]:
-    """Return the collections in scope that are unread after events, which are sorted by token.
-
-    The end of a snapshot removes the collections that the snapshot has read after their token.
-    """
-    found = dict(unread)
-    for event in events:
-        here = (event.database or "", event.collection or "")
-        if event.kind == SNAPSHOT_END:
-            ended = [
-                each
-                for each, token in found.items()
-                if token < event.token and (not event.collections or each in event.collections)
-            ]
-        elif event.kind == "dropDatabase":
-            ended = [each for each in found if each[0] == event.database]
-        else:
-            ended = [here]
-        for each in ended:
-            found.pop(each, None)
-        if event.kind in ("drop", "rename"):
-            found[event.target or here] = event.token
-    return {name: token for name, token in found.items() if in_scope(*name)}
-
-
-@dataclass(frozen=True)
-class TableScope:
-    """The collections whose documents a table must have.
-
-    Args:
-        contains: whether a collection, by database and name, is one of them.
-        unread: those that the table lacked before the batch.
-    """
-
-    contains: Callable[[str, str], bool]
-    unread: Unread = field(default_factory=dict)
-
-
-def unread_names(unread: Unread) -> str:
-    """Return the names of the first unread collections, for messages; empty for none."""
-    return ", ".join(sorted(map(".".join, unread))[:20])
-
-
-def unread_document(unread: Unread) -> list[list[str]]:
-    """Return unread collections as a part of a state's document."""
-    return [[*name, token] for name, token in sorted(unread.items())]
-
-
-def unread_from(document: Sequence[Sequence[str]]) -> Unread:
-    """Return what `unread_document` wrote."""
-    return {(database, name): token for database, name, token in document}
 
 
 @dataclass(frozen=True)

@@ -37,10 +37,10 @@ from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.ddl_events import unread_after
+from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
 from spark_sink.tables.state_files import end_of
-from spark_sink.tables.table_state import unread_after
-from spark_sink.tables.tasks import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.verification.range_tasks import (
     DIFFERENCES,
     DOCUMENTS,

@@ -26,20 +26,20 @@ from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.arrow_types import arrow_schema, batch_of
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import Chunk, filter_of
-from spark_sink.snapshot.plan import Collection as Source
+from spark_sink.snapshot.plan import Collection as SnapshotCollection
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
 from spark_sink.tables.parquet_parts import TableScan
-from spark_sink.tables.prepare import DELETED, Prepare, batch_of
+from spark_sink.tables.prepare import DELETED, Prepare
 from spark_sink.tables.table_form import FormedRows, TableForm
-from spark_sink.tables.tasks import MadeRows
 
 DOUBLED = "doubled"
 """The difference of a document, or an event, that has several rows."""
@@ -249,7 +249,7 @@ class RangeTasks:
             ids += [each["id"]] if each["id"] else []
         key = () if self.keys == ("_id",) else self.keys
         for names, ids in by_collection.items():
-            task = chunk_task(Chunk(Source(*names, key=key)), self.time, self.options)
+            task = chunk_task(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
             for start in range(0, len(ids), _KEYS):
                 chosen = filter_of(ids[start : start + _KEYS])
                 condition = {"$and": [chosen, task.condition or {}]}

@@ -23,12 +23,12 @@ from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
 from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
-from spark_sink.jobs.job_source import COUNT_COLUMNS, COUNTED, DATE, Transactions
+from spark_sink.jobs.task_writer import COUNT_COLUMNS, COUNTED, DATE, Transactions
 from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.tasks import MadeRows
+from spark_sink.tables.executors import MadeRows
 from spark_sink.verification.range_tasks import DOUBLED
 
 MARKS = "^82.{16}2B..29"

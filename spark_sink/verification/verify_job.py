@@ -37,14 +37,14 @@ from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.ddl_events import unread_names
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import rows_of, run_tasks
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
-from spark_sink.tables.table_state import unread_names
-from spark_sink.tables.tasks import rows_of, run_tasks
 from spark_sink.verification.collection_comparison import (
     COMMAND,
     Comparison,

@@ -23,9 +23,9 @@ from spark_sink.events.positions import AtTime
 from spark_sink.events.runs import run_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.job_source import TaskReport, TaskTables, TaskWriter, bronze_schema
 from spark_sink.jobs.rebuilding import restore_checkpoint
 from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter, bronze_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset

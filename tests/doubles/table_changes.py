@@ -20,12 +20,12 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.rows.checksum import Checksum
 from spark_sink.tables import current_table, range_merge, staged_changes
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
 from spark_sink.tables.state_files import Batch
-from spark_sink.tables.table_state import TableScope
 
 DATABASE = "shop"
 
@@ -175,7 +175,8 @@ def apply(
         table.reload()
     batch = None if number is None else Batch("q", number)
     quarantine = None if number is None else DeltaLog(str(folder.with_name("quarantine")))
-    table.apply_staged(None, staged(folder, events), batch, quarantine, scope)
+    changes = ChangeReport.total(staged(folder, events))
+    table.apply_staged(None, Upsert(changes, batch, quarantine, scope))
     return table
 
 

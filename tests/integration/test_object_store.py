@@ -14,7 +14,7 @@ from deltalake import DeltaTable
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.jobs.maintenance import merge_small_files
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from spark_sink.tables.state_files import Batch
@@ -48,7 +48,7 @@ def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> Non
                 table = CurrentTable(address)
                 if step == "apply":
                     store.stop()
-                table.apply_staged(None, [report], Batch("q", number))
+                table.apply_staged(None, Upsert(report, Batch("q", number)))
                 assert not step
             except (OSError, StreamError):
                 assert step

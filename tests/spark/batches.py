@@ -16,7 +16,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 from spark_sink.jobs.tables_job import Findings
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.source.stream_reader import MergerouterStreamReader
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 from spark_sink.tables.state_files import Batch
@@ -129,7 +129,9 @@ class TableQuery:
             if findings is not None:
                 batch = replace(batch, verified=findings.found)
                 changed.append(findings.removals())
-            CurrentTable(self._target).apply_staged(None, changed, batch)
+            CurrentTable(self._target).apply_staged(
+                None, Upsert(ChangeReport.total(changed), batch)
+            )
         self.reader.commit(end)
         self.offset = end
         return end

@@ -28,7 +28,7 @@ from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offset_planner import OffsetPlanner, Sink
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import snapshot_tasks
-from spark_sink.tables.prepare import ddl_event_of
+from spark_sink.tables.ddl_events import ddl_event_of
 from tests.spark import snapshot_choices
 from tests.spark.batches import Batches, batches
 from tests.spark.conftest import Shop

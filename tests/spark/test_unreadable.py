@@ -18,7 +18,8 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint, seek
+from spark_sink.jobs.rebuilding import restore_checkpoint
+from spark_sink.jobs.seeking import leave_out_lost, seek
 from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.options.scope import namespace_options
 from spark_sink.signals.state import SignalState

@@ -24,12 +24,8 @@ from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
 from spark_sink.jobs.point_in_time import versions_at
-from spark_sink.jobs.rebuilding import (
-    leave_out_lost,
-    rebuild_table,
-    restore_checkpoint,
-    seek,
-)
+from spark_sink.jobs.rebuilding import rebuild_table, restore_checkpoint
+from spark_sink.jobs.seeking import leave_out_lost, seek
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient

@@ -19,8 +19,8 @@ from spark_sink.jobs.rebuilding import rebuild_table
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.state_files import Batch
-from spark_sink.tables.tasks import REPORT_PROGRESS
 from tests.doubles.scripted_job import Script, check_tables, follow
 from tests.doubles.table_changes import RandomChanges, apply, documents_in
 
@@ -120,7 +120,7 @@ def test_how_far_long_work_is_is_told_from_within(
     for module, limit in (
         (delta_log, "_PATHS_LOOKED_UP"),
         (maintenance, "_PORTION_FILES"),
-        (table_rows, "_TASK_BYTES"),
+        (table_rows, "_SCAN_BYTES"),
     ):
         monkeypatch.setattr(module, limit, 2)
     if name in ("compact", "vacuum"):

@@ -17,15 +17,16 @@ from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.status import position_to_reach, wait_until
+from spark_sink.jobs.waiting import position_to_reach, wait_until
 from spark_sink.signals.signal import digest
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.state_files import Batch
-from spark_sink.tables.table_state import TableScope
 from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"
@@ -103,7 +104,9 @@ def test_documents_that_are_still_to_be_read_are_waited_for(
     assert "0 s current has no batch yet. " in lacking(folder, Timestamp(5, 1))
     batch = Batch("q", 0, Offset(AtTime(Timestamp(9, 1)), **offset).write())
     scope = TableScope(lambda *_: True, unread)
-    CurrentTable(folder.table("current")).apply_staged(None, [], batch, None, scope)
+    CurrentTable(folder.table("current")).apply_staged(
+        None, Upsert(ChangeReport(), batch, None, scope)
+    )
     assert (
         (told in lacking(folder, Timestamp(5, 1))) if told else not lacking(folder, Timestamp(5, 1))
     )

@@ -12,7 +12,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files and groups of few rows."""
     monkeypatch.setattr(key_ranges, "FILE_BYTES", 16_000)
     monkeypatch.setattr(range_merge, "FILE_BYTES", 16_000)
-    monkeypatch.setattr(key_ranges, "_TASK_BYTES", 12_000)
+    monkeypatch.setattr(key_ranges, "_MERGE_BYTES", 12_000)
     monkeypatch.setattr(parquet_parts, "_GROUP_BYTES", 8_000)
     monkeypatch.setattr(staged_changes, "_ROWS_PER_GROUP", 13)
-    monkeypatch.setattr(staged_changes, "_FILE_BYTES", 20_000)
+    monkeypatch.setattr(staged_changes, "_SORTED_BYTES", 20_000)

@@ -21,7 +21,8 @@ from pyspark.sql.types import StructType
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.tables import current_table, range_merge, staged_changes
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
@@ -36,7 +37,6 @@ from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
-from spark_sink.tables.table_state import TableScope
 from tests.doubles.table_changes import (
     DATABASE,
     STEPS,
@@ -76,7 +76,7 @@ def check_ranges(folder: Path) -> int:
 def test_a_table_follows_its_collections(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_merge, "_ROWS", 10)
+    monkeypatch.setattr(range_merge, "_CHANGES_PER_STEP", 10)
     stream, folder = RandomChanges(seed), tmp_path / "current"
     most = 0
     for number in range(15):
@@ -324,7 +324,7 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
             events.append(event)
         stage = ChangeStage(str(folder), tolerant=False)
         stage.add(change_rows(events))
-        CurrentTable(str(folder)).apply_staged(None, [stage.close()], Batch("q", first))
+        CurrentTable(str(folder)).apply_staged(None, Upsert(stage.close(), Batch("q", first)))
         rows = DeltaTable(folder).to_pyarrow_table().to_pylist()
         last = batch[-1][3]
         found = [bson.decode(row["document"]) for row in rows]
@@ -347,7 +347,7 @@ def test_a_snapshot_may_begin_with_any_document(tmp_path: Path) -> None:
     stage.add(rows.set_column(4, "event", no_text))
     report = stage.close()
     assert report.streamed == streamed
-    CurrentTable(str(tmp_path)).apply_staged(None, [report])
+    CurrentTable(str(tmp_path)).apply_staged(None, Upsert(report))
     [row] = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert b"c\xc3t" in row["document"]
 

@@ -18,13 +18,14 @@ from deltalake.exceptions import DeltaError
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
-from spark_sink.jobs.job_source import TaskTables, TaskWriter
 from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.task_writer import TaskTables, TaskWriter
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.schema import schema_for
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.state_files import Batch
 from tests.doubles.table_changes import RandomChanges, documents_in, staged
 
@@ -97,18 +98,18 @@ def test_a_failed_task_leaves_no_file_of_its_collections(tmp_path: Path) -> None
 def test_a_failed_merge_leaves_no_file_and_is_repeated(tmp_path: Path) -> None:
     folder, stream = tmp_path / "current", RandomChanges(1)
     table = CurrentTable(str(folder))
-    table.apply_staged(None, staged(folder, [stream.change(1)]), Batch("q", 0))
+    first = ChangeReport.total(staged(folder, [stream.change(1)]))
+    table.apply_staged(None, Upsert(first, Batch("q", 0)))
     before = files_in(folder)
     text = random.Random(1).randbytes(_SPACE).hex()
-    events = [stream.change(1, text=text)]
-    changes = staged(folder, events)
+    changes = ChangeReport.total(staged(folder, [stream.change(1, text=text)]))
     with full_disk():
         with pytest.raises(OSError, match="File too large"):
-            table.apply_staged(None, changes, Batch("q", 1))
+            table.apply_staged(None, Upsert(changes, Batch("q", 1)))
         gc.collect()
     left = {path for path in files_in(folder) if path.parent.name != "_changes"}
     assert left == {*before}
-    table.apply_staged(None, changes, Batch("q", 1))
+    table.apply_staged(None, Upsert(changes, Batch("q", 1)))
     assert documents_in(folder) == stream.collections
 
 

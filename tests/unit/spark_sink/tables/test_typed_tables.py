@@ -28,9 +28,10 @@ from spark_sink.errors import OptionError
 from spark_sink.rows.checksum import Checksum
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables import current_table
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from tests.doubles.table_changes import RandomChanges, killed, staged
@@ -48,7 +49,8 @@ def apply(
 ) -> None:
     table = CurrentTable(str(folder), form=form)
     quarantine = DeltaLog(str(folder.with_name("quarantine")))
-    table.apply_staged(None, staged(folder, events), Batch("q", number), quarantine)
+    changes = ChangeReport.total(staged(folder, events))
+    table.apply_staged(None, Upsert(changes, Batch("q", number), quarantine))
 
 
 def rows_in(folder: Path) -> dict[int, dict[str, Any]]:

@@ -19,17 +19,18 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.documents import from_document
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import Fold, whole_documents, without_superseded
-from spark_sink.tables.key_ranges import places_of
-from spark_sink.tables.prepare import PREPARED, ROW, DdlEvent, Prepare
-from spark_sink.tables.staged_changes import ChangeReport
-from spark_sink.tables.table_state import (
+from spark_sink.tables.ddl_events import (
+    DdlEvent,
     Namespace,
-    TableState,
     unread_after,
     unread_document,
     unread_from,
 )
+from spark_sink.tables.fold import Fold, whole_documents, without_superseded
+from spark_sink.tables.key_ranges import places_of
+from spark_sink.tables.prepare import PREPARED, ROW, Prepare
+from spark_sink.tables.staged_changes import ChangeReport
+from spark_sink.tables.table_state import TableState
 
 _ORDER = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
 

@@ -19,19 +19,19 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
-from spark_sink.jobs.job_source import (
+from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.tables_job import NOTIFICATIONS
+from spark_sink.jobs.task_writer import (
     PARTITIONS,
     TaskTables,
     TaskWriter,
     bronze_schema,
     message_schema,
 )
-from spark_sink.jobs.maintenance import merge_small_files
-from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments
-from spark_sink.tables.current_table import CurrentTable
+from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.range_merge import UNAPPLIED
@@ -123,7 +123,7 @@ def written(folder: Path, name: str) -> DeltaLog:
                 current = CurrentTable(address, form=FORMS[name])
                 assert report.changes is not None
                 quarantine = DeltaLog(str(folder.with_name("unapplied")))
-                current.apply_staged(None, [report.changes], batch, quarantine)
+                current.apply_staged(None, Upsert(report.changes, batch, quarantine))
     log.reload()
     return DeltaLog(str(folder))
 
