@@ -211,8 +211,7 @@ class LogReader:
             return False
         log = self.view.log
         while log.start <= self.number:
-            if self.number == log.end and (self.view.is_part or not self.view.stream.release()):
-                # A part is filled by the fan-out.
+            if self.number == log.end and not self.view.release():
                 resume, view = self._resume, self.view
                 if resume is not None and (view.ended or resume.waits(view.low_watermark)):
                     self._drop_seen(resume, [], all_arrived=True)

@@ -81,9 +81,9 @@ class RemoteQueue:
     constructor is assumed: the shard cannot have an event below it, as it joined later.
     ``eligible`` is whether the watermark may become the high water mark. The remote's change
     stream has ended at its watermark once it is ``invalidated``; its shard is gone once the
-    watermark has reached the sort key ``removed_at``. ``skips_at`` tells which invalidate is skipped: None for none, so that
-    every invalidate ends the remote; b"" until the first event; then that at the first event's
-    cluster time, the beginning of its sort key.
+    watermark has reached the sort key ``removed_at``. ``skips_at`` tells which invalidate is
+    skipped: None for none, so that every invalidate ends the remote; b"" until the first event;
+    then that at the first event's cluster time, the beginning of its sort key.
     """
 
     __slots__ = (
