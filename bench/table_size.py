@@ -49,7 +49,7 @@ def made(folder: str, count: int) -> int:
     apply(Path(folder), [insert(middle, random.Random(count))], 0)
     table = CurrentTable(folder)
     parts = [part(number) for number in range(count) if number != count // 2]
-    table.log.replace(parts, table.form.stored, table.state.document)
+    table.log.replace(parts, table.form.file_schema, table.state.document)
     DeltaTable(table.address).create_checkpoint()
     return middle
 

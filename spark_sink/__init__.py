@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from spark_sink.session.spark_session import register as register
     from spark_sink.source.schema import infer_schema as infer_schema
     from spark_sink.tables.current_table import apply_changes as apply_changes
-    from spark_sink.verification.comparison import verify as verify
+    from spark_sink.verification.collection_comparison import verify as verify
 
 _MODULES = {
     "Job": "spark_sink.job",
@@ -56,7 +56,7 @@ _MODULES = {
     "parse_documents": "spark_sink.rows.document_parsing",
     "read_at": "spark_sink.jobs.point_in_time",
     "register": "spark_sink.session.spark_session",
-    "verify": "spark_sink.verification.comparison",
+    "verify": "spark_sink.verification.collection_comparison",
 }
 
 

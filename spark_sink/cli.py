@@ -177,20 +177,20 @@ def run(settings: JobSettings) -> None:
 
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
     """
-    end = StopRequest()
+    stop = StopRequest()
     from spark_sink.job import run_jobs
 
-    run_jobs(settings, end)
+    run_jobs(settings, stop)
 
 
 @job.command(cls=JobCommand)
 @with_settings
 def snapshot(settings: JobSettings) -> None:
     """Write collections to tables once, and end."""
-    end = StopRequest()
+    stop = StopRequest()
     from spark_sink.job import run_jobs
 
-    run_jobs(settings, end, once=True)
+    run_jobs(settings, stop, once=True)
 
 
 @job.command(cls=JobCommand)
@@ -333,10 +333,10 @@ def verify(
     1 if there is a difference.
     """
     from spark_sink.jobs.progress import printed_progress
-    from spark_sink.jobs.router_beside import require_cluster
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
-    from spark_sink.verification.all_tables import verify_job
+    from spark_sink.stream.router_client import require_cluster
+    from spark_sink.verification.verify_job import verify_job
 
     begin = None if since is None else argument(cluster_time, since, "--since")
     given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
@@ -401,7 +401,7 @@ def rebuild(
             spark = held.enter_context(job_session("rebuild", given))
             table = rebuild_table(spark, folder, time, into)
             typer.echo(f"{table.address} has {table.count()} documents")
-            if names := unread_names(table.state.lacking):
+            if names := unread_names(table.state.unread_or_lost):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
             return
         held.enter_context(folder.locked())

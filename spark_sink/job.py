@@ -23,15 +23,16 @@ from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.progress import ProgressReport
 from spark_sink.jobs.query_run import cause_of, quiet_stop, run_until_stopped
 from spark_sink.jobs.rebuilding import leave_out_lost, restore_checkpoint
-from spark_sink.jobs.router_beside import require_cluster, router_beside
+from spark_sink.jobs.router_beside import router_beside
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.status import position_to_reach, status_of, wait_until
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.session.spark_session import job_session
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
-from spark_sink.verification.all_tables import Outcome, verify_job
-from spark_sink.verification.verifier import Verifier
+from spark_sink.stream.router_client import require_cluster
+from spark_sink.verification.rounds import Verifier
+from spark_sink.verification.verify_job import Outcome, verify_job
 
 _POLL_SECONDS = 0.2
 _WITH_JVM = "stopped with Spark's JVM; the next start repeats the batch that was in progress"
@@ -39,12 +40,12 @@ _WITH_JVM = "stopped with Spark's JVM; the next start repeats the batch that was
 
 def run_jobs(
     settings: JobSettings,
-    end: StopRequest,
+    stop: StopRequest,
     spark: SparkSession | None = None,
     *,
     once: bool = False,
 ) -> None:
-    """Run the jobs of some settings until `end` is requested or one fails.
+    """Run the jobs of some settings until `stop` is requested or one fails.
 
     A failure of one ends all, after their batches in progress, and is raised. With `once` each
     reads a snapshot alone, and ends. Raises SourceError, and what Spark raises.
@@ -53,19 +54,19 @@ def run_jobs(
     try:
         with router_beside(settings), ExitStack() as held:
             jobs = enumerate(settings.jobs())
-            starts = [_Start(held, settings, end, n, *job, once=once) for n, job in jobs]
-            held.enter_context(quiet_stop(end))
+            starts = [_Start(held, settings, stop, n, *job, once=once) for n, job in jobs]
+            held.enter_context(quiet_stop(stop))
             spark = spark or held.enter_context(job_session("run", settings.conf))
-            end.begin()
+            stop.begin()
             if len(starts) == 1:  # in the thread that gets the signals
-                failures += starts[0].follow(spark)
+                failures += starts[0].run(spark)
                 return
             with ThreadPoolExecutor(len(starts)) as pool:
-                running = [pool.submit(each.follow, spark) for each in starts]
+                running = [pool.submit(each.run, spark) for each in starts]
                 for each in as_completed(running):
                     for error in each.result():
                         failures.append(error)
-                        end.request(after_failure=True)
+                        stop.request(after_failure=True)
                         say(f"a job has failed, and the others end: {cause_of(error)}")
     finally:  # also if the end of the session fails
         for error in failures:
@@ -90,7 +91,7 @@ class _Start:
         self,
         held: ExitStack,
         settings: JobSettings,
-        end: StopRequest,
+        stop: StopRequest,
         number: int,
         folder: JobFolder,
         record: JobRecord,
@@ -99,7 +100,7 @@ class _Start:
     ) -> None:
         if once:
             record.options["snapshotMode"] = "initial_only"
-        self._settings, self._end, self._folder = settings, end, folder
+        self._settings, self._stop, self._folder = settings, stop, folder
         self._number, self._trigger = number, None if once else settings.trigger
         self._record, self._given = record, given = _checked(settings, record)
         folder.mend(record)
@@ -110,17 +111,17 @@ class _Start:
         folder.begin(record, once=once)
         leave_out_lost(folder, settings.uri)
 
-    def follow(self, spark: SparkSession) -> list[Exception]:
+    def run(self, spark: SparkSession) -> list[Exception]:
         """Run the job's query until it ends; report its failure to the router, and return it."""
         try:
-            with quiet_stop(self._end, _WITH_JVM):
-                self._follow(spark)
+            with quiet_stop(self._stop, _WITH_JVM):
+                self._run_query(spark)
         except Exception as error:  # noqa: BLE001 - it is raised once all jobs have ended
             self._router.failed(cause_of(error))
             return [error]
         return []
 
-    def _follow(self, spark: SparkSession) -> None:
+    def _run_query(self, spark: SparkSession) -> None:
         settings, folder, router = self._settings, self._folder, self._router
         metrics = JobMetrics()
         verifier = findings = None
@@ -145,9 +146,9 @@ class _Start:
 
         query = job.start(spark, self._trigger)
         report.begin(folder.last_committed())
-        tend = schedule(folder, settings.maintain)
+        maintain = schedule(folder, settings.maintain)
         with verifier or nullcontext():
-            run_until_stopped(query, self._end, report_all, tend)
+            run_until_stopped(query, self._stop, report_all, maintain)
         report.end(folder.last_committed())
 
 
@@ -196,7 +197,7 @@ class Job:
         given = settings if out is None else {"out": out, **settings}
         self.settings: JobSettings = load_job_settings(given, config)
         """The validated settings."""
-        self._end = StopRequest(handles_signals=False)
+        self._stop = StopRequest(handles_signals=False)
         self._running: Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -218,13 +219,13 @@ class Job:
             if self._running.done():
                 self.stop()
             return self
-        end = self._end = StopRequest(handles_signals=False)
+        stop = self._stop = StopRequest(handles_signals=False)
         session = spark or SparkSession.getActiveSession()
         running = self._running = Future[None]()
 
         def run() -> None:
             try:
-                run_jobs(self.settings, end, session)
+                run_jobs(self.settings, stop, session)
                 running.set_result(None)
             except BaseException as error:  # noqa: BLE001 - the future raises it
                 running.set_exception(error)
@@ -238,7 +239,7 @@ class Job:
 
         Raises what has ended it before.
         """
-        self._end.request()
+        self._stop.request()
         running, self._running = self._running, None
         if running is not None:
             running.result()

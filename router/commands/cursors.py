@@ -6,7 +6,6 @@ Only the upstream answers those of other cursors; those of sessions go there as 
 from collections.abc import Mapping
 from typing import Any, Final
 
-from bson.binary import UUID_SUBTYPE, Binary
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
@@ -21,7 +20,13 @@ from router.commands.other_workers import (
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.cursors.cursor import Owner
 from router.privileges import CLUSTER, Resource
-from router.request.accepted import LONGEST_TIME, OF_ANY_COMMAND, Accepts, is_read_preference
+from router.request.accepted import (
+    LONGEST_TIME,
+    OF_ANY_COMMAND,
+    Accepts,
+    is_read_preference,
+    is_session,
+)
 from router.request.fields import (
     at_least_zero,
     check_known,
@@ -37,6 +42,7 @@ _SECONDS_PER_MS = 0.001
 _GET_MORE_FIELDS = frozenset({"collection", "batchSize", "term", "lastKnownCommittedOpTime"})
 _USUAL_FIELDS: Final[Mapping[str, Accepts]] = {
     **OF_ANY_COMMAND,
+    "lsid": is_session,
     "$readPreference": is_read_preference,
     **dict.fromkeys(
         ("getMore", "collection", "batchSize", "comment", "apiVersion", "apiStrict",
@@ -44,7 +50,6 @@ _USUAL_FIELDS: Final[Mapping[str, Accepts]] = {
         lambda _value: True,
     ),
 }  # fmt: skip
-_UUID_BYTES: Final = 16
 _KILL_LISTS = ("cursorsKilled", "cursorsNotFound", "cursorsAlive", "cursorsUnknown")
 
 _Lists = dict[str, list[Int64]]
@@ -96,10 +101,6 @@ async def get_more(call: Call) -> AnyAnswer:
 def _is_usual(item: tuple[str, Any]) -> bool:
     """Return whether the router knows a field of a getMore; the upstream checks all others."""
     name, value = item
-    if name == "lsid" and isinstance(value, Mapping) and list(value) == ["id"]:
-        named = value["id"]
-        is_uuid = isinstance(named, Binary) and named.subtype == UUID_SUBTYPE
-        return is_uuid and len(named) == _UUID_BYTES
     return name in _USUAL_FIELDS and _USUAL_FIELDS[name](value)
 
 

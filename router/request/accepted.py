@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain, islice
 from typing import Any, Final
 
+from bson.binary import UUID_SUBTYPE, Binary
 from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 
@@ -131,6 +132,7 @@ LONGEST_TIME: Final = 2**31 - 1
 _INT64_END: Final = 2**63
 _MODES: Final = ("primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest")
 _LEAST_STALENESS: Final = 90
+_UUID_BYTES: Final = 16
 _NOT_STRICT: Final = (
     "explain", "$_passthroughToShard", "showExpandedEvents", "showRawUpdateDescription",
     "showSystemEvents",
@@ -216,6 +218,15 @@ def is_read_preference(value: Any) -> bool:
     return known and _is_bool(hedge.get("enabled", True)) and all(isinstance(t, str) for t in texts)
 
 
+def is_session(value: Any) -> bool:
+    """Return whether an ``lsid`` is what a driver sends: a UUID alone."""
+    if not _is_document(value) or [*value] != ["id"]:
+        return False
+    named = value["id"]
+    is_uuid = isinstance(named, Binary) and named.subtype == UUID_SUBTYPE
+    return is_uuid and len(named) == _UUID_BYTES
+
+
 def is_cluster_time(value: Any) -> bool:
     """Return whether a ``$clusterTime`` has a time, and a signature of 20 bytes by some key."""
     if not _is_document(value) or not isinstance(value.get("clusterTime"), Timestamp):
@@ -261,13 +272,11 @@ FIELDS: Final[Mapping[str, Accepts]] = {
     "needsMerge": _is_false,
     "fromMongos": _is_false,
     "fromRouter": _is_false,
-    "autocommit": lambda value: value is not False,
-    "startTransaction": lambda value: not value,
+    "lsid": is_session,
     "$readPreference": is_read_preference,
     "$clusterTime": is_cluster_time,
     **dict.fromkeys(
-        ("comment", "lsid", "txnNumber", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db"),
-        _is_any,
+        ("comment", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db"), _is_any
     ),
 }  # fmt: skip
 """The fields of an ``aggregate`` that opens a change stream."""

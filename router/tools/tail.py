@@ -160,7 +160,13 @@ def _client(uri: str, uri_file: Path | None) -> pymongo.MongoClient[dict[str, An
             uri = read_secret_file(uri_file).strip()
         if not uri.startswith(_SCHEMES):
             raise Refusal(f"must begin with {' or '.join(_SCHEMES)}", param_hint=name)
-        return pymongo.MongoClient(uri, appname="mergerouter tail", serverSelectionTimeoutMS=10_000)
+        return pymongo.MongoClient(
+            uri,
+            appname="mergerouter tail",
+            serverSelectionTimeoutMS=10_000,
+            datetime_conversion="DATETIME_AUTO",
+            unicode_decode_error_handler="replace",
+        )
     except OSError as error:  # the string's file, or one that the string names
         raise Refusal(file_problem(error, name)) from error
     except (InvalidURI, ConfigurationError) as error:

@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
-from shard_client.wire.documents import decode_reply, encode
+from shard_client.wire.documents import decode_leniently, encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import build_msg, more_to_come, reply_body, with_ids
 
@@ -249,7 +249,7 @@ class Connection:
         """
         body = await self.command_raw(encode({**command, "$db": database}), timeout=timeout)
         try:
-            reply = decode_reply(body)
+            reply = decode_leniently(body)
             if not reply.get("ok"):
                 raise self.explained(CommandError.from_reply(reply))
         except ProtocolError as error:

@@ -28,13 +28,13 @@ def decode(document: bytes) -> dict[str, Any]:
         raise ProtocolError(f"not valid BSON: {error}") from error
 
 
-def decode_reply(reply: bytes) -> dict[str, Any]:
-    """Decode a server's reply; raises ProtocolError if it is not valid.
+def decode_leniently(document: bytes) -> dict[str, Any]:
+    """Decode a server's reply or an event; raises ProtocolError if it is not valid.
 
-    An error message may quote a value that is not UTF-8: what cannot be read of it is replaced.
+    Its text, also what an error message quotes, may not be UTF-8: U+FFFD replaces such bytes.
     """
     try:
-        return bson.decode(reply, _LENIENT)
+        return bson.decode(document, _LENIENT)
     except Exception as error:
         raise ProtocolError(f"not valid BSON: {error}") from error
 

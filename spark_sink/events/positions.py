@@ -87,6 +87,8 @@ class FromNow:
 
 
 Position = Token | AtTime | FromNow
+ABOVE_ALL_TOKENS = "~"
+"""A string above all tokens."""
 
 
 def to_offset(position: Position) -> dict[str, Any]:

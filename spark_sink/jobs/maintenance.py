@@ -56,7 +56,7 @@ def schedule(
     """
     last = clock()
 
-    def tend() -> None:
+    def maintain() -> None:
         nonlocal last
         if seconds is None or clock() - last < seconds:
             return
@@ -68,7 +68,7 @@ def schedule(
             say(f"the tables were not all compacted; the job continues: {error}")
         last = clock()
 
-    return tend
+    return maintain
 
 
 def merge_small_files(log: DeltaLog) -> tuple[int, int]:

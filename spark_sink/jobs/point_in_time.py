@@ -133,7 +133,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         if names := unread_names(unread):
             warnings.warn(f"current lacks documents of {names}: {UNREAD_THEN}", stacklevel=2)
     if CURRENT not in found:
-        raise history.nothing()
+        raise history.no_versions_error()
     return found
 
 
@@ -146,8 +146,9 @@ def _scope_at(record: JobRecord, end: Offset) -> TableScope | None:
 
     Its collections `unread` are those that the job was about to read.
     """
-    reads_documents = snapshot_options(named_options(record.options)).policy.reads_documents
-    return TableScope((end.scope or Scope()).accepts, end.requested) if reads_documents else None
+    if not snapshot_options(named_options(record.options)).policy.reads_documents:
+        return None
+    return TableScope((end.scope or Scope()).accepts, end.unread_at_end)
 
 
 def bronze_at(
@@ -322,7 +323,7 @@ class _History:
             key = key_of(end.position)
             if self._divided_by(key) is None and not self._has_events(key, _cut_of(end)):
                 return batch, end, found
-        raise self.nothing()
+        raise self.no_versions_error()
 
     def scope(self, cut: Timestamp) -> TableScope | None:
         """Return the table's scope after the newest batch before a cut, if its commit is kept.
@@ -377,10 +378,10 @@ class _History:
             if version is not None:
                 found[name] = version
             elif log.state().get("query") and not Folder(log.address).has(commit_path(0)):
-                raise self.nothing()
+                raise self.no_versions_error()
         return found
 
-    def nothing(self) -> StreamError:
+    def no_versions_error(self) -> StreamError:
         """Return the error for a time without versions."""
         return StreamError(
             f"the job in {self._folder.address} has no versions of "

@@ -65,6 +65,12 @@ _REMEDIES = (
         "again; it continues from its checkpoint",
     ),
     (
+        "Python worker exited unexpectedly",
+        "a Python process of Spark's has ended, most often for lack of memory: give the hosts more "
+        "(spark.executor.memoryOverhead), or start the job with smaller batches (--option "
+        "maxEventsPerTrigger=50000, or fewer)",
+    ),
+    (
         "No module named",
         "the Python that Spark starts on each host (PYSPARK_PYTHON) lacks a package: install "
         "pymongo, pyarrow and numpy there",
@@ -88,7 +94,7 @@ _REMEDIES = (
 
 
 @contextmanager
-def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
+def quiet_stop(stop: StopRequest, text: str = "") -> Iterator[None]:
     """Treat the end of Spark's JVM as an orderly stop if one is requested, and print `text`.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
@@ -97,7 +103,7 @@ def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
     try:
         yield
     except (OSError, Py4JError, PySparkException):
-        if not end.is_orderly:
+        if not stop.is_orderly:
             raise
         if text:
             say(text)
@@ -105,20 +111,20 @@ def quiet_stop(end: StopRequest, text: str = "") -> Iterator[None]:
 
 def run_until_stopped(
     query: StreamingQuery,
-    end: StopRequest,
+    stop: StopRequest,
     report: Callable[[StreamingQuery], None],
-    tend: Callable[[], None],
+    maintain: Callable[[], None],
 ) -> None:
     """Wait for the end of the query, or for a signal.
 
     After a signal the batch in progress may commit within STOP_TIMEOUT. `report` is called every
-    second, and at the end; `tend` every second. Raises StreamError with the cause of a failure; the
-    next start continues from the checkpoint. A clock that is set back counts as a failure: Spark
-    starts batches by it, and would wait. After an orderly stop, Spark's own error is raised.
+    second, and at the end; `maintain` every second. Raises StreamError with the cause of a failure;
+    the next start continues from the checkpoint. A clock that is set back counts as a failure:
+    Spark starts batches by it, and would wait. After an orderly stop, Spark's own error is raised.
     """
     ahead = _clock_ahead()
     try:
-        while not end.requested:
+        while not stop.requested:
             ended = query.awaitTermination(_POLL_SECONDS)
             report(query)
             if ended:
@@ -128,12 +134,12 @@ def run_until_stopped(
                 query.stop()
                 raise StreamError(_SET_BACK.format(ahead - now))
             ahead = max(ahead, now)
-            tend()
+            maintain()
         _await_commit(query)
         report(query)
         query.stop()
     except StreamingQueryException as error:
-        if end.is_orderly:
+        if stop.is_orderly:
             raise
         raise StreamError(cause_of(error)) from None
 
@@ -164,9 +170,13 @@ def cause_of(error: BaseException) -> str:
 
 
 def _innermost(text: str) -> str:
-    """Return the last cause in a report of Java or Python, without stack and class names."""
+    """Return the last cause in a report of Java or Python, without stack and class names.
+
+    A cause with a message is preferred: the end of a Python process causes a bare EOFException.
+    """
     lines = [line for line in text.splitlines() if not re.match(r"\s+(at |\.\.\. |File )", line)]
     caused = [line for line in lines if line.startswith("Caused by: ")]
+    caused = [line for line in caused if ": " in line.removeprefix("Caused by: ")] or caused
     thrown = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
     found = (caused or thrown or lines[:1] or [text])[-1]
     query = r"\[\w+\] Query \[.*?\] terminated with exception: "

@@ -10,15 +10,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 
 from pymongo.uri_parser import parse_uri
 
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs.job_settings import JobSettings
-from spark_sink.options.stream_options import parse_options
-from spark_sink.stream.router_client import RouterClient
+from spark_sink.stream.router_client import require_cluster
 
 _PR_SET_PDEATHSIG = 1
 _START_SECONDS = 60.0
@@ -58,16 +57,6 @@ def _answers(uri: str) -> bool:
     except SourceError:
         return False
     return True
-
-
-def require_cluster(options: dict[str, str]) -> str:
-    """Check options and router before the slow start of Spark; return the cluster's id.
-
-    Raises SourceError.
-    """
-    with closing(RouterClient(parse_options(options))) as client:
-        client.require_stream()
-        return client.cluster_id()
 
 
 def _end_with_parent() -> None:

@@ -237,9 +237,9 @@ class _Tables:
                 text = "" if cut is None else f" {_iso(cut.as_datetime())} ({cut.time},{cut.inc})"
                 yield f"{name} has reached{text or ' no time'}"
             elif name == CURRENT:
-                lacking = from_document(TableState, self._states[name]).lacking
-                if lacking:
-                    yield f"{name} must read {unread_names(lacking)} again"
+                unread_or_lost = from_document(TableState, self._states[name]).unread_or_lost
+                if unread_or_lost:
+                    yield f"{name} must read {unread_names(unread_or_lost)} again"
         written = [each.get("written", {}) for each in self._states.values()]
         for name, number in (pair for each in written for pair in each.items()):
             if name in self._states and self._states[name].get("batch", -1) < number:

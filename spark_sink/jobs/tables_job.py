@@ -265,8 +265,9 @@ class TablesJob:
 
     def _keep_columns(self, form: TableForm) -> None:
         """Record the columns of a typed table: no row may have those of deleted documents."""
-        if form.schema is not None and form != self._form:
-            self.folder.keep_columns({"schema": form.schema.jsonValue(), "keys": list(form.keys)})
+        if form.document_schema is not None and form != self._form:
+            schema = form.document_schema.jsonValue()
+            self.folder.keep_columns({"schema": schema, "keys": list(form.keys)})
             self._form = form
 
     def _reports(self, rows: DataFrame, batch: Batch, end: Offset) -> list[TaskReport]:

@@ -147,10 +147,11 @@ class QuerySnapshots:
         for each in state.requests:
             if each.required and each.plan is None:  # it has not begun
                 request = each
-        names = set(map(".".join, [*request.lacked, *new]))
+        names = set(map(".".join, [*request.unread, *new]))
         keys = {name: set(known) for name, known in request.documents.items()}
-        for lacked in documents:
-            keys.setdefault(f"{lacked.database}.{lacked.collection}", set()).add(lacked.key)
+        for document in documents:
+            name = f"{document.database}.{document.collection}"
+            keys.setdefault(name, set()).add(document.key)
         wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
         if sum(len(key) for found in wanted.values() for key in found) > _MAX_KEY_BYTES:
             names |= wanted.keys()
@@ -226,7 +227,7 @@ class QuerySnapshots:
         plan = self._planner.begin(time, wanted)
         found = self._planner.collections(wanted)
         request = replace(request, plan=plan)
-        if request.lacked and not found:  # they were dropped
+        if request.unread and not found:  # they were dropped
             return replace(state.without_request(request.id), ended=request)
         problem = None if request.initial else self._problem(request, found)
         if problem is not None:
@@ -249,7 +250,7 @@ class QuerySnapshots:
         return None
 
     def _ended(self, state: SignalState, request: SnapshotRequest) -> SignalState:
-        whole = request.initial or request.lacked or self._planner.names(request.reads_whole)
+        whole = request.initial or request.unread or self._planner.names(request.reads_whole)
         state = self._notified_of(state.without_request(request.id), request, "COMPLETED")
         return replace(state, ended=request if whole else None)
 

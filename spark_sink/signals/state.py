@@ -68,7 +68,7 @@ class SnapshotRequest:
         return self.wants(namespace) and self.condition(namespace) is None
 
     @property
-    def lacked(self) -> list[tuple[str, str]]:
+    def unread(self) -> list[tuple[str, str]]:
         """The collections, by database and name, that the table lacks as a whole."""
         if not self.required:
             return []

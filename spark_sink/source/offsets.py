@@ -100,12 +100,12 @@ class Offset:
         return dict.fromkeys(self.gained, high_water_mark(self.position.time))
 
     @property
-    def requested(self) -> dict[tuple[str, str], str]:
+    def unread_at_end(self) -> dict[tuple[str, str], str]:
         """The collections that the job is about to read, because it gained or must reread them.
 
         Each has the token from which its table lacks documents of it.
         """
-        waiting = [names for each in self.signals.requests for names in each.lacked]
+        waiting = [names for each in self.signals.requests for names in each.unread]
         return {**dict.fromkeys(waiting, self.signals.required), **self.gained_since}
 
     def require_scope(self, scope: Scope) -> None:

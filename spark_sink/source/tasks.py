@@ -120,7 +120,7 @@ def snapshot_tasks(
         assert ended.plan is not None
         of_all = ended.initial and not options.snapshot.collections
         whole = options.snapshot.accepts if ended.initial else ended.reads_whole
-        names = () if of_all else {*ended.lacked, *planner.names(whole)}
+        names = () if of_all else {*ended.unread, *planner.names(whole)}
         if names or of_all:
             time, requested = ended.plan.snapshot_time, not ended.initial
             tasks.append(_end_of_snapshot(time, sorted(names), present(), requested=requested))

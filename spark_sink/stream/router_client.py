@@ -7,6 +7,7 @@ The server is a router, a mongos or a replica set: all are used alike, through p
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -20,7 +21,7 @@ from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailu
 
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
-from spark_sink.options.stream_options import StreamOptions
+from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.stream.event_stream import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient
 from spark_sink.stream.session_guard import SessionGuard
@@ -357,3 +358,13 @@ def _start(position: Position) -> dict[str, Any]:
             return {"startAtOperationTime": time}
         case FromNow():
             return {}
+
+
+def require_cluster(options: dict[str, str]) -> str:
+    """Check options and router before the slow start of Spark; return the cluster's id.
+
+    Raises SourceError.
+    """
+    with closing(RouterClient(parse_options(options))) as client:
+        client.require_stream()
+        return client.cluster_id()

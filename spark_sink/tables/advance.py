@@ -14,7 +14,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.types import StructType
 
-from spark_sink.tables.fold import UNREAD, Fold
+from spark_sink.events.positions import ABOVE_ALL_TOKENS
+from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS
 from spark_sink.tables.prepare import DDL_TYPES, PREPARED, Prepare, ddl_event_of
 from spark_sink.tables.table_form import FormedRows, TableForm
@@ -58,13 +59,13 @@ class Advance:
         by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
         by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
         # Updates of documents that are deleted afterwards need no base.
-        columns = StructType(self._form.columns.fields[:-1])
+        columns = StructType(self._form.spark_schema.fields[:-1])
         return by_key.mapInArrow(partial(_documents, self._form), columns)
 
 
 def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
     """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
     formed = FormedRows(form)
-    for rows in Fold(UNREAD, tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
+    for rows in Fold(ABOVE_ALL_TOKENS, tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
         made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
-        yield from form.to_files(made).select(form.stored.names[:-1]).to_batches()
+        yield from form.to_files(made).select(form.file_schema.names[:-1]).to_batches()

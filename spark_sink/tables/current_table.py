@@ -8,10 +8,11 @@ readers see nothing of a batch, and a batch that ends early can be repeated.
 from __future__ import annotations
 
 import json
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import cache, partial, reduce
 from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
@@ -20,10 +21,11 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
+from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import remove_files
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.fold import UNREAD, Fold
+from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
     ChangeGroup,
@@ -248,10 +250,15 @@ class CurrentTable:
             changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
             ranges = ranges.without(affected)
 
-        def places(group: ChangeGroup) -> list[str]:
-            rows = read_groups(self.address, [group], ["place"])
-            found: list[str] = rows["place"].to_pylist()
+        @cache
+        def places_in(path: str) -> list[str]:
+            groups = [each for each in changes.groups if each.path == path]
+            found: list[str] = read_groups(self.address, groups, ["place"])["place"].to_pylist()
             return found
+
+        def places(group: ChangeGroup) -> list[str]:
+            found = places_in(group.path)  # sorted
+            return found[bisect_left(found, group.first) : bisect_right(found, group.last)]
 
         return Plan(
             state,
@@ -261,7 +268,7 @@ class CurrentTable:
             frozenset(name for each in moved for name in each.partitions),
             Fold(
                 state.complete_from,
-                {**state.complete_in, **{".".join(name): UNREAD for name in unread}},
+                {**state.complete_in, **{".".join(name): ABOVE_ALL_TOKENS for name in unread}},
                 upsert.quarantine is not None,
                 self.form.keeps_deleted,
             ),
@@ -354,11 +361,11 @@ class CurrentTable:
         )
         if not (replaced or parts or state != self.state or batch is not None):
             return
-        names = [name for name in form.statistics_columns if name in form.stored.names]
+        names = [name for name in form.statistics_columns if name in form.file_schema.names]
         # A column loses statistics before the commit, or gets them after it: no file lacks any.
         before = log.statistics_columns if log.exists else names
         log.set_statistics_columns([name for name in before if name in names])
-        log.replace(parts, form.stored, state.document, batch, replaced)
+        log.replace(parts, form.file_schema, state.document, batch, replaced)
         log.set_statistics_columns(names)
         self.state, self._stored, self.form = state, form, form
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:
@@ -403,7 +410,7 @@ def _form_after(address: str, before: TableForm | None, form: TableForm) -> Tabl
             f"the table at {address} has other columns: start its job with the same --schema and "
             "--deletes as before, or write to another folder"
         )
-    known = () if before.schema is None else before.schema.fieldNames()
+    known = () if before.document_schema is None else before.document_schema.fieldNames()
     new = (name for name in form.keys if name not in (*before.keys, *known))
     form = replace(form, keys=(*before.keys, *new))  # no file has a column of the new ones
-    return replace(form, schema=before.schema) if form.infers else form
+    return replace(form, document_schema=before.document_schema) if form.infers else form

@@ -23,6 +23,7 @@ from shard_client.bson.resume_token import cluster_time_of
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
 from spark_sink.events.applied_updates import updated
+from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.layouts import JoinedEvents, Places, all_layouts_of, in_order
@@ -56,9 +57,6 @@ FOLDED = StructType(
 )
 """A row of TABLE, or an event that cannot be applied: `problem` says why, and `document` is its
 BSON."""
-
-UNREAD = "~"
-"""A `complete_from` above all tokens: no update fails because the table lacks its document."""
 
 _ROWS_PER_BATCH = 5_000
 _BYTES_PER_BATCH = 8 * 1024 * 1024
@@ -173,11 +171,11 @@ class _State:
         """Return why the last event cannot be applied; None if it can.
 
         An update below `complete_from` may change a document that was deleted before the snapshot
-        read it. In a collection that is UNREAD, the snapshot will bring the document.
+        read it. In an unread collection no update fails, as a snapshot will bring the document.
         """
         if self.is_inapplicable:
             return StreamError(problem_of(fields_of(self.event).get(b"documentKey")))
-        if complete_from == UNREAD:
+        if complete_from == ABOVE_ALL_TOKENS:
             return None
         if self.apply_error is not None:
             return StreamError(
@@ -201,7 +199,7 @@ class Fold:
 
     Args:
         complete_from: the token from which on the table has every document that an update changes.
-        complete_in: later such tokens by namespace, or UNREAD.
+        complete_in: later such tokens by namespace; ABOVE_ALL_TOKENS for an unread collection.
         tolerant: an event that cannot be applied becomes a row with its problem, not an error.
         keeps_deleted: whether a deleted document leaves its row, with DELETED.
     """
@@ -223,9 +221,9 @@ class Fold:
             document = state.document if failure is None else state.event
             if document is None:
                 continue
-            place = (state.database, state.collection, state.key, state.token)
+            version = (state.database, state.collection, state.key, state.token)
             problem = None if failure is None else str(failure)
-            rows.append((*place, state.document_key, document, problem, state.deleted))
+            rows.append((*version, state.document_key, document, problem, state.deleted))
             size += len(document)
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
                 yield _folded(zip(*rows, strict=True))
@@ -237,14 +235,14 @@ def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[
     state: _State | None = None
     for batch in batches:
         for database, collection, key, token, document_key, kind, payload in rows_in(batch):
-            place = (database, collection, key)
+            identity = (database, collection, key)
             if kind == INAPPLICABLE:
-                yield _State(*place, token=token, event=payload, is_inapplicable=True)
+                yield _State(*identity, token=token, event=payload, is_inapplicable=True)
                 continue
-            if state is None or (state.database, state.collection, state.key) != place:
+            if state is None or (state.database, state.collection, state.key) != identity:
                 if state is not None:
                     yield state
-                state = _State(*place, keeps_deleted)
+                state = _State(*identity, keeps_deleted)
             if kind == EVENT:
                 state.apply_event(token, document_key, payload)
             else:
@@ -284,6 +282,27 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
         return found, prepared.slice(0, 0)
     others = pc.invert(pc.is_in(places, value_set=chosen["place"]))
     return found, prepared.filter(others)
+
+
+def without_superseded(prepared: pa.Table) -> pa.Table:
+    """Return rows without those before the last event of their key, if it has the whole document.
+
+    `prepared` is as for `whole_documents`. Many changes of one document then cost little memory.
+    """
+    if prepared.num_rows < 2:
+        return prepared
+    places, tokens = (prepared[name].combine_chunks() for name in ("place", "token"))
+    rises = pc.and_(pc.equal(places[1:], places[:-1]), pc.greater(tokens[1:], tokens[:-1]))
+    if not pc.any(rises).as_py():
+        return prepared
+    is_last = pa.concat_arrays([pc.not_equal(places[1:], places[:-1]), pa.array([True])])
+    follows = pa.concat_arrays([pa.array([False]), rises])
+    is_event = pc.equal(prepared["kind"].combine_chunks(), EVENT)
+    lasts = prepared.filter(pc.and_(is_event, pc.and_(is_last, follows))).combine_chunks()
+    if not lasts.num_rows:
+        return prepared
+    whole = lasts["place"].filter(pc.is_valid(_documents_in(lasts["payload"].chunk(0))))
+    return filtered(prepared, pc.or_(is_last, pc.invert(pc.is_in(places, value_set=whole))))
 
 
 def _documents_in(events: pa.Array) -> pa.Array:

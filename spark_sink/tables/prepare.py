@@ -7,6 +7,7 @@ stream, which change its namespace or remove it.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -117,6 +118,14 @@ class Prepare:
     ddl_events: Sequence[DdlEvent]
     tolerant: bool = False
 
+    def __post_init__(self) -> None:
+        self._tokens = [each.token for each in self.ddl_events]
+        # Their indexes by prefixes of places: a batch may drop thousands of collections.
+        self._concerning: dict[str, list[int]] = {}
+        for index, event in enumerate(self.ddl_events):
+            for prefix in event.prefixes:
+                self._concerning.setdefault(prefix, []).append(index)
+
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Convert database, collection, key, token, documentKey, document.
 
@@ -148,8 +157,8 @@ class Prepare:
             documents, changed = layout.documents(b"documentKey"), _changed_keys(layout)
             if changed:
                 keys = layout.values(b"documentKey")
-                for place, key in changed.items():
-                    former[int(layout.rows[place])], keys[place] = keys[place], key
+                for index, key in changed.items():
+                    former[int(layout.rows[index])], keys[index] = keys[index], key
                 documents = JoinedEvents(keys)
             parts.append((layout.rows, self._keys_of(documents)))
         prepared = _with_keys(rows, in_order(parts), rows["event"])
@@ -204,7 +213,9 @@ class Prepare:
     ) -> tuple[Any, ...] | None:
         """Return a row after the DDL events with larger tokens; None if they remove it."""
         document_key, kind, payload = rest
-        for each in self.ddl_events:
+        index = bisect_right(self._tokens, token)
+        while (found := self._next(database, collection, index)) is not None:
+            each, index = self.ddl_events[found], found + 1
             if each.token <= token:
                 continue
             after = each.result(database, collection)
@@ -215,6 +226,15 @@ class Prepare:
             else:
                 return None
         return database, collection, key, token, document_key, kind, payload
+
+    def _next(self, database: str, collection: str, index: int) -> int | None:
+        """Return the index, from `index` on, of the next event that concerns a namespace."""
+        found: list[int] = []
+        for prefix in (f"{database}\0{collection}\0", f"{database}\0", ""):
+            indexes = self._concerning.get(prefix, [])
+            first = bisect_left(indexes, index)
+            found += indexes[first : first + 1]
+        return min(found, default=None)
 
 
 def _changed_keys(layout: Layout) -> dict[int, bytes]:
@@ -230,20 +250,20 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
     chosen = layout.chosen(replaces)
     found = {}
     pairs = zip(chosen.values(b"documentKey"), chosen.values(b"fullDocument"), strict=True)
-    for place, (key, document) in zip(replaces.tolist(), pairs, strict=True):
+    for index, (key, document) in zip(replaces.tolist(), pairs, strict=True):
         if document.startswith(key[4:-1], 4):
             continue
         before, identifier = fields_of(key), field_of(document, b"_id")
         if identifier is not None and before.get(b"_id") not in (None, identifier):
-            found[place] = document_of({**before, b"_id": identifier}.items())
+            found[index] = document_of({**before, b"_id": identifier}.items())
     return found
 
 
 def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:
     """Return rows of PREPARED from rows of the source and the columns _KEYS."""
-    places = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
+    names = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
     key, document_key, kind = keys.columns
-    arrays = [*places, key, rows["token"], document_key, kind, events]
+    arrays = [*names, key, rows["token"], document_key, kind, events]
     return pa.RecordBatch.from_arrays(arrays, schema=_PREPARED_ARROW)
 
 

@@ -11,6 +11,7 @@ import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -24,7 +25,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import TABLE, Fold, whole_documents
+from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
@@ -43,7 +44,7 @@ from spark_sink.tables.parquet_parts import (
     Parts,
 )
 from spark_sink.tables.prepare import PREPARED, filtered, kinds_of, order_of, sorted_rows
-from spark_sink.tables.staged_changes import STAGED, read_groups
+from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 UNAPPLIED = StructType(
@@ -54,7 +55,7 @@ UNAPPLIED = StructType(
 )
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
-# Changes after the last row that are applied together: more of them cost more memory and CPU.
+# Changes that are applied together: more of them cost more memory and CPU.
 _ROWS = 5_000
 
 
@@ -165,31 +166,33 @@ class _Merging:
     def report(self) -> MergeReport:
         """Write all rows. A failure leaves no files."""
         address, merge, start = self._task.address, self._task.merge, 0
-        every = read_groups(address, merge.changes).to_batches()  # a whole copy is much memory
-        changes = pa.Table.from_batches(
-            (filtered(e, _between(e["place"], merge.lower, merge.upper)) for e in every), STAGED
-        )
+
+        def chosen(rows: pa.Table) -> pa.Table:
+            rows = filtered(rows, _between(rows["place"], merge.lower, merge.upper))
+            return without_superseded(rows)
+
+        changes = read_groups(address, merge.changes, chosen=chosen)
         order, column = order_of(changes), changes["place"]
         places: list[str] = (column if order is None else column.take(order)).to_pylist()
 
-        def part(start: int, end: int) -> pa.Table:
+        def part(start: int, end: int) -> pa.Table:  # a whole copy in order is much memory
             if order is None:
                 return changes.slice(start, end - start)
             return changes.take(order[start:end])
 
+        empty = self._task.form.memory_schema.empty_table()
         with self._table.files, self._problems:
-            for group, found in self._groups:
-                end = bisect_right(places, found[-1].as_py(), start) if len(found) else start
+            for group, found in chain(self._groups, [(empty, places_of(empty))]):
+                end = bisect_right(places, found[-1].as_py(), start) if len(found) else len(places)
+                while end - start > _ROWS:
+                    last = places[start + _ROWS - 1]
+                    until, size = bisect_right(places, last, start), _count_through(found, last)
+                    self._apply(group.slice(0, size), found.slice(0, size), part(start, until))
+                    group, found, start = group.slice(size), found.slice(size), until
                 if end == start:
                     self._table.add(group)
                 else:
                     self._apply(group, found, part(start, end))
-                start = end
-            empty = self._task.form.rows.empty_table()
-            while start < len(places):
-                last = places[min(start + _ROWS, len(places)) - 1]
-                end = bisect_right(places, last, start)
-                self._apply(empty, places_of(empty), part(start, end))
                 start = end
             parts, problems = self._table.close(), self._problems.close()
         wanted = None if self._formed.wanted is None else self._formed.wanted.jsonValue()
@@ -265,10 +268,10 @@ class _RangeFiles:
         self._limit = _limit(task.merge)
         self.files = Parts(
             task.address,
-            form.stored,
+            form.file_schema,
             (KEY_RANGE,),
             statistics_columns=form.statistics_columns,
-            indexed=() if form.schema is None else form.schema.fieldNames(),
+            indexed=() if form.document_schema is None else form.document_schema.fieldNames(),
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
             summed=False,
         )
@@ -319,6 +322,11 @@ def _between(places: Any, lower: str, upper: str | None) -> Any:
     """Return which places are at or above a lower and below an upper one."""
     above = pc.greater_equal(places, lower)
     return above if upper is None else pc.and_(above, pc.less(places, upper))
+
+
+def _count_through(places: pa.Array, last: str) -> int:
+    """Return how many of ascending places are at or below another one."""
+    return pc.sum(pc.less_equal(places, last)).as_py() or 0
 
 
 def _limit(merge: Merge) -> int:

@@ -7,7 +7,7 @@ that readers of Delta tables ignore. Executors import this module, which require
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import field_of, fields_of
 from spark_sink.folders import Folder, open_folder, remove_files
 from spark_sink.rows.arrow_types import arrow_schema
@@ -27,10 +28,10 @@ CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 _CHANGES = ("insert", "update", "replace", "delete", "read")
 _FOLDER = "_changes"
 _PREPARED = arrow_schema(PREPARED)
-STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
-"""The columns of staged changes."""
+_STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
 _ROWS_PER_GROUP = 5_000
-_ABOVE_ALL_TOKENS = "~"
+# A task reads whole groups: small ones contain few changes of other tasks.
+_GROUP_BYTES = 1024 * 1024
 # Bytes of changes that a task sorts together.
 _FILE_BYTES = 16 * 1024 * 1024
 
@@ -89,7 +90,7 @@ class ChangeStage:
         self._files, self._folder = open_folder(address)
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
-        self._first_read = _ABOVE_ALL_TOKENS
+        self._first_read = ABOVE_ALL_TOKENS
         self._report = ChangeReport()
 
     def add(self, batch: pa.RecordBatch) -> None:
@@ -139,18 +140,19 @@ class ChangeStage:
         path = f"{_FOLDER}/{self._epoch}-{uuid.uuid4().hex}.parquet"
         if isinstance(self._files, fs.LocalFileSystem):
             self._files.create_dir(f"{self._folder}/{_FOLDER}")
+        share = self._size // rows.num_rows
+        step = max(1, min(_ROWS_PER_GROUP, _GROUP_BYTES // max(1, share)))
         with self._files.open_output_stream(f"{self._folder}/{path}") as stream:
             pq.write_table(
                 rows,
                 stream,
-                row_group_size=_ROWS_PER_GROUP,
+                row_group_size=step,
                 compression="lz4",
                 use_dictionary=["database", "collection"],
                 write_statistics=False,
             )
-        share = self._size // rows.num_rows
-        for number, start in enumerate(range(0, rows.num_rows, _ROWS_PER_GROUP)):
-            places = rows["place"].slice(start, _ROWS_PER_GROUP)
+        for number, start in enumerate(range(0, rows.num_rows, step)):
+            places = rows["place"].slice(start, step)
             first, last = places[0].as_py(), places[-1].as_py()
             self._report.groups.append(ChangeGroup(path, number, first, last, share * len(places)))
         self._pending, self._size = [], 0
@@ -201,19 +203,25 @@ def stage_file(
 
 
 def read_groups(
-    address: str, groups: Sequence[ChangeGroup], columns: list[str] | None = None
+    address: str,
+    groups: Sequence[ChangeGroup],
+    columns: list[str] | None = None,
+    chosen: Callable[[pa.Table], pa.Table] = lambda rows: rows,
 ) -> pa.Table:
-    """Return staged changes with the column `place`, sorted within each file. Raises OSError."""
+    """Return staged changes with the column `place`, sorted within each file. Raises OSError.
+
+    `chosen` returns which rows of a file are kept in memory.
+    """
     files, folder = open_folder(address)
     numbers: dict[str, list[int]] = {}
     for each in groups:
         numbers.setdefault(each.path, []).append(each.number)
     tables = []
-    for path, chosen in numbers.items():
+    for path, wanted in numbers.items():
         with files.open_input_file(f"{folder}/{path}") as stream:
             file = pq.ParquetFile(stream)
-            tables.append(file.read_row_groups(chosen, columns, use_threads=False))
-    return pa.concat_tables(tables) if tables else STAGED.empty_table()
+            tables.append(chosen(file.read_row_groups(wanted, columns, use_threads=False)))
+    return pa.concat_tables(tables) if tables else _STAGED.empty_table()
 
 
 def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:

@@ -51,14 +51,14 @@ class TableForm:
     """The columns of a table.
 
     Args:
-        schema: of the documents; None for JSON and BSON.
+        document_schema: None for JSON and BSON.
         infers: whether columns are added and widened when documents need it.
         keeps_deleted: whether the row of a deleted document stays, with DELETED.
         flattens: whether the fields of documents in documents are columns of their own.
         keys: the fields of the documents that come first and have statistics.
     """
 
-    schema: StructType | None = None
+    document_schema: StructType | None = None
     infers: bool = False
     keeps_deleted: bool = False
     flattens: bool = False
@@ -81,11 +81,11 @@ class TableForm:
 
     def checked(self) -> TableForm:
         """Return this form. Raises ValueError for a schema that cannot be a table's columns."""
-        if self.schema is None or not self.schema.fields:
+        if self.document_schema is None or not self.document_schema.fields:
             raise ValueError("the schema names no field")
-        TypedDocuments(self.schema)
-        allowed = {*paths_of(grown(StructType([]), self.schema, _RESERVED))}
-        for path in paths_of(self.schema):
+        TypedDocuments(self.document_schema)
+        allowed = {*paths_of(grown(StructType([]), self.document_schema, _RESERVED))}
+        for path in paths_of(self.document_schema):
             if path not in allowed or is_no_column(path[-1]):
                 raise ValueError(
                     f"{'.'.join(path)!r} cannot be a column: a name must not contain spaces, dots, "
@@ -97,36 +97,37 @@ class TableForm:
     @property
     def is_typed(self) -> bool:
         """Whether the table has a column for each field of the documents."""
-        return self.schema is not None
+        return self.document_schema is not None
 
     @property
-    def rows(self) -> pa.Schema:
-        """The columns in memory."""
-        documents = StructField(_DOCUMENTS, self.schema) if self.schema is not None else None
-        own = TABLE.fields if documents is None else [*_OWN, documents]
-        return arrow_schema(StructType([*own, *self._marks()]))
+    def memory_schema(self) -> pa.Schema:
+        """The columns in memory, as a schema of Arrow."""
+        if self.document_schema is None:
+            return arrow_schema(StructType([*TABLE.fields, *self._marks()]))
+        documents = StructField(_DOCUMENTS, self.document_schema)
+        return arrow_schema(StructType([*_OWN, documents, *self._marks()]))
 
     @property
-    def columns(self) -> StructType:
-        """The columns of the table, KEY_RANGE last."""
-        if self.schema is None:
+    def spark_schema(self) -> StructType:
+        """The columns in files, KEY_RANGE last, as a schema of Spark."""
+        if self.document_schema is None:
             fields = [*TABLE.fields, *self._marks()]
         else:
             own = [StructField(f"_{each.name}", each.dataType) for each in _OWN]
-            fields = [*self.schema.fields, *self._marks(), *own]
+            fields = [*self.document_schema.fields, *self._marks(), *own]
         return StructType([*fields, StructField(KEY_RANGE, StringType())])
 
     @property
-    def stored(self) -> pa.Schema:
-        """The columns of the table as a schema of Arrow."""
-        return arrow_schema(self.columns)
+    def file_schema(self) -> pa.Schema:
+        """The columns in files as a schema of Arrow."""
+        return arrow_schema(self.spark_schema)
 
     @property
     def statistics_columns(self) -> Sequence[str]:
         """The columns whose least and greatest values are in the commits."""
-        if self.schema is None:
+        if self.document_schema is None:
             return WITH_STATISTICS
-        kinds = {each.name: type(each.dataType) for each in self.schema.fields}
+        kinds = {each.name: type(each.dataType) for each in self.document_schema.fields}
         keys = [name for name in self.keys if kinds.get(name) in _COMPARABLE]
         return [*keys, *(f"_{each.name}" for each in _OWN if each.name in WITH_STATISTICS)]
 
@@ -142,12 +143,12 @@ class TableForm:
 
     def grown(self, wanted: StructType) -> TableForm:
         """Return the form of a table that gets documents of another schema as well."""
-        assert self.schema is not None
-        if not self.schema.fields:
+        assert self.document_schema is not None
+        if not self.document_schema.fields:
             known = {each.name: each for each in wanted.fields}
             names = dict.fromkeys([*(name for name in self.keys if name in known), *known])
             wanted = StructType([known[name] for name in names])
-        return replace(self, schema=grown(self.schema, wanted, _RESERVED))
+        return replace(self, document_schema=grown(self.document_schema, wanted, _RESERVED))
 
     def rewrites(self, before: TableForm) -> bool:
         """Return whether all files of a table of the form `before` must be written again.
@@ -155,15 +156,16 @@ class TableForm:
         All readers return null for a column, or a field of a struct, that a file lacks. Only some
         of them accept other differences between a file and its table.
         """
-        if self.schema is None or before.schema is None or not self.infers:
-            return self.schema != before.schema
-        return not extends(self.schema, before.schema)
+        if self.document_schema is None or before.document_schema is None or not self.infers:
+            return self.document_schema != before.document_schema
+        return not extends(self.document_schema, before.document_schema)
 
     def to_files(self, rows: pa.Table) -> pa.Table:
         """Return rows in memory with the columns that they have in files."""
-        if self.schema is None:
+        if self.document_schema is None:
             return rows
-        columns = dict(zip(self.schema.fieldNames(), rows[_DOCUMENTS].flatten(), strict=True))
+        fields = self.document_schema.fieldNames()
+        columns = dict(zip(fields, rows[_DOCUMENTS].flatten(), strict=True))
         columns |= {name: rows[name] for name in rows.schema.names if name in _RESERVED}
         columns |= {f"_{each.name}": rows[each.name] for each in _OWN}
         return pa.table(columns)
@@ -178,14 +180,14 @@ class FormedRows:
 
     def __init__(self, form: TableForm) -> None:
         self._form = form
-        self._rows = form.rows
+        self._schema = form.memory_schema
         self._seen = SeenTypes()
         self._documents: TypedDocuments | None = None
         self.changed = NO_ROWS
         """What the checksum gains because columns of documents were made again."""
-        if form.schema is not None:
+        if form.document_schema is not None:
             kind = InferredDocuments if form.infers else TypedDocuments
-            self._documents = kind(form.schema)
+            self._documents = kind(form.document_schema)
 
     @property
     def wanted(self) -> StructType | None:
@@ -193,12 +195,12 @@ class FormedRows:
         found = self._seen.type()
         if not self._form.infers or not isinstance(found, StructType):
             return None
-        wanted = self._form.grown(found).schema
-        return None if wanted == self._form.schema else wanted
+        wanted = self._form.grown(found).document_schema
+        return None if wanted == self._form.document_schema else wanted
 
     def names(self, names: Collection[str]) -> list[str]:
         """Return which columns of a file to read."""
-        return [name for name in self._form.stored.names if name in names]
+        return [name for name in self._form.file_schema.names if name in names]
 
     def from_file(self, rows: pa.Table, *, again: bool = False) -> pa.Table:
         """Return rows of a file; with `again` the columns of documents are made again."""
@@ -209,9 +211,9 @@ class FormedRows:
             made = {_DOCUMENTS: structs}
         if again:
             made = self._made(rows[self._form.column("document")])
-        names = self._rows.names
+        names = self._schema.names
         columns = [made[each] if each in made else rows[self._form.column(each)] for each in names]
-        found = pa.table(columns, names).cast(self._rows)
+        found = pa.table(columns, names).cast(self._schema)
         if again:
             self.changed += Checksum.of(self._form.to_files(found)) - Checksum.of(rows)
         return found
@@ -225,7 +227,7 @@ class FormedRows:
             return self._from_fold(rows), {}
         except UNREADABLE as error:
             if rows.num_rows == 1:
-                return self._rows.empty_table(), {0: str(error)}
+                return self._schema.empty_table(), {0: str(error)}
         half = rows.num_rows // 2
         first, problems = self.from_fold(rows.slice(0, half))
         second, more = self.from_fold(rows.slice(half))
@@ -234,13 +236,13 @@ class FormedRows:
 
     def _from_fold(self, rows: pa.Table) -> pa.Table:
         made = self._made(rows["document"])
-        names = self._rows.names
+        names = self._schema.names
         columns = [made[each] if each in made else rows[each] for each in names]
-        return pa.table(columns, names).cast(self._rows)
+        return pa.table(columns, names).cast(self._schema)
 
     def _structs(self, rows: pa.Table) -> pa.Array | None:
         """Return the documents of a file; None if it has other types than the form."""
-        kind = self._rows.field(_DOCUMENTS).type
+        kind = self._schema.field(_DOCUMENTS).type
         if not len(kind):
             return None
         columns = []
@@ -272,5 +274,5 @@ class FormedRows:
         if self._form.infers:
             for document in decoded_documents([documents[index] for index in misfits], CODEC):
                 self._seen.add(document)
-        kind = self._rows.field(_DOCUMENTS).type
+        kind = self._schema.field(_DOCUMENTS).type
         return {_DOCUMENTS: pa.array(structs, kind), RESCUED: pa.array(rescued, pa.string())}

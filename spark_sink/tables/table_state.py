@@ -124,7 +124,7 @@ class TableState:
         return replace(self, unread={**self.unread, **since}, lost=())
 
     @property
-    def lacking(self) -> Unread:
+    def unread_or_lost(self) -> Unread:
         """The collections that lack documents in the table, and the tokens after which they do."""
         lost = {(each.database, each.collection): each.token for each in self.lost}
         return {**lost, **self.unread}

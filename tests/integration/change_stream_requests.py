@@ -66,7 +66,16 @@ OPTIONS: list[dict[str, Any]] = [
 ]
 """Options of ``$changeStream``."""
 
+SESSION: dict[str, Any] = {"id": _UUID}
 FIELDS: list[dict[str, Any]] = [
+    *({"lsid": value} for value in (5, {}, SESSION)),
+    *({"lsid": {"id": value}} for value in (5, None, b"1" * 16, Binary(b"1" * 15, 4))),
+    {"lsid": {**SESSION, "uid": 5}},
+    *({"lsid": {**SESSION, name: 5}} for name in ("x", "txnNumber", "txnUUID")),
+    {"lsid": SESSION, "autocommit": False},
+    *({"lsid": SESSION, "txnNumber": value} for value in (5, Int64(-1), Int64(1))),
+    {"lsid": SESSION, "txnNumber": Int64(1), "autocommit": False, "startTransaction": False},
+    *({"lsid": SESSION, name: True} for name in ("autocommit", "startTransaction")),
     *({"maxTimeMS": value} for value in (60_000, 0, -1, "x", 2**31, 1.5, 1e300, float("nan"))),
     *({"collectionUUID": value} for value in (_UUID, 5, Binary(b"1" * 16, 0))),
     *({"$_generateV2ResumeTokens": value} for value in (False, 5, "x")),

@@ -18,7 +18,7 @@ from tests.harness.foreign_clients import GET, client_hello
 from tests.harness.raw_client import RawClient, Reply
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
-from tests.integration.change_stream_requests import FIELDS, OPTIONS, STAGES
+from tests.integration.change_stream_requests import FIELDS, OPTIONS, SESSION, STAGES
 
 NOT_COMPARED = frozenset({"$clusterTime", "operationTime", "localTime", "topologyVersion"})
 TOLD = ("ok", "code", "codeName", "errmsg")
@@ -161,7 +161,6 @@ OF_ANY_COMMAND: list[dict[str, Any]] = [
     *({"maxTimeMS": limit} for limit in TIME_LIMITS),
     *({"readConcern": concern} for concern in READ_CONCERNS),
 ]
-SESSION: dict[str, Any] = {"id": Binary(b"1" * 16, UUID_SUBTYPE)}
 OF_GET_MORE: list[dict[str, Any]] = [
     *(
         {name: value}
@@ -173,9 +172,6 @@ OF_GET_MORE: list[dict[str, Any]] = [
         )
         for value in (None, 5, Int64(7), "x", True, {}, PAST, SESSION["id"])
     ),
-    *({"lsid": {"id": value}} for value in (5, None, b"1" * 16, Binary(b"1" * 15, 4))),
-    {"lsid": {**SESSION, "uid": 5}},
-    *({"lsid": {**SESSION, name: 5}} for name in ("x", "txnNumber", "txnUUID")),
     *({"writeConcern": {"w": value}} for value in (1, "majority", -1, [], None, {})),
     *({"writeConcern": {name: "x"}} for name in ("j", "wtimeout", "fsync", "provenance", "y")),
     *({"$readPreference": {"mode": value}} for value in (5, "x", "primary", "secondary")),
@@ -186,9 +182,6 @@ OF_GET_MORE: list[dict[str, Any]] = [
             {"maxStalenessSeconds": 5}, {"hedge": 5}, {"hedge": {"enabled": True}}, {"x": 1},
         )
     ),
-    {"lsid": SESSION, "autocommit": False},
-    *({"lsid": SESSION, "txnNumber": value} for value in (5, Int64(-1), Int64(1))),
-    {"lsid": SESSION, "txnNumber": Int64(1), "autocommit": False, "startTransaction": False},
     *(field for field in FIELDS if "maxTimeMS" not in field),
     *OF_ANY_COMMAND,
 ]  # fmt: skip

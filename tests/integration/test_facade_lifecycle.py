@@ -8,7 +8,8 @@ from pymongo.errors import OperationFailure
 
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs.job_settings import JobSettings
-from spark_sink.jobs.router_beside import require_cluster, router_beside
+from spark_sink.jobs.router_beside import router_beside
+from spark_sink.stream.router_client import require_cluster
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
 from tests.harness.routers import start_router

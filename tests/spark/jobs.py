@@ -21,7 +21,7 @@ from spark_sink.jobs.job_folder import (
 )
 from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.options.scope import namespace_options
-from spark_sink.verification.all_tables import verify_job
+from spark_sink.verification.verify_job import verify_job
 from tests.spark.conftest import Shop
 
 NO_DIFFERENCE: dict[str, set[str]] = {"bronze": set(), "current": set()}

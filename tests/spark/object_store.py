@@ -26,7 +26,7 @@ from spark_sink.events.positions import AtTime, key_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.rebuilding import rebuild_table
 from spark_sink.source.offsets import Offset
-from spark_sink.verification.all_tables import verify_job
+from spark_sink.verification.verify_job import verify_job
 from tests.harness.clusters import start_cluster
 from tests.harness.object_store import BUCKET, object_store
 from tests.harness.routers import start_router

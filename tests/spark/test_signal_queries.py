@@ -15,7 +15,7 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.options.scope import namespace_options
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.verification.all_tables import verify_job
+from spark_sink.verification.verify_job import verify_job
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.

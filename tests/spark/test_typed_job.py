@@ -23,7 +23,7 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import TablesJob, table_form
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.verification.all_tables import verify_job
+from spark_sink.verification.verify_job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, run_job
 
@@ -103,8 +103,8 @@ def test_columns_follow_the_documents_of_a_job(
 @pytest.mark.usefixtures("spark")
 def test_a_schema_is_checked() -> None:
     form = table_form(JobRecord(schema="total DECIMAL(10,2) NOT NULL, tags ARRAY<STRING>"))
-    assert form.schema is not None
-    assert form.schema.simpleString() == "struct<total:decimal(10,2),tags:array<string>>"
+    assert form.document_schema is not None
+    assert form.document_schema.simpleString() == "struct<total:decimal(10,2),tags:array<string>>"
     for schema, message in (
         ("a FLOAT", "documents cannot be read as float"),
         ("a INT, A INT", "'A' cannot be a column"),

@@ -15,7 +15,7 @@ from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.options.stream_options import parse_options
-from spark_sink.verification.verifier import Verifier
+from spark_sink.verification.rounds import Verifier
 from tests.harness.until import wait_for
 from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
@@ -108,7 +108,7 @@ def test_differences_are_found_and_repaired(
     job.close()
 
     # Rounds repair a part of many differences, until there are none.
-    monkeypatch.setattr("spark_sink.verification.verifier._MOST_KEPT", 1)
+    monkeypatch.setattr("spark_sink.verification.rounds._MOST_KEPT", 1)
     damage(folder.table("current"), damaged)
     job = QuickJob(spark, shop, folder, metrics)
     change_at_random(shop, 2, 20)

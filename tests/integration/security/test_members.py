@@ -21,7 +21,8 @@ from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
 from spark_sink.errors import SourceError, stream_refused
 from spark_sink.jobs.job_settings import JobSettings
-from spark_sink.jobs.router_beside import require_cluster, router_beside
+from spark_sink.jobs.router_beside import router_beside
+from spark_sink.stream.router_client import require_cluster
 from tests.harness.admin import get
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.ports import free_port

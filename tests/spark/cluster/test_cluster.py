@@ -19,7 +19,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_sink.jobs.job_folder import DEFAULT_TABLES, JobFolder
-from spark_sink.verification.all_tables import verify_job
+from spark_sink.verification.verify_job import verify_job
 from tests.harness.object_store import BUCKET, object_store
 from tests.harness.until import wait_for
 from tests.spark.cluster.nodes import (

@@ -27,7 +27,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.verification.all_tables import verify_job
+from spark_sink.verification.verify_job import verify_job
 from tests.doubles.table_damages import damages
 from tests.harness.clusters import Client
 from tests.harness.object_store import BUCKET

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -59,6 +60,17 @@ async def test_a_half_closed_client_continues_reading() -> None:
         cursor = await the_cursor(cursors)
         cursor.put(event(1))
         assert json.loads(await reader.readline())["n"] == 1
+        writer.close()
+
+
+async def test_text_that_is_not_utf_8_does_not_end_the_feed() -> None:
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port, {"database": "db"})
+        cursor = await the_cursor(cursors)
+        damaged = bson.encode({"n": 1, "a?": "b?"}).replace(b"?", b"\xff")
+        cursor.put(damaged, event(2))
+        assert json.loads(await reader.readline()) == {"n": 1, "a\ufffd": "b\ufffd"}
+        assert json.loads(await reader.readline())["n"] == 2
         writer.close()
 
 

@@ -7,11 +7,14 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pytest
 import typer
-from bson import ObjectId, Timestamp
+from bson import DatetimeMS, ObjectId, Timestamp
+from pymongo import MongoClient
 from typer.testing import CliRunner
 
 from router.tools import tail as module
@@ -52,6 +55,21 @@ def test_an_event_is_one_line() -> None:
     assert json.loads(rest.partition(" updateDescription ")[0]) == {
         "_id": {"$oid": "6b024b148d4d29b7299ee49d"}
     }
+
+
+def test_text_that_is_not_utf_8_and_far_dates_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
+    document = {"text": "a?", "date": DatetimeMS(2**62)}
+    raw = bson.encode({"_id": TOKEN, "fullDocument": document}).replace(b"a?", b"a\xff")
+
+    @contextmanager
+    def watch(client: MongoClient[dict[str, Any]], *_: Any) -> Iterator[SimpleNamespace]:
+        event = bson.decode(raw, client.codec_options)
+        yield SimpleNamespace(alive=True, try_next=lambda: event)
+
+    monkeypatch.setattr(module, "_watch", watch)
+    result = invoke("--json", "-n", "1")
+    assert result.exit_code == 0
+    assert json.loads(result.stdout)["fullDocument"]["text"] == "a\ufffd"
 
 
 class _Endless:

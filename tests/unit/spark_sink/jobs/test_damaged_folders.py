@@ -15,7 +15,7 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.tables import current_table
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.verification.all_tables import verify_job
+from spark_sink.verification.verify_job import verify_job
 from tests.doubles.scripted_job import (
     BESIDE,
     SIX,

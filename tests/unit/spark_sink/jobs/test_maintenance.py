@@ -34,10 +34,10 @@ def test_small_files_are_compacted_when_it_is_time(
     rows = NOTIFICATIONS.empty_table().from_pylist([{"id": "a"}], NOTIFICATIONS)
     for number in range(3):
         DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", number))
-    tend = schedule(folder, 7200, lambda: now[0])
+    maintain = schedule(folder, 7200, lambda: now[0])
     for moment in (3600.0, 7200.0, 7300.0):
         now[0] = moment
-        tend()
+        maintain()
     assert (
         capsys.readouterr().err == "notifications: 3 files compacted into 1, 0 old ones deleted\n"
     )
@@ -49,7 +49,7 @@ def test_small_files_are_compacted_when_it_is_time(
 
     monkeypatch.setattr(maintenance, "compact_tables", fail)
     now[0] = 14_400.0
-    tend()
+    maintain()
     assert capsys.readouterr().err.splitlines() == [
         "bronze: done",
         "the tables were not all compacted; the job continues: no space left",

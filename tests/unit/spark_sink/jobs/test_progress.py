@@ -222,3 +222,5 @@ def test_a_python_worker_that_starts_too_late_is_explained() -> None:
     assert "the machine is too busy" in cause
     assert "[STREAM_FAILED]" not in cause
     assert cause_of(RuntimeError("x\nCaused by: java.io.EOFException")) == "java.io.EOFException"
+    ended = "x\nCaused by: a.B: Python worker exited unexpectedly (crashed)\n\tat c\nCaused by: a.C"
+    assert "smaller batches" in cause_of(RuntimeError(ended))

@@ -164,7 +164,7 @@ class Query:
         """Return the collections that a snapshot has read as a whole, which ends with the batch."""
         ended = self.state.ended
         assert ended is not None
-        return sorted({*ended.lacked, *self.planner.names(ended.reads_whole)})
+        return sorted({*ended.unread, *self.planner.names(ended.reads_whole)})
 
     def rest(self) -> list[str]:
         """Run batches until no snapshot is left; return the collections of their chunks."""

@@ -183,3 +183,21 @@ def test_rows_from_before_a_ddl_event_follow_it(token, collection, ddl_events, p
     [rows] = Prepare((), ddl_events).table_rows([batch])
     found = [(each["token"], (each["database"], each["collection"])) for each in rows.to_pylist()]
     assert found == ([] if place is None else [(token, place)])
+
+
+def test_a_row_is_compared_only_with_the_ddl_events_of_its_collection(monkeypatch):
+    """A batch may drop thousands of collections."""
+    compared, result = [], DdlEvent.result
+
+    def counted(event, *place):
+        compared.append(event)
+        return result(event, *place)
+
+    monkeypatch.setattr(DdlEvent, "result", counted)
+    drops = [DdlEvent(str(number), "drop", "db", f"c{number}") for number in range(1000, 2000)]
+    row = {"database": "db", "key": "1", "token": "10", "documentKey": None, "document": b""}
+    order = ["database", "collection", "key", "token", "documentKey", "document"]
+    given = [{**row, "collection": name} for name in ("a", "c1500")]
+    batch = pa.RecordBatch.from_pylist(given).select(order)
+    [rows] = Prepare((), drops).table_rows([batch])
+    assert (rows["collection"].to_pylist(), compared) == (["a"], [drops[500]])

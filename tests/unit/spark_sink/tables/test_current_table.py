@@ -20,12 +20,14 @@ from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.tables import current_table
+from spark_sink.tables import current_table, range_merge, staged_changes
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import (
     KEY_RANGE,
     KeyRanges,
+    Merge,
+    merges_of,
     partition_digest,
     partitions_of,
     places_of,
@@ -71,7 +73,10 @@ def check_ranges(folder: Path) -> int:
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", range(2))
-def test_a_table_follows_its_collections(seed: int, tmp_path: Path) -> None:
+def test_a_table_follows_its_collections(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_merge, "_ROWS", 10)
     stream, folder = RandomChanges(seed), tmp_path / "current"
     most = 0
     for number in range(15):
@@ -163,6 +168,26 @@ def test_a_batch_writes_only_the_files_that_have_its_keys(tmp_path: Path) -> Non
             break
     assert documents_in(folder) == stream.collections
     check_ranges(folder)
+
+
+@pytest.mark.usefixtures("small")
+def test_a_task_of_a_batch_with_large_documents_reads_a_small_part_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sizes: list[int] = []
+
+    def merges(*args: Any) -> list[Merge]:
+        found = merges_of(*args)
+        sizes.extend(each.size for each in found)
+        return found
+
+    monkeypatch.setattr(current_table, "merges_of", merges)
+    monkeypatch.setattr(staged_changes, "_GROUP_BYTES", 4_000)
+    stream = RandomChanges(1)
+    numbers = stream.chance.sample(range(200), 200)
+    apply(tmp_path / "current", [stream.change(each, text="x" * 2_000) for each in numbers], 0)
+    assert max(sizes) < 20_000
+    assert documents_in(tmp_path / "current") == stream.collections
 
 
 @pytest.mark.usefixtures("small")

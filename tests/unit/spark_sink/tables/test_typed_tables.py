@@ -58,7 +58,7 @@ def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     checksum = CurrentTable.existing(str(folder)).state.checksum
     assert Checksum.of(found.drop_columns([KEY_RANGE])) == checksum
     rows = found.to_pylist()
-    schema = TableForm.of(json.loads(table.schema().to_json())).schema
+    schema = TableForm.of(json.loads(table.schema().to_json())).document_schema
     assert schema is not None
     documents = InferredDocuments(schema)
     for row in rows:
@@ -263,7 +263,7 @@ def test_the_documented_recipe_keeps_the_documents_own_columns(tmp_path: Path) -
 @pytest.mark.parametrize("form", [INFER, TableForm()])
 def test_soft_deletes_keep_the_row(form: TableForm, tmp_path: Path) -> None:
     stream, folder = RandomChanges(1), tmp_path / "current"
-    soft = TableForm(form.schema, form.infers, keeps_deleted=True)
+    soft = TableForm(form.document_schema, form.infers, keeps_deleted=True)
 
     def delete(number: int) -> dict[str, Any]:
         del stream.collections["a", number]

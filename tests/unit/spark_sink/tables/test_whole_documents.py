@@ -19,7 +19,7 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.documents import from_document
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.fold import Fold, whole_documents
+from spark_sink.tables.fold import Fold, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import places_of
 from spark_sink.tables.prepare import PREPARED, ROW, DdlEvent, Prepare
 from spark_sink.tables.staged_changes import ChangeReport
@@ -45,6 +45,11 @@ def test_whole_documents_and_fold(seed: int) -> None:
     found = pa.concat_tables([whole, folded(fold, others)])
     assert whole.num_rows > 20 or keys == 5
     assert rows_of(found) == rows_of(wanted)
+    parts = [int(token[10:18], 16) % 2 for token in prepared["token"].to_pylist()]
+    chosen = (prepared.filter(pa.array([part == each for part in parts])) for each in (0, 1))
+    left = pa.concat_tables(map(without_superseded, chosen)).sort_by(_ORDER)
+    assert rows_of(folded(fold, left)) == rows_of(wanted)
+    assert left.num_rows < prepared.num_rows
 
 
 IDENTIFIERS = (7, Int64(7), 7.0, "é", ObjectId(bytes(12)), {"a": 1}, {"a": 1.0}, DBRef("c", 1))

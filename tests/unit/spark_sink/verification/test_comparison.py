@@ -18,7 +18,6 @@ from deltalake import DeltaTable, write_deltalake
 
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import fields_of
-from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.options.stream_options import parse_options
@@ -28,10 +27,10 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
 from spark_sink.tables.table_form import TableForm
-from spark_sink.verification.comparison import Compared, Comparison
-from spark_sink.verification.ranges import RangeTasks, place_of_row, unequal_fields
-from spark_sink.verification.stream import _unequal
-from spark_sink.verification.verifier import Verifier
+from spark_sink.verification.collection_comparison import Compared, Comparison, KeptComparison
+from spark_sink.verification.range_tasks import RangeTasks, place_of_row, unequal_fields
+from spark_sink.verification.rounds import Verifier
+from spark_sink.verification.stream_comparison import _unequal
 from tests.doubles.table_changes import RandomChanges, apply
 from tests.spark.field_names import doubled
 
@@ -96,7 +95,7 @@ def compared(folder: Path, most: int) -> tuple[list[str], list[str], RangeTasks]
 
 @pytest.fixture(autouse=True)
 def _no_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_sink.verification.ranges.read_chunks", lambda *_: ())
+    monkeypatch.setattr("spark_sink.verification.range_tasks.read_chunks", lambda *_: ())
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -144,26 +143,26 @@ def test_an_interrupted_comparison_continues_where_it_was(
 
     monkeypatch.setattr(RouterClient, "snapshot_time", lambda _: Timestamp(9, 1))
     monkeypatch.setattr(Comparison, "_step", step)
-    monkeypatch.setattr("spark_sink.verification.comparison.tasks_by_cores", lambda _: 4)
-    folder = Folder(str(tmp_path))
+    monkeypatch.setattr("spark_sink.verification.collection_comparison.tasks_by_cores", lambda _: 4)
+    file, kept = tmp_path / "walk.json", KeptComparison(str(tmp_path), "walk.json")
     with pytest.raises(StreamError):
-        Comparison(no_spark, str(tmp_path), options).compare(folder, "walk.json")
+        Comparison(no_spark, str(tmp_path), options).compare(kept)
     is_gone = False
     every = ["", "a", "aa", "aaa"]
     # With other options, and with another table, it begins again; it leaves nothing at its end.
     for database, expected in (("shop", every[2:]), ("other", every), ("shop", every)):
         capsys.readouterr()
         del places[:], waits[:]
-        kept = folder.text("walk.json")
+        before = file.read_text()
         found = Comparison(no_spark, str(tmp_path), {**options, "database": database}, rate=0.1)
-        last = found.compare(folder, "walk.json", waits.append)
+        last = found.compare(kept, waits.append)
         assert (places, last.rows, last.through) == (expected, 20, Timestamp(9, 1))
         assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
             "continues the comparison that has begun at 1970-01-01T00:00:09+00:00"
         ] * (expected != every)
         assert [round(seconds) for seconds in waits] == [50] * len(expected)
-        assert folder.text("walk.json") is None
-        folder.write("walk.json", kept or "")
+        assert not file.exists()
+        file.write_text(before)
         if database == "other":
             shutil.rmtree(tmp_path / "_delta_log")
             apply(tmp_path, [RandomChanges(1).change(1)])
@@ -180,7 +179,7 @@ def test_a_round_that_fails_is_told_and_goes_on(
         raise pa.ArrowNotImplementedError("no kernel")
 
     monkeypatch.setattr(Verifier, "_verify", fail)
-    monkeypatch.setattr("spark_sink.verification.verifier._RETRY_SECONDS", 0.1)
+    monkeypatch.setattr("spark_sink.verification.rounds._RETRY_SECONDS", 0.1)
     options = {"uri": "mongodb://router", "database": "shop"}
     settings = JobSettings(out="x", verify_every="1s", verify_rate=1)
     with Verifier(no_spark, JobFolder(str(tmp_path)), options, settings):

@@ -1,7 +1,7 @@
 """Verifies the current table of a running job, round by round, at a bounded rate.
 
-A round is a comparison of the table with its collections (`comparison`), half a minute's rows at a
-time. A round that the job's end has interrupted continues with the next start.
+A round is a comparison of the table with its collections, half a minute's rows at a time. A
+round that the job's end has interrupted continues with the next start.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from pyspark.sql import SparkSession
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, say
 from spark_sink.events.positions import after
-from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import CURRENT, JobFolder
 from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.query_run import cause_of
@@ -31,10 +30,13 @@ from spark_sink.snapshot.plan import filter_of
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import EVENT
 from spark_sink.tables.state_files import end_of
-from spark_sink.verification.comparison import Comparison, document_options
+from spark_sink.verification.collection_comparison import (
+    ROUND,
+    Comparison,
+    KeptComparison,
+    document_options,
+)
 
-# The file of the job's folder with which an interrupted round continues.
-_KEPT_IN = "round.json"
 # Differences of a round that are repaired, and shown; and the keys of one signal.
 _MOST_KEPT, _SHOWN, _KEYS_OF_SIGNAL = 1_000, 20, 100
 _POLL_SECONDS = 0.5
@@ -105,9 +107,9 @@ class Verifier:
         while not _is_whole(DeltaLog(self._address)):
             if self._ending.wait(_POLL_SECONDS):
                 return
-        rate, folder = self._settings.verify_rate, Folder(self._folder.address)
+        rate, kept = self._settings.verify_rate, KeptComparison(self._folder.address, ROUND)
         comparison = Comparison(self._spark, self._address, self._options, rate, _MOST_KEPT)
-        found = comparison.compare(folder, _KEPT_IN, self._ending.wait)
+        found = comparison.compare(kept, self._ending.wait)
         if not found.ended:
             return
         for each in found.first[:_SHOWN]:

@@ -1,7 +1,8 @@
 """The tasks of Spark that compare ranges of keys with the documents of their collections.
 
-Both sides may change meanwhile. So rows and keys that differ are only suspects, which `comparison`
-compares again. Executors import this module, which requires pyarrow and pymongo only.
+Both sides may change meanwhile. So rows and keys that differ are only suspects, which
+`collection_comparison` compares again. Executors import this module, which requires pyarrow and
+pymongo only.
 """
 
 from __future__ import annotations
@@ -213,7 +214,7 @@ class RangeTasks:
             chosen = kept if chosen is None else chosen & kept
         chosen_columns = [*map(self.form.column, names)]
         files = [(path, dict[str, Any]()) for path in paths]
-        for batch in TableScan(self.address, self.form.stored, chosen_columns, files, chosen):
+        for batch in TableScan(self.address, self.form.file_schema, chosen_columns, files, chosen):
             made = dict(zip(names, batch.columns, strict=True))
             for name in made.keys() - {"documentKey"}:
                 made[name] = pc.fill_null(made[name], _EMPTY.get(name, ""))

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import (
     BRONZE,
     CURRENT,
@@ -46,9 +45,14 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.table_state import unread_names
 from spark_sink.tables.tasks import rows_of, run_tasks
-from spark_sink.verification.comparison import Comparison, document_options
-from spark_sink.verification.ranges import DIFFERENCES, rows_checksum, unlike_columns
-from spark_sink.verification.stream import (
+from spark_sink.verification.collection_comparison import (
+    COMMAND,
+    Comparison,
+    KeptComparison,
+    document_options,
+)
+from spark_sink.verification.range_tasks import DIFFERENCES, rows_checksum, unlike_columns
+from spark_sink.verification.stream_comparison import (
     MARKS,
     Events,
     bronze_differences,
@@ -56,9 +60,6 @@ from spark_sink.verification.stream import (
     message_differences,
     transaction_differences,
 )
-
-# The file of the job's folder with which an interrupted comparison with the collections continues.
-_KEPT_IN = "verify.json"
 
 
 @dataclass
@@ -159,7 +160,7 @@ def verify_job(
     return found
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Verification:
     """Compares tables of a job, and notes in their outcomes what was found.
 
@@ -175,7 +176,7 @@ class _Verification:
     record: JobRecord
     options: Mapping[str, str]
     logs: Mapping[str, DeltaLog]
-    found: Mapping[str, Outcome]
+    outcomes: Mapping[str, Outcome]
     shown: int
 
     @contextmanager
@@ -185,12 +186,12 @@ class _Verification:
             yield
         except (SourceError, PySparkException, OSError) as error:
             for name in names:
-                self.found[name].failed = True
-                self.found[name].remarks.append(f"not compared: {cause_of(error)}")
+                self.outcomes[name].failed = True
+                self.outcomes[name].remarks.append(f"not compared: {cause_of(error)}")
 
     def compare_with_written(self, name: str) -> None:
         """Compare the checksum of a table's rows with that of those that were written."""
-        log, found = self.logs[name], self.found[name]
+        log, found = self.logs[name], self.outcomes[name]
         with self._failures(name):
             rows = log.checksum.rows
             if difference := checksum_difference(self.spark, log):
@@ -202,18 +203,18 @@ class _Verification:
         """Compare the current table, if there is one, at the rate of `verify_job`."""
         if CURRENT not in self.logs:
             return
-        log, found, record = self.logs[CURRENT], self.found[CURRENT], self.record
+        log, found, record = self.logs[CURRENT], self.outcomes[CURRENT], self.record
         with self._failures(CURRENT):
             given = document_options({**namespace_options(record.namespaces), **self.options})
             given = {"uri": self.options["uri"], **given}
             comparison = Comparison(self.spark, log.address, given, rate, self.shown)
-            compared = comparison.compare(Folder(self.folder), _KEPT_IN)
+            compared = comparison.compare(KeptComparison(self.folder, COMMAND))
             found.count += compared.count
             found.first += [{n: t for n, t in e.items() if n != "token"} for e in compared.first]
             form = replace(
                 TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
             )
-            names = form.stored.names
+            names = form.file_schema.names
             tasks = [partial(unlike_columns, form, each) for each in scans_of(log, names)]
             found.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
             now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -266,7 +267,7 @@ class _Verification:
             try:
                 for name in names:
                     with self._failures(name):
-                        found = self.found[name]
+                        found = self.outcomes[name]
                         found.add(compare[name](rows[name], events), self.shown)
                         found.compared.append(f"the events from {begin} to {end} with the stream")
                         if self.record.since > first:
@@ -279,7 +280,7 @@ class _Verification:
 
     def _remark(self, names: Iterable[str], why: str) -> None:
         for name in names:
-            self.found[name].remarks.append(f"not compared with the stream: {why}")
+            self.outcomes[name].remarks.append(f"not compared with the stream: {why}")
 
 
 def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[str, Any] | None:

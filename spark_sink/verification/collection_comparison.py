@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -41,7 +41,7 @@ from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
 from spark_sink.tables.state_files import end_of
 from spark_sink.tables.table_state import unread_after
 from spark_sink.tables.tasks import REPORT_PROGRESS, MadeRows, rows_of
-from spark_sink.verification.ranges import (
+from spark_sink.verification.range_tasks import (
     DIFFERENCES,
     DOCUMENTS,
     DOUBLED,
@@ -59,6 +59,8 @@ _TASK_ROWS = 100_000
 _STEP_SECONDS = 30
 _MOST = 100_000  # differences, which the driver holds in memory
 _KEPT = StorageLevel.MEMORY_AND_DISK
+COMMAND, ROUND = "verify.json", "round.json"
+"""The files that keep the comparison of `job verify`, and that of a running job."""
 
 
 def document_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -123,6 +125,43 @@ class Compared:
         return self.plan is not None and self.plan.ended
 
 
+class KeptComparison:
+    """The file of a job's folder that keeps the progress of a comparison. Methods raise OSError.
+
+    Args:
+        folder: its address.
+        name: of the file: COMMAND or ROUND.
+    """
+
+    def __init__(self, folder: str, name: str) -> None:
+        self._folder, self._name = Folder(folder), name
+
+    def load(self, options: str, table: str) -> Compared | None:
+        """Return the unfinished comparison of these documents and this table, and print that.
+
+        The result is None without a valid file.
+        """
+        try:
+            found = from_json(Compared, self._folder.text(self._name) or "")
+        except (ValueError, KeyError, TypeError):  # no file, or one of another version
+            return None
+        if found.ended or (found.options, found.table) != (options, table):
+            return None
+        say(
+            f"continues the comparison that has begun at {found.begin}, of which {found.rows:,} "
+            f"rows and keys are done: remove {self._name} to begin again"
+        )
+        return found
+
+    def save(self, compared: Compared) -> None:
+        """Replace the kept progress."""
+        self._folder.write(self._name, to_json(compared))
+
+    def remove(self) -> None:
+        """Remove the file, so that the next comparison begins again."""
+        self._folder.remove(self._name)
+
+
 class Comparison:
     """Compares a current table with the collections that the options of the source select.
 
@@ -158,36 +197,25 @@ class Comparison:
         """The options that select the documents, as JSON."""
 
     def compare(
-        self, folder: Folder, name: str, wait: Callable[[float], bool | None] = time.sleep
+        self, kept: KeptComparison, wait: Callable[[float], bool | None] = time.sleep
     ) -> Compared:
         """Compare everything, at the rate, and return what was found.
 
-        The progress is kept in the file `name` of a folder. An interrupted comparison of the same
-        documents with the same table continues from it. `wait` is called with seconds; if it
-        returns True, the comparison stops there.
+        An interrupted comparison of the same documents with the same table continues from `kept`,
+        which gets the progress. `wait` is called with seconds; if it returns True, the comparison
+        stops there.
         """
-        kept: Compared | None = None
-        with suppress(
-            ValueError, KeyError, TypeError
-        ):  # without a file, or with one of another version
-            kept = from_json(Compared, folder.text(name) or "")
-            if kept.ended or (kept.options, kept.table) != (self.named, self._table.log.id):
-                kept = None
-            else:
-                say(
-                    f"continues the comparison that has begun at {kept.begin}, of which "
-                    f"{kept.rows:,} rows and keys are done: remove {name} to begin again"
-                )
-        rows, begun = 0 if kept is None else kept.rows, time.monotonic()
-        for compared in self.steps(kept):
-            folder.write(name, to_json(compared))
+        before = kept.load(self.named, self._table.log.id)
+        rows, begun = 0 if before is None else before.rows, time.monotonic()
+        for compared in self.steps(before):
+            kept.save(compared)
             REPORT_PROGRESS.get()("rows and keys verified", compared.rows, 2 * self._table.count())
             if self._rate is not None:
                 due = begun + (compared.rows - rows) / self._rate
                 if wait(max(0.0, due - time.monotonic())) and not compared.ended:
                     return compared
             rows, begun = compared.rows, time.monotonic()
-        folder.remove(name)
+        kept.remove()
         return compared
 
     def steps(self, compared: Compared | None = None) -> Iterator[Compared]:
