@@ -13,7 +13,7 @@ from bson.timestamp import Timestamp
 
 from router.bson_text import plain
 from router.catalog.cluster import Cluster
-from router.cursors.cursor import CursorUser, MergedCursor, Owner, check_user
+from router.cursors.cursor import CursorUser, MergedCursor, Owner
 from router.cursors.departed_clients import DepartedClients
 from router.cursors.explanation import explain_stream
 from router.lookup.completing_reader import CompletingReader
@@ -94,7 +94,7 @@ class CursorRegistry:
         quota = Quota(owner.client, owner.user)
         ticket = self.admission.admit_cursor(quota, request_bytes)
         try:
-            reader = await self._read(request, quota)
+            reader = await self._open_reader(request, quota)
         except BaseException:
             ticket.end()
             raise
@@ -111,7 +111,7 @@ class CursorRegistry:
         if first.closed:
             cursor.close()
         else:
-            self._departed.returned(owner.client, request.namespace)
+            self._departed.record_back(owner.client, request.namespace)
             cursor.last_used = self._loop.time()
             self._cursors[cursor.cursor_id] = cursor
             self._schedule_reaping()
@@ -170,9 +170,9 @@ class CursorRegistry:
             raise CommandError.unexpected(error) from error
         finally:
             if in_use:
-                self._returned(cursor, interrupted=interrupted)
+                self._check_in(cursor, interrupted=interrupted)
 
-    def _returned(self, cursor: MergedCursor, *, interrupted: bool) -> None:
+    def _check_in(self, cursor: MergedCursor, *, interrupted: bool) -> None:
         """Start the idle time of a cursor whose getMore has ended, or remove the cursor."""
         cursor.busy = False
         cursor.last_used = self._loop.time()
@@ -220,7 +220,7 @@ class CursorRegistry:
         ``behindSeconds`` is the time for which the client leaves events unread. ``wall`` is the
         time since 1970.
         """
-        farthest = nlargest(most, self._lags(wall), key=itemgetter(0))
+        farthest = nlargest(most, self._seconds_behind(wall), key=itemgetter(0))
         now = self._loop.time()
         return [
             {
@@ -234,7 +234,7 @@ class CursorRegistry:
             for behind, cursor in farthest
         ]
 
-    def _lags(self, wall: float) -> Iterator[tuple[float, MergedCursor]]:
+    def _seconds_behind(self, wall: float) -> Iterator[tuple[float, MergedCursor]]:
         """Yield for how many seconds each client leaves events unread, and its cursor."""
         ends: dict[RunningStream, float] = {}
         for cursor in self._cursors.values():
@@ -272,8 +272,7 @@ class CursorRegistry:
         """End the cursors that ``user`` may no longer read; their next getMore raises the error."""
         for cursor in list(self._cursors.values()):
             if cursor.user is user and (refusal := cursor.refusal) is not None:
-                cursor.kill(refusal)
-                cursor.close()
+                cursor.close(refusal)
 
     def kill(
         self, cursor_ids: Iterable[int], owner: Owner, *, anybody: bool = False
@@ -293,7 +292,7 @@ class CursorRegistry:
                 not_found.append(cursor_id)
                 continue
             if not anybody:
-                check_user(cursor_id, cursor.owner, owner)
+                cursor.check_user(owner)
             self._remove(cursor_id)
             killed.append(cursor_id)
         return killed, not_found
@@ -332,7 +331,9 @@ class CursorRegistry:
         await self._noop_writer.close()
         await self._streams.close()
 
-    async def _read(self, request: StreamRequest, quota: Quota) -> ClientReader | CompletingReader:
+    async def _open_reader(
+        self, request: StreamRequest, quota: Quota
+    ) -> ClientReader | CompletingReader:
         """Return a reader of ``request``. Raises CommandError; then nothing is left open."""
         plan = LookupPlan.of(request)
         if plan is None:
@@ -358,10 +359,9 @@ class CursorRegistry:
         cursor = self._cursors.pop(cursor_id, None)
         if cursor is not None:
             try:
-                cursor.kill(reason)
-                cursor.close()
+                cursor.close(reason)
                 client, needs = cursor.owner.client, cursor.needs
-                self._departed.left(client, cursor.namespace, needs, self._loop.time())
+                self._departed.record_left(client, cursor.namespace, needs, self._loop.time())
             except Exception:  # the other cursors are closed all the same
                 log.exception("closing a cursor failed", cursor=cursor_id)
 

@@ -117,10 +117,10 @@ class CompletingReader:
             while True:
                 if self.client_reader.interrupted is not None:
                     raise self.client_reader.interrupted
-                size += self._hand_out(events, batch_size or None, size)
+                size += self._hand_out(events, batch_size, size)
                 if self._completed or len(events) == batch_size:
                     break
-                if not batch_size and size >= self._reads.settings.reply_target_bytes:
+                if batch_size is None and size >= self._reads.settings.reply_target_bytes:
                     break
                 if self._failure is not None:
                     if events:
@@ -174,7 +174,7 @@ class CompletingReader:
         if reader.interrupted is not None:
             return True
         wanted = self._at_once
-        if batch_size:
+        if batch_size is not None:
             wanted = min(wanted, batch_size - len(events))
         try:
             self._taken = reader.take(wanted)

@@ -152,19 +152,19 @@ class ClientReader:
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
 
-        ``batch_size`` None or 0 means as many as fit. If no event arrives, the batch is empty, with
+        ``batch_size`` None means as many as fit. If no event arrives, the batch is empty, with
         a postBatchResumeToken that may have advanced. Raises CommandError, labelled as mongos
         labels it, if the stream has failed or the reader was interrupted. Cancellation loses no
         events.
         """
         deadline = self._loop.time() + max_time
-        if max_time > 0 and self._should_gather(batch_size or None):
+        if max_time > 0 and self._should_gather(batch_size):
             await self._wait(max_time)
         await self.until_ready(deadline)
         if self.interrupted is not None:
             raise self.interrupted
         try:
-            batch = self.take(batch_size or None)
+            batch = self.take(batch_size)
         except CommandError:
             self.finished = True
             raise
