@@ -8,7 +8,7 @@ from typing import Any, Final
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import may_be_view
+from router.catalog.cluster import Cluster, may_be_view
 from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
@@ -16,6 +16,7 @@ from router.stream.opening import ClusterTimeFetcher, StreamOpening
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.replica_set import ReadPreference
@@ -32,20 +33,20 @@ class OpenStreams:
     events count in the part of the memory that belongs to the user that has opened it.
     """
 
-    def __init__(self, resources: StreamResources, admission: Admission) -> None:
-        self.cluster = resources.cluster
-        self.policy = SharingPolicy(resources.settings, lambda: resources.cluster.undefined_is_null)
+    def __init__(self, cluster: Cluster, settings: StreamSettings) -> None:
+        self.resources = resources = StreamResources.of(cluster, settings)
+        self.admission = Admission(settings, resources.memory)
+        self.cluster = cluster
+        self.policy = SharingPolicy(settings, lambda: cluster.undefined_is_null)
         self.moving = 0
         """Readers that are moving to another stream."""
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
         self.moves_to_own = 0
         """Readers that have moved back to their own stream."""
-        self._admission = admission
-        self.resources = resources
-        self._settings = resources.settings
+        self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self.cluster_time = ClusterTimeFetcher(resources.cluster, resources.settings)
+        self.cluster_time = ClusterTimeFetcher(cluster, settings)
         self._by_key: dict[bytes, list[StreamOpening]] = {}
         """The streams by their identity; readers that have caught up join the first one."""
         self._keys: dict[StreamOpening, bytes | None] = {}
@@ -151,7 +152,7 @@ class OpenStreams:
         quota: Quota,
         needed: Set[ShardSpan],
     ) -> StreamOpening:
-        ticket = self._admission.admit_stream(quota, self.cluster.targets)
+        ticket = self.admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
         if start_at is not None and (needed or not request.starts_after_invalidate):
             request = replace(request, start=AtTime(start_at))
@@ -196,7 +197,7 @@ class OpenStreams:
 
     def admits(self, key: bytes, quota: Quota) -> bool:
         """Return whether ``quota`` may read the stream ``key`` beside those that move now."""
-        return self.serves(key) or self._admission.streams_left(quota) > self.moving
+        return self.serves(key) or self.admission.streams_left(quota) > self.moving
 
     def is_recent(self, time: Timestamp) -> bool:
         """Return whether a reader that starts at ``time`` has no backlog to read."""
@@ -239,6 +240,7 @@ class OpenStreams:
 
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
+        await self.resources.noop_writer.close()
         for opening in list(self._keys):
             self._gone(opening)
         await self.cluster_time.close()
