@@ -31,7 +31,9 @@ _RUNS = 30
 """The number of runs that share the lines."""
 
 
-_LAST = frozenset({"__init__", "guarded", "_stop_if_broken", "close", "fail", "stop_reading"})
+_LAST = frozenset(
+    {"__init__", "guarded", "_stop_if_broken", "clear", "close", "fail", "stop_reading"}
+)
 """Functions that end what an exception has interrupted: a second one there would end nothing."""
 
 
