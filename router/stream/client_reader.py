@@ -123,7 +123,7 @@ class ClientReader:
                 ):
                     raise  # its own stream would need the same servers, and as long
                 streams.refused(self._candidates, source, error, begun)
-        enter = streams.find_or_open if after is None else streams.find_or_open_later
+        enter = streams.find_or_open if after is None else streams.find_or_open_patiently
         return own, *await enter(own.request, *wanted)
 
     # Reading.

@@ -32,8 +32,8 @@ class Batch(NamedTuple):
 class LogReader:
     """Reads a merged stream for one client (docs/design.md#many-clients).
 
-    Many log readers share one stream; each has its own high water mark. The log has dropped the
-    next events of a ``lost`` log reader: attach it to another stream that covers its ``needs``.
+    Many log readers share one stream; each has its own high water mark. A log reader is ``lost`` if
+    the log has dropped its next events: then ``continue_on`` a view that covers ``needs``.
     """
 
     __slots__ = (

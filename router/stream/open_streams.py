@@ -61,7 +61,9 @@ class OpenStreams:
         after: bytes | None = None,
         needed: Set[ShardSpan] = frozenset(),
     ) -> tuple[RunningStream, Timestamp]:
-        """Return an open stream, entered, that covers ``after``, and the reader's start.
+        """Return an open stream that has all events beyond ``after``, with one reader added.
+
+        Beside it, return the time from which the reader reads it.
 
         ``start_at`` None means now; ``after`` defaults to the first sort key of ``start_at``.
         ``needed`` are the shard spans to read, including those of shards that have left.
@@ -92,7 +94,7 @@ class OpenStreams:
                 raise
             opening.leave()  # other readers have advanced past the start during the opening
 
-    async def find_or_open_later(
+    async def find_or_open_patiently(
         self,
         request: StreamRequest,
         start_at: Timestamp | None,
@@ -104,15 +106,15 @@ class OpenStreams:
 
         It waits while the shard list cannot be read: the config server's outage ends no cursor.
         """
-        can_list = False
+        has_listed = False
         while True:
             try:
                 return await self.find_or_open(request, start_at, quota, after, needed)
             except CommandError as error:
-                if can_list or RESUMABLE_LABEL not in error.labels:
+                if has_listed or RESUMABLE_LABEL not in error.labels:
                     raise
             try:
-                can_list = bool(await self.cluster.shards())
+                has_listed = bool(await self.cluster.shards())
             except CommandError as error:
                 log.info("a client waits for the shard list", error=str(error))
 
@@ -125,9 +127,9 @@ class OpenStreams:
     ) -> StreamOpening | None:
         """Return a stream that covers the events after ``after`` and is not far behind, or None.
 
-        In a backlog a stream without readers must not be behind it at all, since the events in
-        between may be many, and no other client reads them. The stream takes the place of one that
-        is far behind as the one that others join.
+        If the reader has a backlog, a stream without readers is used only if it has reached
+        ``after``: otherwise it would read the events in between, which may be many, for nobody. The
+        stream takes the place of one that is far behind as the one that others join.
         """
         in_backlog = not self.is_recent(start_at)
         for opening in streams:
