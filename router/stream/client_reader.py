@@ -122,7 +122,7 @@ class ClientReader:
                     start_at is None or (after is None and is_over)
                 ):
                     raise  # its own stream would need the same servers, and as long
-                streams.refused(self._candidates, source, error, begun)
+                streams.record_failure(self._candidates, source, error, begun)
         enter = streams.find_or_open if after is None else streams.find_or_open_patiently
         return own, *await enter(own.request, *wanted)
 
@@ -349,7 +349,7 @@ class ClientReader:
         if isinstance(view, PartialView) and view.wider_stream_ended:
             self._beyond = view.low_watermark or b""
         elif error.code != ErrorCode.CappedPositionLost and self._source is not own:
-            self._streams.refused(self._candidates, self._source, error, self._since)
+            self._streams.record_failure(self._candidates, self._source, error, self._since)
             self._record_source(own)
 
     def _record_source(self, source: Source) -> None:

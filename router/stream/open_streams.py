@@ -210,7 +210,7 @@ class OpenStreams:
         """Return the seconds within which a client's stream is to be opened."""
         return self._settings.opening_time(ReadPreference.of(request.read_preference))
 
-    def refused(
+    def record_failure(
         self, candidates: Candidates, source: Source, error: CommandError, begun: float
     ) -> None:
         """Record that ``source``, tried or read since ``begun``, does not serve a client."""
