@@ -226,9 +226,7 @@ def arrive(stream: PrivateStream, number: int, **fields: Any) -> None:
         pass
 
 
-def test_an_exception_at_the_end_of_a_namespace_is_an_error(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_an_exception_at_a_namespace_s_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     stream = opened(shards=1)
     fan_out = FanOut(stream, 1 << 30)
     view = fan_out.open(tenant(1), first_key(START), NAME)

@@ -70,20 +70,12 @@ def test_every_recorded_event_is_parsed_with_its_token():
     assert count > 5000
 
 
-def rebuilt_reply(name: str, batch: CursorBatch, **more: Any) -> bytes:
+def rebuilt_reply(name: str, batch: CursorBatch) -> bytes:
     """Return the reply of mongos with a batch's events in the field ``name``."""
-    events = [event for _, event in batch.events]
     pbrt = b"" if batch.watermark is None else batch.watermark.token
-    parts = build_cursor_reply(
-        name,
-        Batch(events, batch.size, pbrt, closed=False),
-        cursor_id=batch.cursor_id,
-        namespace=batch.namespace,
-        cluster_time=batch.cluster_time,
-        operation_time=batch.operation_time,
-        **more,
-    )
-    return b"".join(parts)
+    whole = Batch([event for _, event in batch.events], batch.size, pbrt, closed=False)
+    times: Any = {"cluster_time": batch.cluster_time, "operation_time": batch.operation_time}
+    return b"".join(build_cursor_reply(name, whole, batch.cursor_id, batch.namespace, **times))
 
 
 def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
@@ -116,7 +108,7 @@ def test_events_of_transactions_are_found_without_scanning(chosen):
 def test_array_indexes_of_all_widths_are_built(count):
     events = [bson.encode({"_id": {"_data": f"82{n:08X}"}, "n": n}) for n in range(count)]
     whole = Batch(events, sum(map(len, events)), b"", closed=False)
-    parts = build_cursor_reply("nextBatch", whole, cursor_id=1, namespace="d.c")
+    parts = build_cursor_reply("nextBatch", whole, 1, "d.c")
     body = b"".join(parts)
     assert len(body) == int.from_bytes(parts[0][:4], "little")
     assert bson.decode(body)["cursor"]["nextBatch"] == [bson.decode(event) for event in events]
