@@ -327,7 +327,7 @@ def refusal(reason: str) -> CommandError:
     return CommandError(
         ErrorCode.BadValue,
         f"mergerouter does not serve a change stream with {reason}; with --upstream, a mongos "
-        "answers such a request",
+        "answers drivers that request one",
     )
 
 

@@ -252,10 +252,11 @@ def _divide(bounds: dict[str, tuple[KeyRange, bool]], changes: Iterable[ChangeGr
     sizes: dict[str, int] = {}
     lowers = sorted(bounds)
     for group in sorted(changes, key=lambda each: each.first):
-        lower = lowers[bisect_right(lowers, group.first) - 1]
+        first = _shortened(group.first)
+        lower = lowers[bisect_right(lowers, first) - 1]
         size = sizes.get(lower, 0)
-        if size and size + group.size > _TASK_BYTES and group.first not in bounds:
-            bounds[group.first] = bounds[lower]
+        if size and size + group.size > _TASK_BYTES and first not in bounds:
+            bounds[first] = bounds[lower]
             size = 0
         sizes[lower] = size + group.size
 
@@ -279,20 +280,28 @@ def _indexes(
     return found
 
 
-def with_keys(part: PartFile, column: str, first: str, last: str) -> PartFile:
+def with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> PartFile:
     """Return a file whose statistics have the keys of its first and last place.
 
     Parquet has no statistics of a row group with texts above 4 KiB at its ends. Long keys are cut,
-    so that a commit stays small.
+    so that a commit stays small. A least key of _KEY_CHARACTERS may be below the rows before the
+    file, which end at the place `end`; a shorter one is not.
     """
     if parents_of(first) != parents_of(last):
         return part
     stats = json.loads(part["stats"])
     least, greatest = (place.rpartition("\0")[2] for place in (first, last))
-    stats["minValues"][column] = least[:_KEY_CHARACTERS]
+    tells = _shortened(first) > end
+    stats["minValues"][column] = least[: _KEY_CHARACTERS - 1 if tells else _KEY_CHARACTERS]
     cut = greatest[:_KEY_CHARACTERS]
     stats["maxValues"][column] = cut if cut == greatest else cut + LAST
     return {**part, "stats": json.dumps(stats, ensure_ascii=False)}
+
+
+def _shortened(place: str) -> str:
+    """Return the longest place, up to this one, whose key has less than _KEY_CHARACTERS."""
+    names, separator, key = place.rpartition("\0")
+    return names + separator + key[: _KEY_CHARACTERS - 1]
 
 
 def parents_of(place: str) -> tuple[str, str]:
@@ -325,7 +334,8 @@ def _apart(rows: pa.Table) -> pa.ChunkedArray:
     """Return the last places of files, lowered where only statistics overlap, and not rows.
 
     A file of several collections that ends within its last one, or within its last database, is
-    followed by a file of nothing else (`_RangeFiles`), whose statistics have its exact first place.
+    followed by a file of nothing else (`_RangeFiles`), whose statistics have a place between their
+    rows unless two long keys are too alike (`with_keys`): these files are one range.
     """
     last = rows["last"]
     if len(rows) < 2:
@@ -339,12 +349,13 @@ def _apart(rows: pa.Table) -> pa.ChunkedArray:
     for row in chosen:
         begin, parent = rows["first"][row + 1].as_py(), places[row].removesuffix(LAST)
         is_other = partitions[row] != partitions[row + 1]
-        if is_other and begin.startswith(parent) and begin != parent:
-            places[row] = _before(begin)
+        tells = len(begin.rpartition("\0")[2]) < _KEY_CHARACTERS
+        if is_other and tells and begin.startswith(parent) and begin != parent:
+            places[row] = last_before(begin)
     return pa.chunked_array([pa.array(places, pa.string())])
 
 
-def _before(place: str) -> str:
+def last_before(place: str) -> str:
     """Return the last place before another one."""
     head, code = place[:-1], ord(place[-1])
     if not code:

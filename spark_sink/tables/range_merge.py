@@ -32,6 +32,7 @@ from spark_sink.tables.key_ranges import (
     LAST,
     KeyRange,
     Merge,
+    last_before,
     parents_of,
     places_of,
     with_keys,
@@ -276,7 +277,8 @@ class _RangeFiles:
             summed=False,
         )
         self._range = ""  # of the file that is being written, if there is one
-        self._first, self._last = "", task.merge.lower
+        self._former = self._first = ""
+        self._last = last_before(task.merge.lower) if task.merge.lower else ""
         self._end_before = LAST
         self._parts: list[PartFile] = []
 
@@ -301,7 +303,7 @@ class _RangeFiles:
         return self._parts
 
     def _begin(self, first: str) -> None:
-        self._range, self._first = uuid.uuid4().hex[:12], first
+        self._range, self._former, self._first = uuid.uuid4().hex[:12], self._last, first
         within = (each for each in reversed(parents_of(first)) if self._last > each)
         self._end_before = next(within, "") + LAST
 
@@ -314,7 +316,8 @@ class _RangeFiles:
     def _end(self) -> None:
         if self._range:
             key = self._form.column("key")
-            self._parts += (with_keys(e, key, self._first, self._last) for e in self.files.close())
+            places = self._former, self._first, self._last
+            self._parts += (with_keys(each, key, *places) for each in self.files.close())
             self._range = ""
 
 

@@ -129,9 +129,11 @@ class Audit:
         stage = {**watch.stage, "startAfter": token}
         cursor = DriverCursor(self._router.address, watch.database, watch.target, b"r" * 16)
         try:
-            async with asyncio.timeout(_TIME_TO_RESUME):
+            async with asyncio.timeout(_TIME_TO_RESUME) as without_events:
                 batch = await cursor.open(stage, list(watch.pipeline), None)
                 while True:
+                    if batch.events:
+                        without_events.reschedule(self._loop.time() + _TIME_TO_RESUME)
                     segment.events += batch.events
                     segment.end = batch.pbrt["_data"]
                     if not batch.cursor_id or segment.end >= self._end:

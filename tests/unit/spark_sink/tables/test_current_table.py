@@ -224,6 +224,23 @@ def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> Non
     assert len(before - {each["path"] for each in DeltaLog(str(folder)).actions()}) == 1
 
 
+@pytest.mark.usefixtures("small")
+def test_long_keys_that_begin_alike_are_in_one_row_each(tmp_path: Path) -> None:
+    stream, folder = RandomChanges(1), tmp_path / "current"
+    places = [("a", "short"), *(("b", "k" * 1_100 + f"{number:03}") for number in range(200))]
+    for number in range(2):
+        events = []
+        for name, identifier in places:
+            text = stream.chance.randbytes(100).hex()
+            document = {"_id": identifier, "text": text}
+            stream.collections[name, identifier] = document  # type: ignore[index]
+            event = stream._event("replace", name, 0, fullDocument=document)
+            events.append({**event, "documentKey": {"_id": identifier}})
+        apply(folder, events, number)
+        assert len(DeltaLog(str(folder)).paths()) > 1
+        assert documents_in(folder) == stream.collections
+
+
 # Changes of one document's key: the token's seconds, what happens, the document's key before it,
 # and the document after it. A number of an `_id` may become one of another type. A new value of
 # the shard key moves a document, and the insert may have the smaller cluster time.
