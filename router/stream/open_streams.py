@@ -9,9 +9,12 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, may_be_view
+from router.loads import MemberLoads
+from router.memory import Memory
 from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
+from router.stream.noop_writer import NoOpWriter
 from router.stream.opening import ClusterTimeFetcher, StreamOpening
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import RunningStream
@@ -34,8 +37,10 @@ class OpenStreams:
     """
 
     def __init__(self, cluster: Cluster, settings: StreamSettings) -> None:
-        self.resources = resources = StreamResources.of(cluster, settings)
-        self.admission = Admission(settings, resources.memory)
+        loads, memory = MemberLoads(), Memory(settings.total_buffer_bytes, settings.user_buffer)
+        noop_writer = NoOpWriter(cluster, settings, loads)
+        self.resources = StreamResources(cluster, settings, loads, noop_writer, memory)
+        self.admission = Admission(settings, memory)
         self.cluster = cluster
         self.policy = SharingPolicy(settings, lambda: cluster.undefined_is_null)
         self.moving = 0
