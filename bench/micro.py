@@ -33,7 +33,7 @@ from router.lookup.upstream_reads import UpstreamReads
 from router.memory import Memory
 from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
-from router.stream.log_reader import LogReader
+from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.views import View
 from router.stream_settings import StreamSettings
@@ -73,11 +73,10 @@ def reply() -> None:
             events = [raw for _, raw in dealt(0, 1, count, size)]
             last = bson.encode({"_data": token(count - 1)})
 
-            def build(events: list[bytes] = events, last: bytes = last) -> bytes:
-                parts = build_cursor_reply(
-                    "nextBatch", cursor_id=7, namespace="bench.events", events=events, pbrt=last
-                )
-                return b"".join(parts)
+            whole = Batch(events, sum(map(len, events)), last, closed=False)
+
+            def build(whole: Batch = whole) -> bytes:
+                return b"".join(build_cursor_reply("nextBatch", whole, 7, "bench.events"))
 
             body = build()
 

@@ -32,6 +32,7 @@ from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.status_sums import Histogram
+from router.stream.open_streams import OpenStreams
 from router.stream_settings import StreamSettings, settings_of_process
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
@@ -274,8 +275,7 @@ def _cursors(
     if isinstance(upstream, UpstreamMongos) and access is not None and upstream.user is None:
         lend = None  # the mongos would refuse the router's lookups
     cursors = CursorRegistry(
-        servers.cluster,
-        of_streams,
+        OpenStreams(servers.cluster, of_streams),
         new_id=None if peers is None else peers.new_cursor_id,
         mongos=lend,
         sent_time=None if access is None else access.times.newest_raw,

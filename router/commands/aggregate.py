@@ -12,6 +12,7 @@ from router.access.users import User
 from router.commands.call import Call, answers
 from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough
 from router.cursors.cursor import Owner
+from router.cursors.explanation import explain_stream
 from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.accepted import MOST_STAGES, explains_change_stream, is_change_stream
 from router.request.fields import api_parameters
@@ -84,7 +85,7 @@ async def aggregate(call: Call) -> AnyAnswer:
         async with asyncio.timeout(limit):
             after = (call.command.get("readConcern") or {}).get("afterClusterTime")
             if after is not None:
-                await node.cursors.check_reached(after, request)
+                await node.cursors.streams.cluster_time.check_reached(after, request)
             owner = Owner(call.lsid, call.user_name, call.client.host, call.client.label)
             cursor, batch = await node.cursors.open(
                 request, owner, user=call.user, api=api_parameters(call.command),
@@ -187,7 +188,7 @@ async def _explained(
         "version": node.identity.version,
         "gitVersion": build["gitVersion"],
     }
-    plan = await node.cursors.explain(request, verbosity)
+    plan = await explain_stream(request, verbosity, node.cursors.streams)
     named = {name: command[name] for name in ("aggregate", "pipeline")}
     shown = {**named, "cursor": command.get("cursor", {})}
     return Answer({"serverInfo": server, **plan, "command": shown})

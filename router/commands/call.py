@@ -293,11 +293,9 @@ class Call:
         cluster_time, operation_time = self.node.reply_times
         return build_cursor_reply(
             batch_name,
-            cursor_id=0 if batch.closed else cursor_id,
-            namespace=namespace,
-            events=batch.events,
-            pbrt=batch.pbrt,
-            size=batch.size,
+            batch,
+            cursor_id,
+            namespace,
             cluster_time=cluster_time,
             operation_time=operation_time,
             **order,

@@ -1,6 +1,6 @@
 """The results of command functions, and their conversion to reply bodies."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from struct import Struct
@@ -9,6 +9,7 @@ from typing import Any, Literal
 from bson.timestamp import Timestamp
 
 from router.bson_text import LONGEST, shortened
+from router.stream.log_reader import Batch
 from shard_client.bson.values import BOOLEAN
 from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import CommandError
@@ -108,33 +109,30 @@ BatchName = Literal["firstBatch", "nextBatch"]
 
 def build_cursor_reply(
     batch_name: BatchName,
-    *,
+    batch: Batch,
     cursor_id: int,
     namespace: str,
-    events: Sequence[bytes],
-    pbrt: bytes,
-    size: int | None = None,
+    *,
     cluster_time: bytes | None = None,
     operation_time: Timestamp | None = None,
     identity_first: bool | None = None,
 ) -> list[bytes]:
     """Return the reply body that mongos would send, as parts for the caller to join.
 
-    ``size`` is the total bytes of ``events`` if known; ``pbrt`` and ``cluster_time``
-    are raw documents. Empty and None fields are omitted. Fields have the order that mongos uses: id
+    The id is 0 if ``batch`` is closed. ``cluster_time`` is a raw document. Empty and None fields
+    are omitted. Fields have the order that mongos uses: id
     and ns come last in an aggregate's reply and first in a getMore's, unless ``identity_first``
     sets their position.
     """
     if identity_first is None:
         identity_first = batch_name == "nextBatch"
-    count = len(events)
-    events_size = sum(map(len, events)) if size is None else size
-    batch_size = 5 + events_size + heads_size(count)
+    events, pbrt, count = batch.events, batch.pbrt, len(batch.events)
+    batch_size = 5 + batch.size + heads_size(count)
     batch_head = b"\x04%b\0%b" % (batch_name.encode(), _int32.pack(batch_size))
     token = b"\x03postBatchResumeToken\0" + pbrt if pbrt else b""
     ns = namespace.encode()
     identity = b"\x12id\0%b\x02ns\0%b%b\0" % (
-        _int64.pack(cursor_id),
+        _int64.pack(0 if batch.closed else cursor_id),
         _int32.pack(len(ns) + 1),
         ns,
     )

@@ -27,36 +27,6 @@ class Owner(NamedTuple):
     connection: str | None = None
 
 
-def check_user(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
-    """Raise CommandError (13 Unauthorized) for another user's cursor."""
-    if cursor_owner.user != asking.user:
-        raise CommandError(
-            ErrorCode.Unauthorized,
-            f"cursor id {cursor_id} was not created by the authenticated user :: caused by :: "
-            "User not authorized to access cursor",
-        )
-
-
-def check_session(cursor_id: int, cursor_owner: Owner, asking: Owner) -> None:
-    """Raise CommandError for a getMore in a different session, with mongos's error codes."""
-    created, used = cursor_owner.lsid, asking.lsid
-    if created == used:
-        return
-    if cursor_owner.user is not None:
-        raise CommandError(
-            ErrorCode.Unauthorized,
-            f"Cursor session id ({_session(cursor_owner)}) is not the same as the operation "
-            f"context's session id ({_session(asking)})",
-        )
-    made, run = "not created in a session", "without an lsid"
-    if created is not None:
-        made = f"created in session {_session(cursor_owner)}"
-    if used is not None:
-        run = f"in session {_session(asking)}"
-    code = 50799 if created is None else 50800 if used is None else 50801
-    raise CommandError(code, f"Cannot run getMore on cursor {cursor_id}, which was {made}, {run}")
-
-
 def _session(owner: Owner) -> str:
     """Return a session as mongos prints it: its id, and the hash of its user's name."""
     lsid = owner.lsid
@@ -122,17 +92,46 @@ class MergedCursor:
         """Whether the stream has ended or failed, or the cursor was killed: no events follow."""
         return self._reader.finished or self._client_reader.interrupted is not None
 
-    def check(self, client: Owner) -> None:
-        """Raise CommandError unless ``client`` may use the cursor now.
+    def check(self, asking: Owner) -> None:
+        """Raise CommandError unless ``asking`` may use the cursor now.
 
         143 CursorInUse, the error for a different session or user, or 13 Unauthorized if its user
         may no longer read the namespace.
         """
-        check_user(self.cursor_id, self.owner, client)
+        self.check_user(asking)
         if self.busy:
             message = f"Cursor already in use (id: {self.cursor_id})."
             raise CommandError(ErrorCode.CursorInUse, message)
-        check_session(self.cursor_id, self.owner, client)
+        self._check_session(asking)
+
+    def check_user(self, asking: Owner) -> None:
+        """Raise CommandError (13 Unauthorized) if ``asking`` is another user."""
+        if self.owner.user != asking.user:
+            raise CommandError(
+                ErrorCode.Unauthorized,
+                f"cursor id {self.cursor_id} was not created by the authenticated user :: caused "
+                "by :: User not authorized to access cursor",
+            )
+
+    def _check_session(self, asking: Owner) -> None:
+        """Raise CommandError for a getMore in a different session, with mongos's error codes."""
+        created, used = self.owner.lsid, asking.lsid
+        if created == used:
+            return
+        if self.owner.user is not None:
+            raise CommandError(
+                ErrorCode.Unauthorized,
+                f"Cursor session id ({_session(self.owner)}) is not the same as the operation "
+                f"context's session id ({_session(asking)})",
+            )
+        made, run = "not created in a session", "without an lsid"
+        if created is not None:
+            made = f"created in session {_session(self.owner)}"
+        if used is not None:
+            run = f"in session {_session(asking)}"
+        code = 50799 if created is None else 50800 if used is None else 50801
+        message = f"Cannot run getMore on cursor {self.cursor_id}, which was {made}, {run}"
+        raise CommandError(code, message)
 
     @property
     def refusal(self) -> CommandError | None:
@@ -153,18 +152,15 @@ class MergedCursor:
         """Return the next batch, as ``ClientReader.next_batch`` does."""
         return await self._reader.next_batch(batch_size, max_time)
 
-    def kill(self, reason: CommandError | None = None) -> None:
-        """Fail pending and later ``next_batch`` calls at once with ``reason`` (default: 237)."""
-        killed = CommandError(ErrorCode.CursorKilled, "operation was interrupted")
-        self._reader.interrupt(reason or killed)
-
-    def close(self) -> None:
+    def close(self, reason: CommandError | None = None) -> None:
         """Stop reading and give the ticket back; idempotent.
 
-        Remotes without other readers are closed soon.
+        Pending and later ``next_batch`` calls fail at once with ``reason`` (default: 237). Remotes
+        without other readers are closed soon.
         """
+        killed = CommandError(ErrorCode.CursorKilled, "operation was interrupted")
         try:
-            self.kill()
+            self._reader.interrupt(reason or killed)
             self._reader.close()
         finally:
             self._ticket.end()

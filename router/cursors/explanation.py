@@ -1,32 +1,34 @@
 """The explain command for a merged stream, with the plan in mongos's format."""
 
+import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster, connected
+from router.catalog.cluster import connected
 from router.lookup.pushdown import UPDATE_LOOKUP, LookupPlan
 from router.request.stream_request import StreamRequest, shard_command
 from router.stream.merged_stream import only_shard
-from router.stream_settings import StreamSettings
+from router.stream.open_streams import OpenStreams
 from shard_client.bson.resume_token import next_tick
 from shard_client.replica_set.replica_set import ReadPreference
 
 
 async def explain_stream(
-    request: StreamRequest,
-    lookup: LookupPlan | None,
-    verbosity: Any,
-    cluster: Cluster,
-    settings: StreamSettings,
+    request: StreamRequest, verbosity: Any, streams: OpenStreams
 ) -> dict[str, Any]:
     """Return the fields of explain's reply that describe the plan, in mongos's order.
 
     Each shard explains the command that the router would send it for ``request``; its answer is
-    included unchanged. The ``lookup`` and the stages that follow it are in the merger's part.
-    Raises CommandError if a shard refuses the command.
+    included unchanged. The lookup and the stages that follow it are in the merger's part. The
+    router's own part says which of ``streams`` a client would read. Raises CommandError if a shard
+    refuses the command.
     """
+    cluster, settings = streams.cluster, streams.resources.settings
+    lookup = LookupPlan.of(request)
+    request = request if lookup is None else lookup.remote
+    choices = streams.policy.explain(request, asyncio.get_running_loop().time())
     shards = (await cluster.shards()).hosts
     if request.passthrough_to_shard is not None:
         shards = only_shard(shards, request.passthrough_to_shard)
@@ -54,6 +56,7 @@ async def explain_stream(
             "mergerPart": _merger_part(request.namespace, lookup),
         },
         "shards": dict(zip(connections, stages, strict=True)),
+        **({"mergerouter": choices} if choices else {}),
     }
 
 

@@ -11,22 +11,17 @@ from typing import Any
 import structlog
 from bson.timestamp import Timestamp
 
-from router.bson_text import plain
-from router.catalog.cluster import Cluster
-from router.cursors.cursor import CursorUser, MergedCursor, Owner, check_user
+from router.cursors.cursor import CursorUser, MergedCursor, Owner
 from router.cursors.departed_clients import DepartedClients
-from router.cursors.explanation import explain_stream
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import Lend, UpstreamReads
 from router.request.stream_request import StreamRequest
-from router.stream.admission import Admission, Quota
+from router.stream.admission import Quota
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.open_streams import OpenStreams
-from router.stream.remotes import StreamResources
 from router.stream.running_stream import RunningStream
-from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -40,34 +35,32 @@ class CursorRegistry:
     """The merged cursors of a process. ``await close()`` ends them all.
 
     Must be created in a running loop. Remotes without clients are closed in the background;
-    ``close`` waits for that. ``new_id`` returns a new cursor id, random ones by default; ``mongos``
-    lends connections to the upstream for document lookups, if there is one; ``sent_time`` returns
-    the ``$clusterTime`` that lookups carry, by default the clock's newest.
+    ``close`` waits for that. ``streams`` are the open streams, which it closes too; ``new_id``
+    returns a new cursor id, random ones by default; ``mongos`` lends connections to the upstream
+    for document lookups, if there is one; ``sent_time`` returns the ``$clusterTime`` that lookups
+    carry, by default the clock's newest.
     """
 
     def __init__(
         self,
-        cluster: Cluster,
-        settings: StreamSettings | None = None,
+        streams: OpenStreams,
         *,
         new_id: Callable[[], int] | None = None,
         mongos: Lend | None = None,
         sent_time: Callable[[], bytes | None] | None = None,
     ) -> None:
         self._make_id = new_id or _random_id
-        self._cluster = cluster
-        self._settings = settings or StreamSettings()
-        resources = StreamResources.of(cluster, self._settings)
-        self._noop_writer = resources.noop_writer
-        self.loads = resources.loads
+        self.streams = streams
+        self._settings = streams.resources.settings
+        self.loads = streams.resources.loads
         """Counts of the commands sent to the cluster's members."""
-        self.memory = resources.memory
+        self.memory = streams.resources.memory
         """The memory that the events of all streams take."""
-        self.admission = Admission(self._settings, self.memory)
-        self._streams = OpenStreams(resources, self.admission)
+        self.admission = streams.admission
         self._reads: UpstreamReads | None = None
         if mongos is not None:
-            self._reads = UpstreamReads(mongos, cluster.clock, self._settings, sent_time=sent_time)
+            clock = streams.cluster.clock
+            self._reads = UpstreamReads(mongos, clock, self._settings, sent_time=sent_time)
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[int, MergedCursor] = {}
         self._departed = DepartedClients()
@@ -94,7 +87,7 @@ class CursorRegistry:
         quota = Quota(owner.client, owner.user)
         ticket = self.admission.admit_cursor(quota, request_bytes)
         try:
-            reader = await self._read(request, quota)
+            reader = await self._open_reader(request, quota)
         except BaseException:
             ticket.end()
             raise
@@ -111,34 +104,11 @@ class CursorRegistry:
         if first.closed:
             cursor.close()
         else:
-            self._departed.returned(owner.client, request.namespace)
+            self._departed.record_back(owner.client, request.namespace)
             cursor.last_used = self._loop.time()
             self._cursors[cursor.cursor_id] = cursor
             self._schedule_reaping()
         return cursor, first
-
-    async def check_reached(self, time: Timestamp, request: StreamRequest) -> None:
-        """Raise mongos's CommandError 72 if the request's shards have not reached a time."""
-        clock = self._cluster.clock
-        if clock.time is None or clock.time < time:
-            now, _ = await self._streams.cluster_time.now(request)
-            if now <= time:
-                raise CommandError(
-                    ErrorCode.InvalidOptions,
-                    "readConcern afterClusterTime value must not be greater than the current "
-                    f"clusterTime. Requested clusterTime: {{ ts: {plain(time)} }}; current "
-                    f"clusterTime: {{ ts: {plain(clock.time)} }}",
-                )
-
-    async def explain(self, request: StreamRequest, verbosity: Any) -> dict[str, Any]:
-        """Return the plan of ``request`` without opening a cursor. Raises CommandError."""
-        lookup = LookupPlan.of(request)
-        read = request if lookup is None else lookup.remote
-        plan = await explain_stream(read, lookup, verbosity, self._cluster, self._settings)
-        choices = self._streams.policy.explain(read, self._loop.time())
-        if choices:
-            plan["mergerouter"] = choices
-        return plan
 
     @contextmanager
     def checkout(self, cursor_id: int, owner: Owner) -> Iterator[MergedCursor]:
@@ -170,9 +140,9 @@ class CursorRegistry:
             raise CommandError.unexpected(error) from error
         finally:
             if in_use:
-                self._returned(cursor, interrupted=interrupted)
+                self._check_in(cursor, interrupted=interrupted)
 
-    def _returned(self, cursor: MergedCursor, *, interrupted: bool) -> None:
+    def _check_in(self, cursor: MergedCursor, *, interrupted: bool) -> None:
         """Start the idle time of a cursor whose getMore has ended, or remove the cursor."""
         cursor.busy = False
         cursor.last_used = self._loop.time()
@@ -193,7 +163,7 @@ class CursorRegistry:
     @property
     def moves(self) -> tuple[int, int]:
         """The number of moves of cursors to streams that serve others as well, and back."""
-        return self._streams.moves_to_shared, self._streams.moves_to_own
+        return self.streams.moves_to_shared, self.streams.moves_to_own
 
     def describe(self) -> list[dict[str, Any]]:
         """Return descriptions of the open streams, for monitoring."""
@@ -220,7 +190,7 @@ class CursorRegistry:
         ``behindSeconds`` is the time for which the client leaves events unread. ``wall`` is the
         time since 1970.
         """
-        farthest = nlargest(most, self._lags(wall), key=itemgetter(0))
+        farthest = nlargest(most, self._seconds_behind(wall), key=itemgetter(0))
         now = self._loop.time()
         return [
             {
@@ -234,7 +204,7 @@ class CursorRegistry:
             for behind, cursor in farthest
         ]
 
-    def _lags(self, wall: float) -> Iterator[tuple[float, MergedCursor]]:
+    def _seconds_behind(self, wall: float) -> Iterator[tuple[float, MergedCursor]]:
         """Yield for how many seconds each client leaves events unread, and its cursor."""
         ends: dict[RunningStream, float] = {}
         for cursor in self._cursors.values():
@@ -261,7 +231,7 @@ class CursorRegistry:
     @property
     def connections(self) -> Mapping[Address, PoolCounts]:
         """Connections to the cluster's members, by member."""
-        return self._cluster.pool.counts
+        return self.streams.cluster.pool.counts
 
     def has_another_users(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
         """Return whether another user has opened one of these cursors."""
@@ -272,8 +242,7 @@ class CursorRegistry:
         """End the cursors that ``user`` may no longer read; their next getMore raises the error."""
         for cursor in list(self._cursors.values()):
             if cursor.user is user and (refusal := cursor.refusal) is not None:
-                cursor.kill(refusal)
-                cursor.close()
+                cursor.close(refusal)
 
     def kill(
         self, cursor_ids: Iterable[int], owner: Owner, *, anybody: bool = False
@@ -293,7 +262,7 @@ class CursorRegistry:
                 not_found.append(cursor_id)
                 continue
             if not anybody:
-                check_user(cursor_id, cursor.owner, owner)
+                cursor.check_user(owner)
             self._remove(cursor_id)
             killed.append(cursor_id)
         return killed, not_found
@@ -329,14 +298,15 @@ class CursorRegistry:
             self._reaper.cancel()
         for cursor_id in list(self._cursors):
             self._remove(cursor_id, _shutting_down())
-        await self._noop_writer.close()
-        await self._streams.close()
+        await self.streams.close()
 
-    async def _read(self, request: StreamRequest, quota: Quota) -> ClientReader | CompletingReader:
+    async def _open_reader(
+        self, request: StreamRequest, quota: Quota
+    ) -> ClientReader | CompletingReader:
         """Return a reader of ``request``. Raises CommandError; then nothing is left open."""
         plan = LookupPlan.of(request)
         if plan is None:
-            return await ClientReader.open(self._streams, request, quota)
+            return await ClientReader.open(self.streams, request, quota)
         if self._reads is None:
             raise CommandError(
                 ErrorCode.InvalidOptions,
@@ -345,8 +315,8 @@ class CursorRegistry:
                 "where clients log in, or ask for 'whenAvailable' or 'required' on collections "
                 "with changeStreamPreAndPostImages",
             )
-        self.admission.admit_lookup(quota, self._cluster.targets)
-        return await CompletingReader.open(self._streams, quota, plan, self._reads)
+        self.admission.admit_lookup(quota, self.streams.cluster.targets)
+        return await CompletingReader.open(self.streams, quota, plan, self._reads)
 
     def _new_id(self) -> int:
         while True:
@@ -358,10 +328,9 @@ class CursorRegistry:
         cursor = self._cursors.pop(cursor_id, None)
         if cursor is not None:
             try:
-                cursor.kill(reason)
-                cursor.close()
+                cursor.close(reason)
                 client, needs = cursor.owner.client, cursor.needs
-                self._departed.left(client, cursor.namespace, needs, self._loop.time())
+                self._departed.record_left(client, cursor.namespace, needs, self._loop.time())
             except Exception:  # the other cursors are closed all the same
                 log.exception("closing a cursor failed", cursor=cursor_id)
 

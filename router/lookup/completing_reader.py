@@ -3,7 +3,7 @@
 import asyncio
 from typing import Self
 
-from router.lookup.events import Wanted, has_updates, wanted, with_document
+from router.lookup.events import Lookup, has_updates, lookup_of, with_document
 from router.lookup.find_documents import Found, find_documents
 from router.lookup.fragments import split, whole_events
 from router.lookup.pushdown import LookupPlan
@@ -117,10 +117,10 @@ class CompletingReader:
             while True:
                 if self.client_reader.interrupted is not None:
                     raise self.client_reader.interrupted
-                size += self._hand_out(events, batch_size or None, size)
+                size += self._hand_out(events, batch_size, size)
                 if self._completed or len(events) == batch_size:
                     break
-                if not batch_size and size >= self._reads.settings.reply_target_bytes:
+                if batch_size is None and size >= self._reads.settings.reply_target_bytes:
                     break
                 if self._failure is not None:
                     if events:
@@ -173,11 +173,11 @@ class CompletingReader:
         await reader.until_ready(deadline)
         if reader.interrupted is not None:
             return True
-        wanted = self._at_once
-        if batch_size:
-            wanted = min(wanted, batch_size - len(events))
+        most = self._at_once
+        if batch_size is not None:
+            most = min(most, batch_size - len(events))
         try:
-            self._taken = reader.take(wanted)
+            self._taken = reader.take(most)
         except CommandError as error:
             self._failure = error
             return True
@@ -214,9 +214,9 @@ class CompletingReader:
         """Move the completed events that still fit to ``events``; return their size in bytes."""
         if not self._completed:
             return 0
-        wanted = None if batch_size is None else batch_size - len(events)
+        most = None if batch_size is None else batch_size - len(events)
         space = self.client_reader.reply_bytes - size - ELEMENT_OVERHEAD * len(events)
-        part, part_size = cut(self._completed, wanted, space, first=not events)
+        part, part_size = cut(self._completed, most, space, first=not events)
         self._completed = self._completed[len(part) :]
         events += part
         self._held.size -= part_size
@@ -279,9 +279,9 @@ class CompletingReader:
         return await self._stages.transform(part, self._held)
 
     async def _with_documents(self, events: list[bytes]) -> list[bytes]:
-        wants, error = _wants(events, self._lookups)
+        lookups, error = _first_lookups(events, self._lookups)
         found = Found([], 0, None)
-        updates = [want for want in wants if want is not None]
+        updates = [lookup for lookup in lookups if lookup is not None]
         if updates:
             found = await find_documents(
                 self._reads,
@@ -293,14 +293,14 @@ class CompletingReader:
             )
         looked_up = iter(found.documents)
         completed: list[bytes] = []
-        for event, want in zip(events, wants, strict=False):
-            if want is None:
+        for event, lookup in zip(events, lookups, strict=False):
+            if lookup is None:
                 completed.append(event)
                 continue
             try:
                 any_size = self._plan.splits or self._stages is not None
                 completed.append(
-                    with_document(event, want.place, next(looked_up), any_size=any_size)
+                    with_document(event, lookup.place, next(looked_up), any_size=any_size)
                 )
             except StopIteration:
                 error = found.error
@@ -324,20 +324,22 @@ class CompletingReader:
         self._lookups = max(1, min(most, fitting))
 
 
-def _wants(events: list[bytes], most: int) -> tuple[list[Wanted | None], CommandError | None]:
+def _first_lookups(
+    events: list[bytes], most: int
+) -> tuple[list[Lookup | None], CommandError | None]:
     """Return the lookups of the first events, ``most`` of them; and the error if one is malformed.
 
     They end before the malformed event.
     """
-    wants: list[Wanted | None] = []
+    lookups: list[Lookup | None] = []
     for event in events:
         try:
-            want = wanted(event)
+            lookup = lookup_of(event)
         except CommandError as error:
-            return wants, error
-        wants.append(want)
-        if want is not None:
+            return lookups, error
+        lookups.append(lookup)
+        if lookup is not None:
             most -= 1
             if not most:
                 break
-    return wants, None
+    return lookups, None

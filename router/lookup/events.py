@@ -59,7 +59,7 @@ class SourceCollection(NamedTuple):
     token_version: int
 
 
-class Wanted(NamedTuple):
+class Lookup(NamedTuple):
     """The document that belongs to one update event.
 
     ``time`` is the event's raw cluster time, and ``place`` the offset in the event at which
@@ -77,7 +77,7 @@ def has_updates(events: Iterable[bytes]) -> bool:
     return not all(map(_usual_other, events))
 
 
-def wanted(event: bytes) -> Wanted | None:
+def lookup_of(event: bytes) -> Lookup | None:
     """Return the lookup that ``event`` needs, or None if it is not an update.
 
     Raises CommandError as a server does when an update has no namespace or document key.
@@ -91,15 +91,15 @@ def wanted(event: bytes) -> Wanted | None:
             else:
                 start = usual.end(3) + len(b"\x03documentKey\0")
                 key = DocumentKey.of(event[start : document_end(event, start, len(event))])
-            return Wanted(_source(namespace, data), key, time, usual.start(3))
-        return None if _usual_other(event) else _wanted_by_scanning(event)
+            return Lookup(_source(namespace, data), key, time, usual.start(3))
+        return None if _usual_other(event) else _lookup_by_scanning(event)
     except (ProtocolError, ValueError) as error:
         raise CommandError(
             40578, f"failed to look up post image after change: the event is malformed: {error}"
         ) from error
 
 
-def _wanted_by_scanning(event: bytes) -> Wanted | None:
+def _lookup_by_scanning(event: bytes) -> Lookup | None:
     token = namespace = key = time = None
     for element in iter_elements(event):
         kind, name, start, end = element
@@ -117,7 +117,7 @@ def _wanted_by_scanning(event: bytes) -> Wanted | None:
     if token is None or namespace is None or key is None or time is None:
         raise ProtocolError("it has no _id, ns, documentKey or clusterTime")
     source = _source(event[namespace.start : namespace.end], string_value(event, token))
-    return Wanted(source, key, time, namespace.start - len(b"\x03ns\0"))
+    return Lookup(source, key, time, namespace.start - len(b"\x03ns\0"))
 
 
 def _source(namespace: bytes, data: bytes) -> SourceCollection:

@@ -11,8 +11,8 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.bson_text import render
-from router.lookup.events import SourceCollection, Wanted
-from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
+from router.lookup.events import Lookup, SourceCollection
+from router.lookup.keys import DocumentKey, assign, filter_for_all, requests_of
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.memory import Holding
 from shard_client import spans
@@ -41,7 +41,7 @@ class Found(NamedTuple):
 
 async def find_documents(
     reads: UpstreamReads,
-    wants: Sequence[Wanted],
+    lookups: Sequence[Lookup],
     *,
     held: Holding,
     same_collection: bool,
@@ -55,14 +55,14 @@ async def find_documents(
     those of a lookup by mongos.
     """
     groups: dict[SourceCollection, _Group] = {}
-    for want in wants:
-        group = groups.get(want.source)
+    for lookup in lookups:
+        group = groups.get(lookup.source)
         if group is None:
-            group = _Group(reads, want, held, same_collection, read_preference)
-            groups[want.source] = group
-        group.add(want)
+            group = _Group(reads, lookup, held, same_collection, read_preference)
+            groups[lookup.source] = group
+        group.add(lookup)
     first = next(iter(groups.values()))
-    attributes: spans.Attributes = {"db.system.name": "mongodb", "mergerouter.events": len(wants)}
+    attributes: spans.Attributes = {"db.system.name": "mongodb", "mergerouter.events": len(lookups)}
     with spans.recorded("look documents up", attributes):
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -72,8 +72,8 @@ async def find_documents(
             raise failures.exceptions[0] from None
     size = sum(group.size for group in groups.values())
     documents: list[bytes | None] = []
-    for want in wants:
-        group, key = groups[want.source], want.key.raw
+    for lookup in lookups:
+        group, key = groups[lookup.source], lookup.key.raw
         if key not in group.results:
             return Found(documents, size, group.errors.get(key, group.failure))
         documents.append(group.results[key])
@@ -90,7 +90,7 @@ class _Group:
     def __init__(
         self,
         reads: UpstreamReads,
-        first: Wanted,
+        first: Lookup,
         held: Holding,
         same_collection: bool,
         read_preference: Mapping[str, Any] | None,
@@ -112,9 +112,9 @@ class _Group:
         self.failure: CommandError | None = None
         self.size = 0
 
-    def add(self, want: Wanted) -> None:
-        self._keys.setdefault(want.key.raw, want.key)
-        self._time = want.time
+    def add(self, lookup: Lookup) -> None:
+        self._keys.setdefault(lookup.key.raw, lookup.key)
+        self._time = lookup.time
 
     async def run(self, *, needed: bool) -> None:
         """Find the documents, or the first of them; with ``needed``, always the first key's.
@@ -124,7 +124,7 @@ class _Group:
         """
         try:
             try:
-                for keys in each_once(self._keys.values()):
+                for keys in requests_of(self._keys.values()):
                     if not await self._find(keys):
                         break
             except TimeoutError:
@@ -152,7 +152,7 @@ class _Group:
                     raise
                 # One key may be the cause, so look up each alone, with its own result or error.
                 return await self._find_each(pending)
-            answer = match_up(pending, found.documents)
+            answer = assign(pending, found.documents)
             self.results.update(answer.found)
             if not found.whole:
                 return False
@@ -177,23 +177,23 @@ class _Group:
     async def _find_one(self, key: DocumentKey) -> None:
         """Look up one document as mongos does; raises CommandError if another may fail, too."""
         try:
-            self.results[key.raw] = await self._only(key)
+            self.results[key.raw] = await self._find_whole_key(key)
         except CommandError as error:
             if error.code in RESUMABLE_CODES:
                 raise
             self.errors[key.raw] = error
 
-    async def _only(self, key: DocumentKey) -> bytes | None:
+    async def _find_whole_key(self, key: DocumentKey) -> bytes | None:
         """Return the document with the whole document key, or None."""
         try:
-            wanted = RawBSONDocument(key.raw)
+            whole = RawBSONDocument(key.raw)
             # A shard key with a string is looked up by its bytes, on the shard that owns them.
             by_bytes = key.has_text_besides_id
-            documents = (await self._read(wanted, None, by_bytes=by_bytes)).documents
+            documents = (await self._read(whole, None, by_bytes=by_bytes)).documents
             if len(documents) > 1 and not by_bytes:
                 # The collection's own collation may treat several keys as equal. It has indexes, so
                 # it is tried first. The simple collation, which distinguishes the keys, is second.
-                documents = (await self._read(wanted, None, by_bytes=True)).documents
+                documents = (await self._read(whole, None, by_bytes=True)).documents
         except CommandError as error:
             if error.code not in _NO_SUCH_COLLECTION:
                 raise

@@ -90,7 +90,7 @@ class LookupAnswer(NamedTuple):
     again: list[DocumentKey]
 
 
-def each_once(keys: Iterable[DocumentKey]) -> Iterator[list[DocumentKey]]:
+def requests_of(keys: Iterable[DocumentKey]) -> Iterator[list[DocumentKey]]:
     """Divide distinct document keys into requests in which no ``_id`` occurs twice.
 
     A key with an irregular array has a request to itself.
@@ -128,7 +128,7 @@ def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
     return document_of(b"".join(selected))
 
 
-def match_up(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> LookupAnswer:
+def assign(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> LookupAnswer:
     """Assign the ``documents`` to the ``keys``, of which no two have the same ``_id``."""
     by_id = {key.id: key for key in keys}
     found: dict[bytes, bytes] = {}

@@ -16,8 +16,8 @@ from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import ALWAYS, Candidates, Source
-from router.stream.view_readers import Waiter, complete
-from router.stream.views import View
+from router.stream.views import PartialView, View
+from router.stream.waiting_readers import Waiter, complete
 from shard_client import spans
 from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
 from shard_client.error_codes import ErrorCode
@@ -91,7 +91,7 @@ class ClientReader:
         source, stream, start_at = await self._enter(source, start_at)
         try:
             point = starting_point(request, start_at, self._streams.cluster.token_version)
-            self.log_reader = LogReader(source.open(stream.views.fan_out, point.after), point)
+            self.log_reader = LogReader(source.open(stream.fan_out, point.after), point)
         except BaseException:
             stream.leave()
             raise
@@ -122,8 +122,8 @@ class ClientReader:
                     start_at is None or (after is None and is_over)
                 ):
                     raise  # its own stream would need the same servers, and as long
-                streams.refused(self._candidates, source, error, begun)
-        enter = streams.find_or_open if after is None else streams.find_or_open_later
+                streams.record_failure(self._candidates, source, error, begun)
+        enter = streams.find_or_open if after is None else streams.find_or_open_patiently
         return own, *await enter(own.request, *wanted)
 
     # Reading.
@@ -152,19 +152,19 @@ class ClientReader:
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
 
-        ``batch_size`` None or 0 means as many as fit. If no event arrives, the batch is empty, with
+        ``batch_size`` None means as many as fit. If no event arrives, the batch is empty, with
         a postBatchResumeToken that may have advanced. Raises CommandError, labelled as mongos
         labels it, if the stream has failed or the reader was interrupted. Cancellation loses no
         events.
         """
         deadline = self._loop.time() + max_time
-        if max_time > 0 and self._should_gather(batch_size or None):
+        if max_time > 0 and self._should_gather(batch_size):
             await self._wait(max_time)
         await self.until_ready(deadline)
         if self.interrupted is not None:
             raise self.interrupted
         try:
-            batch = self.take(batch_size or None)
+            batch = self.take(batch_size)
         except CommandError:
             self.finished = True
             raise
@@ -196,7 +196,7 @@ class ClientReader:
         """Return whether the ready events are so few that more should be waited for."""
         if self.stream is None or self.is_moving or self.interrupted is not None:
             return False
-        return self.stream.views.should_gather(self.log_reader, max_events)
+        return self.stream.waiting.should_gather(self.log_reader, max_events)
 
     async def until_ready(self, deadline: float) -> None:
         """Wait until it ``is_ready`` or interrupted, or the loop's time is ``deadline``."""
@@ -244,7 +244,7 @@ class ClientReader:
         stream, self.stream = self.stream, into
         if stream is not None:
             try:
-                stream.views.fan_out.close(view)
+                stream.fan_out.close(view)
             finally:
                 stream.leave()
 
@@ -274,7 +274,8 @@ class ClientReader:
         """
         if source.namespace is None:
             return True
-        if after < self._beyond or self.log_reader.view.ending:
+        view = self.log_reader.view
+        if after < self._beyond or (isinstance(view, PartialView) and view.incarnation.end):
             return False
         return len(after) == TIME_DIGITS or is_high_water_mark(after)
 
@@ -284,10 +285,10 @@ class ClientReader:
             self._move()
         if self.stream is None:
             return False
-        traffic = self.log_reader.view.traffic
-        if traffic is not None and self._source is not self._candidates.own:
+        is_part = isinstance(self.log_reader.view, PartialView)
+        if is_part and self._source is not self._candidates.own:
             demand = self._candidates.sharing(self._source).demand
-            demand.record(self._source.key, traffic, self._loop.time())
+            demand.record(self._source.key, self.stream.fan_out.traffic, self._loop.time())
         source = self._preferred()
         main = self._streams.stream_to_join(source.key)
         if main is not None and main is not self.stream and self._join(source, main):
@@ -308,7 +309,7 @@ class ClientReader:
             return False  # it would be read for this client alone, which has its own remotes
         if not self._may_narrow(source, log_reader.reached):
             return False
-        if not log_reader.switch_to(main.merged, partial(source.open, main.views.fan_out)):
+        if not log_reader.switch_to(main.merged, partial(source.open, main.fan_out)):
             return False
         self._record_source(source)
         main.enter()
@@ -332,7 +333,7 @@ class ClientReader:
         wider stream has ended, or other readers have overtaken its filter.
         """
         view = self.log_reader.view
-        if not view.is_part:
+        if not isinstance(view, PartialView):
             return False
         if view.wider_stream_ended or error.code == ErrorCode.CappedPositionLost:
             return True
@@ -345,10 +346,10 @@ class ClientReader:
         After a failure the client reads its own stream for a while.
         """
         view, own = self.log_reader.view, self._candidates.own
-        if view.wider_stream_ended:
+        if isinstance(view, PartialView) and view.wider_stream_ended:
             self._beyond = view.low_watermark or b""
         elif error.code != ErrorCode.CappedPositionLost and self._source is not own:
-            self._streams.refused(self._candidates, self._source, error, self._since)
+            self._streams.record_failure(self._candidates, self._source, error, self._since)
             self._record_source(own)
 
     def _record_source(self, source: Source) -> None:
@@ -396,13 +397,15 @@ class ClientReader:
         own, log_reader = self._candidates.own, self.log_reader
         needs, needs_spans = log_reader.needs, log_reader.needs_spans
         start_at, source = cluster_time_of(needs), self._preferred()
-        if source.namespace is not None and log_reader.view.namespace is not None:
+        left = log_reader.view
+        narrowed = isinstance(left, PartialView) and left.incarnation.namespace is not None
+        if source.namespace is not None and narrowed:
             source = own
         if not (self._may_begin(source, start_at) and self._may_narrow(source, needs)):
             source = own
         source, stream, _ = await self._enter(source, start_at, needs, needs_spans)
         try:
-            log_reader.continue_on(source.open(stream.views.fan_out, needs))
+            log_reader.continue_on(source.open(stream.fan_out, needs))
             self._record_source(source)
         except BaseException:
             stream.leave()

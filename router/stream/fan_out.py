@@ -25,7 +25,7 @@ from router.stream.views import (
     PartialView,
     Traffic,
     View,
-    Views,
+    ViewsByFilter,
 )
 from shard_client.bson.values import STRING
 from shard_client.error_codes import ErrorCode
@@ -38,12 +38,14 @@ _LEAST_FULL: Final = LEAST_KEPT // 2
 _MOST_FULL: Final = 2 * LEAST_KEPT
 """Bounds of ``FanOut.full``: a larger reply costs hardly less for each event."""
 
-_PART: Final = 1 / 4
-"""Fraction of a step's time after which it looks at the clock."""
+_TURNS_PER_STEP: Final = 4
+"""How often a step looks at the clock, about."""
 
-_SMALLEST_PART: Final = 1024
-_LARGEST_PART: Final = 256 * 1024
+_SMALLEST_TURN: Final = 1024
+_LARGEST_TURN: Final = 256 * 1024
 """Bounds of the memory of the events that are passed on between two looks at the clock."""
+
+_CLOSED: Final = CommandError(ErrorCode.CursorKilled, "the view was closed")
 
 
 class FanOut:
@@ -126,7 +128,7 @@ class FanOut:
         passed = stream_filter or EVERYTHING
         try:
             incarnation = position.incarnation_of(namespace)
-            part = PartialView(position, incarnation, passed, floor, self.traffic)
+            part = PartialView(position, incarnation, passed, floor)
             incarnation.views.add(part)
         except Exception as error:
             # With a filter or a namespace that is half added, a view could lack events.
@@ -142,7 +144,7 @@ class FanOut:
         if not isinstance(part, PartialView) or part not in self._parts:
             return
         self._parts.remove(part)
-        part.closed = True
+        part.failure = part.failure or _CLOSED
         self._share_memory()
         self.held_bytes -= part.log.memory
         part.incarnation.views.remove(part)
@@ -173,7 +175,7 @@ class FanOut:
         now = clock()
         end = now + seconds
         while now < end and not self.pressed and (position := self._next()) is not None:
-            events = self.stream.log.rest_of_block(position.number, position.part)
+            events = self.stream.log.rest_of_block(position.number, position.turn_bytes)
             try:
                 self._pass(position, events)
             except Exception as error:  # noqa: BLE001 - an event that is not passed on is lost
@@ -182,11 +184,11 @@ class FanOut:
             else:
                 self._join(position)
             began, now = now, clock()
-            # About a part of the step at a time, whatever an event costs.
+            # Turns of about the same time, whatever an event costs.
             passed = weight(len(events), sum(map(len, events)))
-            fits = passed * seconds * _PART / max(now - began, 1e-9)
-            most = min(2 * position.part, _LARGEST_PART, int(fits))
-            position.part = max(_SMALLEST_PART, position.part // 2, most)
+            fits = passed * seconds / _TURNS_PER_STEP / max(now - began, 1e-9)
+            most = min(2 * position.turn_bytes, _LARGEST_TURN, int(fits))
+            position.turn_bytes = max(_SMALLEST_TURN, position.turn_bytes // 2, most)
         self.end_incarnations()
 
     def _next(self) -> LogPosition | None:
@@ -285,7 +287,7 @@ class FanOut:
             for view in incarnation.views:
                 _notify(view)  # a filter may leave out the invalidate, but not the end
 
-    def _route(self, events: list[bytes], views: Views) -> None:
+    def _route(self, events: list[bytes], views: ViewsByFilter) -> None:
         """Append events to the views whose filters let them through."""
         allowances: defaultdict[int, Allowance] = defaultdict(Allowance)  # by event
         for identity, passed in self._passed(events, views):
@@ -304,7 +306,9 @@ class FanOut:
             self.matches += len(passed)
             self.traffic.add_passed(len(passed), size)
 
-    def _passed(self, events: list[bytes], views: Views) -> Iterator[tuple[bytes, list[bytes]]]:
+    def _passed(
+        self, events: list[bytes], views: ViewsByFilter
+    ) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield the identity of each filter with the events that it lets through."""
         if b"" in views.by_identity:
             yield b"", list(events)
@@ -319,7 +323,7 @@ class FanOut:
             else:
                 break
 
-    def _give_up(self, views: Views, identity: bytes, error: TooLargeError) -> None:
+    def _give_up(self, views: ViewsByFilter, identity: bytes, error: TooLargeError) -> None:
         """End the views whose filter would have to look at too much of an event."""
         failure = CommandError(ErrorCode.TemporarilyUnavailable, str(error))
         for view in list(views.by_identity.get(identity, ())):

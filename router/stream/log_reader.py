@@ -32,8 +32,8 @@ class Batch(NamedTuple):
 class LogReader:
     """Reads a merged stream for one client (docs/design.md#many-clients).
 
-    Many log readers share one stream; each has its own high water mark. The log has dropped the
-    next events of a ``lost`` log reader: attach it to another stream that covers its ``needs``.
+    Many log readers share one stream; each has its own high water mark. A log reader is ``lost`` if
+    the log has dropped its next events: then ``continue_on`` a view that covers ``needs``.
     """
 
     __slots__ = (
@@ -211,8 +211,7 @@ class LogReader:
             return False
         log = self.view.log
         while log.start <= self.number:
-            if self.number == log.end and (self.view.is_part or not self.view.stream.release()):
-                # A part is filled by the fan-out.
+            if self.number == log.end and not self.view.release():
                 resume, view = self._resume, self.view
                 if resume is not None and (view.ended or resume.waits(view.low_watermark)):
                     self._drop_seen(resume, [], all_arrived=True)

@@ -80,12 +80,12 @@ class Membership:
         self._merger.add_remote(RemoteQueue(opening, watermark, skips_at))
         return opening
 
-    def open_removed(self, part: ShardSpan, start_at: Timestamp) -> OpenRemote:
+    def open_removed(self, span: ShardSpan, start_at: Timestamp) -> OpenRemote:
         """Add a remote on a removed shard, for its events from ``start_at`` on."""
-        assert part.until is not None
-        since = max(start_at, part.since)
-        opening = self.open(part.shard, part.host, since, skips_at=part.skips_at)
-        self._leave(opening.remote, part.until)
+        assert span.until is not None
+        since = max(start_at, span.since)
+        opening = self.open(span.shard, span.host, since, skips_at=span.skips_at)
+        self._leave(opening.remote, span.until)
         return opening
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:

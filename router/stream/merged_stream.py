@@ -117,7 +117,7 @@ class MergedStream:
         events, size = batch.events, batch.size
         actions: list[Action] = []
         if events:
-            state.began(events[0][0])
+            state.record_first_event(events[0][0])
         if batch.cursor_id == 0:
             if not (batch.invalidated or is_invalidate(key.decode("ascii"))):
                 return self._broken(remote, "its cursor ended", ErrorCode.CursorNotFound)

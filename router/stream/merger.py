@@ -125,7 +125,7 @@ class RemoteQueue:
 
     # Its life.
 
-    def began(self, key: bytes) -> None:
+    def record_first_event(self, key: bytes) -> None:
         """Record the sort key of a reply's first event, before ``record_invalidate``."""
         if self.skips_at == b"":
             # Only the cause of an invalidate has its cluster time.
@@ -133,7 +133,7 @@ class RemoteQueue:
 
     def record_invalidate(self, key: bytes) -> bool:
         """Record that an invalidate has ended its change stream; return whether to skip it."""
-        self.began(key)
+        self.record_first_event(key)
         if self.skips_at is not None and key.startswith(self.skips_at):
             # A client cannot resume after an invalidate that it has not received.
             self._skipped = key

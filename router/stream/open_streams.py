@@ -8,14 +8,18 @@ from typing import Any, Final
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import may_be_view
+from router.catalog.cluster import Cluster, may_be_view
+from router.loads import MemberLoads
+from router.memory import Memory
 from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
+from router.stream.noop_writer import NoOpWriter
 from router.stream.opening import ClusterTimeFetcher, StreamOpening
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.replica_set import ReadPreference
@@ -32,20 +36,22 @@ class OpenStreams:
     events count in the part of the memory that belongs to the user that has opened it.
     """
 
-    def __init__(self, resources: StreamResources, admission: Admission) -> None:
-        self.cluster = resources.cluster
-        self.policy = SharingPolicy(resources.settings, lambda: resources.cluster.undefined_is_null)
+    def __init__(self, cluster: Cluster, settings: StreamSettings) -> None:
+        loads, memory = MemberLoads(), Memory(settings.total_buffer_bytes, settings.user_buffer)
+        noop_writer = NoOpWriter(cluster, settings, loads)
+        self.resources = StreamResources(cluster, settings, loads, noop_writer, memory)
+        self.admission = Admission(settings, memory)
+        self.cluster = cluster
+        self.policy = SharingPolicy(settings, lambda: cluster.undefined_is_null)
         self.moving = 0
         """Readers that are moving to another stream."""
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
         self.moves_to_own = 0
         """Readers that have moved back to their own stream."""
-        self._admission = admission
-        self.resources = resources
-        self._settings = resources.settings
+        self._settings = settings
         self._loop = asyncio.get_running_loop()
-        self.cluster_time = ClusterTimeFetcher(resources.cluster, resources.settings)
+        self.cluster_time = ClusterTimeFetcher(cluster, settings)
         self._by_key: dict[bytes, list[StreamOpening]] = {}
         """The streams by their identity; readers that have caught up join the first one."""
         self._keys: dict[StreamOpening, bytes | None] = {}
@@ -60,7 +66,9 @@ class OpenStreams:
         after: bytes | None = None,
         needed: Set[ShardSpan] = frozenset(),
     ) -> tuple[RunningStream, Timestamp]:
-        """Return an open stream, entered, that covers ``after``, and the reader's start.
+        """Return an open stream that has all events beyond ``after``, with one reader added.
+
+        Beside it, return the time from which the reader reads it.
 
         ``start_at`` None means now; ``after`` defaults to the first sort key of ``start_at``.
         ``needed`` are the shard spans to read, including those of shards that have left.
@@ -91,7 +99,7 @@ class OpenStreams:
                 raise
             opening.leave()  # other readers have advanced past the start during the opening
 
-    async def find_or_open_later(
+    async def find_or_open_patiently(
         self,
         request: StreamRequest,
         start_at: Timestamp | None,
@@ -103,15 +111,15 @@ class OpenStreams:
 
         It waits while the shard list cannot be read: the config server's outage ends no cursor.
         """
-        can_list = False
+        has_listed = False
         while True:
             try:
                 return await self.find_or_open(request, start_at, quota, after, needed)
             except CommandError as error:
-                if can_list or RESUMABLE_LABEL not in error.labels:
+                if has_listed or RESUMABLE_LABEL not in error.labels:
                     raise
             try:
-                can_list = bool(await self.cluster.shards())
+                has_listed = bool(await self.cluster.shards())
             except CommandError as error:
                 log.info("a client waits for the shard list", error=str(error))
 
@@ -124,9 +132,9 @@ class OpenStreams:
     ) -> StreamOpening | None:
         """Return a stream that covers the events after ``after`` and is not far behind, or None.
 
-        In a backlog a stream without readers must not be behind it at all, since the events in
-        between may be many, and no other client reads them. The stream takes the place of one that
-        is far behind as the one that others join.
+        If the reader has a backlog, a stream without readers is used only if it has reached
+        ``after``: otherwise it would read the events in between, which may be many, for nobody. The
+        stream takes the place of one that is far behind as the one that others join.
         """
         in_backlog = not self.is_recent(start_at)
         for opening in streams:
@@ -151,7 +159,7 @@ class OpenStreams:
         quota: Quota,
         needed: Set[ShardSpan],
     ) -> StreamOpening:
-        ticket = self._admission.admit_stream(quota, self.cluster.targets)
+        ticket = self.admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
         if start_at is not None and (needed or not request.starts_after_invalidate):
             request = replace(request, start=AtTime(start_at))
@@ -196,7 +204,7 @@ class OpenStreams:
 
     def admits(self, key: bytes, quota: Quota) -> bool:
         """Return whether ``quota`` may read the stream ``key`` beside those that move now."""
-        return self.serves(key) or self._admission.streams_left(quota) > self.moving
+        return self.serves(key) or self.admission.streams_left(quota) > self.moving
 
     def is_recent(self, time: Timestamp) -> bool:
         """Return whether a reader that starts at ``time`` has no backlog to read."""
@@ -207,7 +215,7 @@ class OpenStreams:
         """Return the seconds within which a client's stream is to be opened."""
         return self._settings.opening_time(ReadPreference.of(request.read_preference))
 
-    def refused(
+    def record_failure(
         self, candidates: Candidates, source: Source, error: CommandError, begun: float
     ) -> None:
         """Record that ``source``, tried or read since ``begun``, does not serve a client."""
@@ -239,6 +247,7 @@ class OpenStreams:
 
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
+        await self.resources.noop_writer.close()
         for opening in list(self._keys):
             self._gone(opening)
         await self.cluster_time.close()

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import structlog
 from bson.timestamp import Timestamp
 
+from router.bson_text import plain
 from router.catalog.cluster import Cluster, ShardList, connected, stream_tasks
 from router.catalog.shared_answer import SharedAnswer, result_of
 from router.request.stream_request import StreamRequest
@@ -68,6 +69,17 @@ class ClusterTimeFetcher:
         finally:
             if answer.idle and self._answers.get(key) is answer:
                 del self._answers[key]
+
+    async def check_reached(self, time: Timestamp, request: StreamRequest) -> None:
+        """Raise mongos's CommandError 72 if the request's shards have not reached a time."""
+        clock = self._cluster.clock
+        if (clock.time is None or clock.time < time) and (await self.now(request)).time <= time:
+            raise CommandError(
+                ErrorCode.InvalidOptions,
+                "readConcern afterClusterTime value must not be greater than the current "
+                f"clusterTime. Requested clusterTime: {{ ts: {plain(time)} }}; current "
+                f"clusterTime: {{ ts: {plain(clock.time)} }}",
+            )
 
     async def close(self) -> None:
         """End the fetches in flight."""

@@ -6,11 +6,12 @@ from math import inf
 import structlog
 from bson.timestamp import Timestamp
 
+from router.stream.fan_out import FanOut
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpResult
 from router.stream.pacing import COLLECTING, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
-from router.stream.view_readers import ViewReaders
+from router.stream.waiting_readers import WaitingReaders
 from shard_client.bson.resume_token import cluster_time_of, next_tick
 
 log = structlog.get_logger()
@@ -26,21 +27,23 @@ _SOONEST = 0.02
 class ReadScheduler:
     """Applies flow control to the remotes of one stream, and moves idle members past its events.
 
-    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``views`` has
-    the readers. Must be created in a running loop.
+    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``waiting`` and
+    ``fan_out`` have its readers. Must be created in a running loop.
     """
 
     def __init__(
         self,
         stream: MergedStream,
         remotes: Remotes,
-        views: ViewReaders,
+        waiting: WaitingReaders,
+        fan_out: FanOut,
         flow: FlowControl,
         resources: StreamResources,
     ) -> None:
         self._stream = stream
         self._remotes = remotes
-        self._views = views
+        self._waiting = waiting
+        self._fan_out = fan_out
         self._noop_writer = resources.noop_writer
         self._settings = resources.settings
         self._memory = resources.memory
@@ -94,7 +97,7 @@ class ReadScheduler:
         if events:
             flow.events_arrived(remote, events, now)
         size = self._memory.batch_bytes
-        if self._views.fan_out.readers:
+        if self._fan_out.readers:
             size = min(size, flow.batch_bytes(len(self._remotes), filtered=True))
         cursor.aim_at(size)
         needed = stream.is_needed(number)
@@ -115,7 +118,7 @@ class ReadScheduler:
             cursor.pause()
             remote.delay = self._loop.call_later(wait.delay, self._delay_over, remote)
         cursor.set_await(wait.seconds)
-        if flow.is_unread(now) and not (self._views.waiting or opening):
+        if flow.is_unread(now) and not (self._waiting or opening):
             self._unread = True
             cursor.pause()
         elif not self._may_read(number):
@@ -134,7 +137,7 @@ class ReadScheduler:
             stream.buffered_bytes(number),
             stream.all_buffered_bytes,
             len(self._remotes),
-            filtered=self._views.fan_out.readers > 0,
+            filtered=self._fan_out.readers > 0,
         )
 
     def _delay_over(self, remote: Remote) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import structlog
 from bson.int64 import Int64
@@ -45,14 +45,6 @@ class StreamResources(NamedTuple):
     loads: MemberLoads
     noop_writer: NoOpWriter
     memory: Memory
-
-    @classmethod
-    def of(cls, cluster: Cluster, settings: StreamSettings) -> Self:
-        """Return the resources of a process, which closes ``noop_writer`` at its end."""
-        loads = MemberLoads()
-        noop_writer = NoOpWriter(cluster, settings, loads)
-        memory = Memory(settings.total_buffer_bytes, settings.user_buffer)
-        return cls(cluster, settings, loads, noop_writer, memory)
 
 
 class Remote(ReadState):

@@ -15,12 +15,14 @@ from bson.timestamp import Timestamp
 from router.bson_text import render, shortened
 from router.memory import Holding
 from router.request.stream_request import StreamRequest
+from router.stream.fan_out import FanOut
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.pacing import FlowControl
 from router.stream.read_scheduler import ReadScheduler
 from router.stream.remotes import Remote, Remotes, StreamResources
-from router.stream.view_readers import ViewReaders, Waiter, complete
+from router.stream.views import PartialView
+from router.stream.waiting_readers import Waiter, WaitingReaders, complete
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
@@ -65,7 +67,8 @@ class RunningStream:
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
         """The time since which the low watermark has held back events."""
-        self.views = ViewReaders(merged, settings.share_filter_bytes, self._loop.time)
+        self.fan_out = FanOut(merged, settings.share_filter_bytes)
+        self.waiting = WaitingReaders(merged, self.fan_out, self._loop.time)
         self._step_at = math.inf
         """The time of the next step of the views; infinity if none is due."""
         self._next_step: asyncio.Handle | None = None
@@ -74,7 +77,9 @@ class RunningStream:
             request, merged, flow, resources,
             start=self._start, batch_arrived=self._batch_arrived, failed=self._remote_failed,
         )  # fmt: skip
-        self._read_scheduler = ReadScheduler(merged, remotes, self.views, flow, resources)
+        self._read_scheduler = ReadScheduler(
+            merged, remotes, self.waiting, self.fan_out, flow, resources
+        )
         self.has_opened = False
         """Whether the remotes have answered, as ``open`` says."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -181,7 +186,7 @@ class RunningStream:
         Otherwise the shards wait for the clients, so their watermarks do not tell how late they
         are.
         """
-        return self.views.waiting or self._loop.time() < self._waited_at + self._settings.linger
+        return bool(self.waiting) or self._loop.time() < self._waited_at + self._settings.linger
 
     def readable_until(self, now: float) -> float:
         """Return the time up to which clients have events to read; both are seconds since 1970.
@@ -204,7 +209,6 @@ class RunningStream:
 
     def describe(self, cursor_ids: Sequence[int]) -> dict[str, Any]:
         """Return what serverStatus shows of the stream, which ``cursor_ids`` read."""
-        fan_out = self.views.fan_out
         return {
             "cursorIds": [Int64(cursor_id) for cursor_id in cursor_ids],
             "stream": self.number,
@@ -212,7 +216,7 @@ class RunningStream:
             "pipeline": self._asked,
             "events": Int64(self._events),
             "waitedFor": self.is_waited_for,
-            **({"filtered": fan_out.describe()} if fan_out.readers else {}),
+            **({"filtered": self.fan_out.describe()} if self.fan_out.readers else {}),
             **self._remotes.describe(),
         }
 
@@ -225,20 +229,21 @@ class RunningStream:
         """
         self._read_scheduler.client_reads()
         enough = self._settings.reply_target_bytes if max_events is None else None
+        is_part = isinstance(log_reader.view, PartialView)
         try:
-            if max_events != 0 and not log_reader.is_ready() and log_reader.view.is_part:
+            if max_events != 0 and not log_reader.is_ready() and is_part:
                 self._advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:
             self._stop_if_broken()
-        self.views.fan_out.forget(log_reader.view, log_reader.number)
+        self.fan_out.forget(log_reader.view, log_reader.number)
         loads = self._loads
         loads.delivered += len(batch.events)
         loads.delivered_bytes += batch.size
         self._events += len(batch.events)
         self._count()
         self._flow.client_took(batch.size)
-        if not log_reader.view.is_part:
+        if not is_part:
             self._schedule_step()
             self._read_scheduler.read_on()
         return batch
@@ -250,26 +255,26 @@ class RunningStream:
         """
         scheduler = self._read_scheduler
         scheduler.client_reads()
-        if not (self.views.waiting and log_reader.view.is_part):
+        if not (self.waiting and isinstance(log_reader.view, PartialView)):
             # A resumed stream may just have dropped events that its client has, which frees budget.
             scheduler.read_on()
             scheduler.write_noops(self._loop.time())
         timer = self._loop.call_later(timeout, complete, waiter)
         try:
-            self.views.add(log_reader, waiter)
+            self.waiting.add(log_reader, waiter)
             self._schedule_step()
             woken_at = await waiter
             if woken_at is not None:
                 self._loads.reply_delays.record(self._loop.time() - woken_at)
         finally:
             timer.cancel()
-            self.views.remove(log_reader.view)
+            self.waiting.remove(log_reader.view)
             self._waited_at = self._loop.time()
             scheduler.client_reads()
 
     def _schedule_step(self) -> None:
         """Let the views take a step when one is due."""
-        due = self.views.due()
+        due = self.waiting.due()
         if due >= self._step_at:
             return
         if self._next_step is not None:
@@ -286,7 +291,7 @@ class RunningStream:
             if self._next_step is not None:
                 self._next_step.cancel()
             self._next_step, self._step_at = None, math.inf
-            self.views.step(asked=asked)
+            self.waiting.step(asked=asked)
             self._stop_if_broken()
             self._count()
             self._read_scheduler.read_on()
@@ -294,7 +299,7 @@ class RunningStream:
             self._schedule_step()
         except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
             self._next_step, self._step_at = None, math.inf
-            self.views.fail(error)
+            self.waiting.fail(error)
 
     def _advance(self, *, asked: bool = False) -> None:
         """Let the views take a step now, unless they will in this iteration of the event loop.
@@ -307,7 +312,7 @@ class RunningStream:
     def stop_reading(self) -> None:
         """Kill the remote cursors; released events can still be read."""
         self._remotes.close()
-        self.views.wake()
+        self.waiting.wake()
 
     # The remotes.
 
@@ -401,8 +406,8 @@ class RunningStream:
 
     def _pass_on(self) -> None:
         """Wake the readers that have something to read, since a batch has been merged."""
-        self.views.wake_for_release()
-        if self.views.has_parts:
+        self.waiting.wake_for_release()
+        if self.waiting.has_parts:
             self._advance()
         else:
             self._schedule_step()
@@ -428,4 +433,4 @@ class RunningStream:
     def _count(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
-            self._memory.size = self.merged.held_bytes + self.views.fan_out.held_bytes
+            self._memory.size = self.merged.held_bytes + self.fan_out.held_bytes

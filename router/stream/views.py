@@ -120,33 +120,17 @@ class Traffic:
 
 
 class View:
-    """All events of a merged stream, read from its own log.
+    """All events of a merged stream, read from the stream's own log."""
 
-    ``PartialView`` has those of a namespace that pass a filter, in a log of its own: ``namespace``
-    is given if it is narrower than the merged stream, ``traffic`` counts the recent events of the
-    merged stream, and those that its parts have got. Where a reader waits, ``on_events`` is called
-    when a part has got events, has ended or has failed, and ``waited_for`` is whether the reader
-    waits for more of them.
-    """
+    __slots__ = ("log", "stream")
 
-    __slots__ = ("log", "namespace", "on_events", "stream", "traffic", "waited_for")
-
-    is_part = False
-    """Whether it is a ``PartialView``."""
-
-    def __init__(
-        self,
-        stream: MergedStream,
-        log: EventLog | None = None,
-        namespace: Namespace | None = None,
-        traffic: Traffic | None = None,
-    ) -> None:
+    def __init__(self, stream: MergedStream, log: EventLog | None = None) -> None:
         self.stream = stream
         self.log = stream.log if log is None else log
-        self.namespace = namespace
-        self.traffic = traffic
-        self.on_events: Callable[[], None] | None = None
-        self.waited_for = False
+
+    def release(self) -> bool:
+        """Append the next events to the log; return False if nothing is ready."""
+        return self.stream.release()
 
     @property
     def high_water_mark(self) -> KeyedToken | None:
@@ -168,16 +152,6 @@ class View:
         """Whether the stream has ended with an invalidate and nothing is left to append."""
         return self.stream.ended
 
-    @property
-    def ending(self) -> bool:
-        """Whether the event that ends its namespace has arrived."""
-        return False
-
-    @property
-    def wider_stream_ended(self) -> bool:
-        """Whether the wider stream has ended with an invalidate of its own, but not this one."""
-        return False
-
 
 _TIME_AND_VERSION: Final = TIME_DIGITS + 4
 """Length of the part of a sort key that holds the cluster time and the version."""
@@ -188,12 +162,13 @@ class PartialView(View):
 
     It is readable like the merged stream of that namespace and filter, with its invalidate and its
     end. It releases no events of the merged stream: a ``FanOut`` fills its ``log`` from its
-    ``position``. Once it is ``closed`` it gets no events any more, and has no watermark either.
+    ``position``. Once it has a ``failure`` it gets no events any more, and has no watermark either.
+
+    While a reader waits, ``on_events`` is called when the view has got events, has ended or has
+    failed, and ``waited_for`` is whether the reader waits for more of them.
     """
 
-    __slots__ = ("closed", "failure", "filter", "incarnation", "position")
-
-    is_part = True
+    __slots__ = ("failure", "filter", "incarnation", "on_events", "position", "waited_for")
 
     def __init__(
         self,
@@ -201,22 +176,20 @@ class PartialView(View):
         incarnation: "Incarnation",
         stream_filter: StreamFilter,
         floor: bytes,
-        traffic: Traffic,
     ) -> None:
         stream = position.stream
-        log = EventLog(floor, event_key, stream.log.join_bytes)
-        super().__init__(stream, log, incarnation.namespace, traffic)
+        super().__init__(stream, EventLog(floor, event_key, stream.log.join_bytes))
         self.position = position
         self.incarnation = incarnation
         self.filter = stream_filter
-        self.closed = False
         self.failure: CommandError | None = None
         """Why the view gets no further events, although the merged stream continues."""
+        self.on_events: Callable[[], None] | None = None
+        self.waited_for = False
 
-    @property
-    def _silent(self) -> bool:
-        """Whether it has no watermark."""
-        return self.closed or self.failure is not None
+    def release(self) -> bool:
+        """Return False: only a ``FanOut`` appends events."""
+        return False
 
     @property
     def high_water_mark(self) -> KeyedToken | None:
@@ -224,17 +197,17 @@ class PartialView(View):
 
         It is never the end of a wider stream.
         """
-        if self._silent:
-            return None
         incarnation = self.incarnation
+        if self.failure is not None or self.wider_stream_ended:
+            return None
         if incarnation.end is not None:
             return incarnation.end if incarnation.ended else None
-        return None if self.wider_stream_ended else self.position.high_water_mark
+        return self.position.high_water_mark
 
     @property
     def low_watermark(self) -> bytes | None:
         """The sort key up to which all events are in the log."""
-        if self._silent:
+        if self.failure is not None:
             return None
         incarnation = self.incarnation
         if incarnation.ended and incarnation.end is not None:
@@ -244,9 +217,7 @@ class PartialView(View):
     @property
     def error(self) -> CommandError | None:
         """The error that ended the view or the merged stream, or the wider stream's end."""
-        if self.closed or self.incarnation.ended:
-            return None
-        if self.failure is not None:
+        if self.failure is not None or self.incarnation.ended:
             return self.failure
         if self.wider_stream_ended:
             return CommandError(ErrorCode.QueryPlanKilled, "the wider change stream has ended")
@@ -255,22 +226,19 @@ class PartialView(View):
     @property
     def ended(self) -> bool:
         """Whether the stream has ended with its own invalidate and nothing is left to append."""
-        if self._silent:
+        if self.failure is not None:
             return False
-        return self.incarnation.ended or (self.namespace is None and self.position.ended)
-
-    @property
-    def ending(self) -> bool:
-        """Whether the event that ends its namespace has arrived."""
-        return self.incarnation.end is not None
+        incarnation = self.incarnation
+        return incarnation.ended or (incarnation.namespace is None and self.position.ended)
 
     @property
     def wider_stream_ended(self) -> bool:
         """Whether the wider stream has ended with an invalidate of its own, but not this one."""
-        return not (self.namespace is None or self.incarnation.ended) and self.position.ended
+        incarnation = self.incarnation
+        return not (incarnation.namespace is None or incarnation.ended) and self.position.ended
 
 
-class Views:
+class ViewsByFilter:
     """Views by the identities of their filters, which are found through an index.
 
     Views without a filter have the identity b"" and are not in the index.
@@ -321,7 +289,7 @@ class Incarnation:
 
     def __init__(self, namespace: Namespace | None) -> None:
         self.namespace = namespace
-        self.views = Views()
+        self.views = ViewsByFilter()
         self.end: KeyedToken | None = None
         self.ended = False
         self._ending_operations = (
@@ -363,14 +331,14 @@ class Incarnation:
 class LogPosition:
     """A position in the log of a merged stream, and the views that have all events before it.
 
-    ``number`` is that of the next event. ``part`` is the memory in bytes of the events to pass on
+    ``number`` is that of the next event. ``turn_bytes`` is the memory of the events to pass on
     at a time.
     """
 
     def __init__(self, stream: MergedStream, number: int) -> None:
         self.stream = stream
         self.number = number
-        self.part = 16 * 1024
+        self.turn_bytes = 16 * 1024
         self.whole = Incarnation(None)
         """The views of all events."""
         self.incarnations: dict[Namespace, list[Incarnation]] = {}

@@ -52,7 +52,7 @@ class Outages:
             yield span
         self._parent = None
 
-    def failed(self, error: CommandError, since: float | None = None) -> float:
+    def record_failure(self, error: CommandError, since: float | None = None) -> float:
         """Record a failure; return the seconds for which the outage has lasted.
 
         One that begins has lasted since ``since`` on the loop's clock, by default now.
@@ -73,12 +73,12 @@ class Outages:
         """Return the seconds to wait before the next attempt."""
         return self._backoff.next_pause()
 
-    def suspended(self, seconds: float) -> None:
+    def record_pause(self, seconds: float) -> None:
         """Do not count a pause, in which a cursor cannot recover."""
         if self._since is not None:
             self._since += seconds
 
-    def recovered(self) -> bool:
+    def end(self) -> bool:
         """End the outage, if there is one, as the cursor reads again; return whether it did."""
         if self._since is None:
             return False
@@ -90,7 +90,7 @@ class Outages:
         self._backoff.reset()
         return True
 
-    def closed(self) -> None:
+    def close(self) -> None:
         """End the span of the outage, if there is one, with its last failure."""
         self._end_span(self.last_error)
 

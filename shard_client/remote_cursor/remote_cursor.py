@@ -282,7 +282,7 @@ class RemoteCursor:
             await self._end_reading(until)
             if self._progress is not None:
                 await self._progress.probe_over.wait()
-            self._outages.closed()
+            self._outages.close()
             await self._link.stop_checking()
             await self._kill(self._take_cursors(), deadline)
         finally:
@@ -337,7 +337,7 @@ class RemoteCursor:
             case Paused():
                 self._link.release()
                 await self._wait(self._may_read.wait())
-                self._outages.suspended(self._loop.time() - state.since)
+                self._outages.record_pause(self._loop.time() - state.since)
                 self._become(Connecting(state.cursor))
             case Failing():
                 await self._wait(asyncio.sleep(self._outages.next_pause()))
@@ -379,7 +379,7 @@ class RemoteCursor:
             self._ask_for_more(cursor)
         batch.split()
         _check_open(batch)
-        if self._outages.recovered():
+        if self._outages.end():
             self._sent.reopenings += 1
         return self._arrived(batch)
 
@@ -442,7 +442,7 @@ class RemoteCursor:
         self._become(Failing())
         self._link.leave_after(error)
         # A member that hangs has been failing since its answer was due.
-        lasted = self._outages.failed(error, self._link.unanswered_since)
+        lasted = self._outages.record_failure(error, self._link.unanswered_since)
         if lasted >= self._settings.failure_timeout:
             # The member may be back when a client resumes.
             raise error.with_labels(RESUMABLE_LABEL)

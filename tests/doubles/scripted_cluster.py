@@ -14,6 +14,7 @@ from router.cursors.registry import CursorRegistry
 from router.lookup.upstream_reads import Lend
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.log_reader import Batch
+from router.stream.open_streams import OpenStreams
 from router.stream_settings import StreamSettings
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
@@ -72,7 +73,7 @@ class ScriptedCluster:
         limits = replace(limits, **changes)
         cluster = Cluster(self.config.host, limits, replica_set=kind)
         self.clusters.append(cluster)
-        self.registries.append(CursorRegistry(cluster, limits, mongos=mongos))
+        self.registries.append(CursorRegistry(OpenStreams(cluster, limits), mongos=mongos))
         return self.registries[-1]
 
     def noop(self, second: int) -> None:

@@ -11,9 +11,9 @@ from bson.raw_bson import RawBSONDocument
 
 from router.lookup.events import (
     MAX_EVENT_BYTES,
-    _wanted_by_scanning,
+    _lookup_by_scanning,
     has_updates,
-    wanted,
+    lookup_of,
     with_document,
 )
 from router.lookup.fragments import MAX_WHOLE_BYTES, split, whole_events
@@ -48,20 +48,20 @@ def encoded(document):
 def test_a_malformed_update_is_an_error(missing):
     event = {name: value for name, value in EVENT.items() if name != missing}
     with pytest.raises(CommandError) as error:
-        wanted(bson.encode(event))
+        lookup_of(bson.encode(event))
     assert error.value.code == 40578
 
 
 def test_an_event_that_becomes_too_large_is_an_error():
     event = bson.encode(EVENT)
-    want = wanted(event)
-    assert want is not None
+    lookup = lookup_of(event)
+    assert lookup is not None
     room = MAX_EVENT_BYTES - len(event) - len("\3fullDocument\0")
     empty = len(bson.encode({"x": ""}))
     fitting = bson.encode({"x": "a" * (room - empty)})
-    assert len(with_document(event, want.place, fitting)) == MAX_EVENT_BYTES
+    assert len(with_document(event, lookup.place, fitting)) == MAX_EVENT_BYTES
     with pytest.raises(CommandError) as error:
-        with_document(event, want.place, bson.encode({"x": "a" * (room - empty + 1)}))
+        with_document(event, lookup.place, bson.encode({"x": "a" * (room - empty + 1)}))
     assert error.value.code == 10334
     assert TOKEN in error.value.message
 
@@ -108,13 +108,13 @@ def test_the_fast_path_decides_as_the_walk_over_all_fields(seed):
     for _ in range(200):
         event = random_event(chance)
         try:
-            scanned = _wanted_by_scanning(event)
+            scanned = _lookup_by_scanning(event)
         except ProtocolError:
             assert has_updates([event])
             with pytest.raises(CommandError):
-                wanted(event)
+                lookup_of(event)
             continue
-        assert wanted(event) == scanned
+        assert lookup_of(event) == scanned
         assert scanned is None or has_updates([event])
         others += not has_updates([event])
     assert others > 20
@@ -135,10 +135,10 @@ def test_the_fast_path_decides_as_the_walk_over_all_fields(seed):
 def test_keys_with_texts_and_zeros_are_read_whole(text, key):
     document_key = encoded(key(text))
     event = bson.encode({**EVENT, "documentKey": RawBSONDocument(document_key)})
-    want = wanted(event)
-    assert want is not None
-    assert want.key == DocumentKey.of(document_key)
-    assert want.key.raw == document_key
+    lookup = lookup_of(event)
+    assert lookup is not None
+    assert lookup.key == DocumentKey.of(document_key)
+    assert lookup.key.raw == document_key
 
 
 MIB = 1 << 20

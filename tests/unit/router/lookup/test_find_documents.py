@@ -10,7 +10,7 @@ from bson import Timestamp
 from bson.binary import Binary
 
 from router.lookup import upstream_reads
-from router.lookup.events import SourceCollection, Wanted
+from router.lookup.events import Lookup, SourceCollection
 from router.lookup.find_documents import find_documents
 from router.lookup.keys import DocumentKey
 from router.lookup.upstream_reads import UpstreamReads
@@ -25,9 +25,9 @@ UUID = b"\x11" * 16
 MISMATCH = {"ok": 0.0, "errmsg": "other", "code": 361, "codeName": "CollectionUUIDMismatch"}
 
 
-def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Wanted:
+def want(key: dict[str, Any], second: int = 1, collection: str = "c") -> Lookup:
     raw = bson.encode({"d": key})[7:-1]
-    return Wanted(
+    return Lookup(
         SourceCollection("db", collection, UUID, 1),
         DocumentKey.of(raw),
         Struct("<II").pack(1, second),
@@ -41,7 +41,7 @@ def reads(mongos: ScriptedMongos, **settings: Any) -> UpstreamReads:
 
 
 async def found(
-    source: UpstreamReads, *wants: Wanted, same_collection: bool = True
+    source: UpstreamReads, *wants: Lookup, same_collection: bool = True
 ) -> list[dict[str, Any] | None]:
     result = await find_documents(
         source,

@@ -7,7 +7,7 @@ from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.lookup.keys import DocumentKey, each_once, filter_for_all, match_up
+from router.lookup.keys import DocumentKey, assign, filter_for_all, requests_of
 
 Document = dict[str, Any]
 
@@ -31,7 +31,7 @@ def decoded(keys: list[DocumentKey]) -> list[Document]:
 
 def matched(keys: list[Document], documents: list[Document]) -> tuple[list[Any], ...]:
     """Return found documents, absent keys, keys to request alone, and keys to request again."""
-    answer = match_up(keyed(*keys), raw(*documents))
+    answer = assign(keyed(*keys), raw(*documents))
     found = [bson.decode(document) for document in answer.found.values()]
     return found, decoded(answer.absent), decoded(answer.alone), decoded(answer.again)
 
@@ -92,10 +92,10 @@ def test_each_key_gets_the_document_of_its_own_request(wanted, stored):
         ]
 
     got: dict[bytes, list[bytes]] = {}
-    for asked in each_once(keys):
+    for asked in requests_of(keys):
         pending = asked
         while len(pending) > 1:
-            answer = match_up(pending, find_all(pending))
+            answer = assign(pending, find_all(pending))
             got |= {key: [document] for key, document in answer.found.items()}
             got |= {key.raw: [] for key in answer.absent}
             got |= {key.raw: find(key) for key in answer.alone}

@@ -61,7 +61,7 @@ async def opened(registry: CursorRegistry, *names: str, **fields: Any) -> list[M
 
 def explained_by(registry: CursorRegistry, request: StreamRequest) -> dict[str, Any]:
     """Return which stream would serve a request now, as explain shows it."""
-    return registry._streams.policy.explain(request, asyncio.get_running_loop().time())
+    return registry.streams.policy.explain(request, asyncio.get_running_loop().time())
 
 
 def namespaces(registry: CursorRegistry) -> list[str]:

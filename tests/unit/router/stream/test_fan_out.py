@@ -226,6 +226,19 @@ def arrive(stream: PrivateStream, number: int, **fields: Any) -> None:
         pass
 
 
+def test_an_exception_at_a_namespace_s_end_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = opened(shards=1)
+    fan_out = FanOut(stream, 1 << 30)
+    view = fan_out.open(tenant(1), first_key(START), NAME)
+    dropped = event(data_of(11, 1), operationType="drop", ns={"db": "db", "coll": "coll"})
+    stream.batch_arrived(A, batch([dropped], hwm(20)))
+    stream.batch_arrived(CONFIG, batch([], hwm(20)))
+    assert stream.release()
+    monkeypatch.setattr(FilterIndex, "route", Mock(side_effect=KeyError))
+    fan_out.step(count().__next__, 1)
+    assert view.error is not None, "its reader would wait for ever"
+
+
 def test_a_failed_view_whose_scan_another_has_joined_is_forgotten() -> None:
     stream = opened(shards=1)
     stream.keep_bytes = 1 << 30

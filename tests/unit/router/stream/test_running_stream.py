@@ -68,9 +68,7 @@ async def test_a_stream_of_one_shard_reads_little_ahead(cluster: ScriptedCluster
     shared = cursor.running_stream
     assert shared is not None
     first = await cursor.next_batch(None, PATIENCE)
-    assert (
-        len(first.events) < 150
-    )  # the first batch of a cursor has 101 events, whatever their size
+    assert len(first.events) < 150, "the first batch has 101 events, whatever their size"
     (remote,) = shared._remotes
     await until(lambda: remote.cursor is not None and remote.cursor.wants_pause)
     assert shared.merged.all_buffered_bytes < 150_000

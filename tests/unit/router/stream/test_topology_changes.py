@@ -151,9 +151,8 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     cluster.config.documents["shards"] = left
     assert cursor.running_stream is not None
     merged = cursor.running_stream.merged
-    await until(
-        lambda: [merged.merger.remotes[each].target for each in merged.membership.leaving] == ["s1"]
-    )
+    remotes = merged.merger.remotes
+    await until(lambda: [remotes[each].target for each in merged.membership.leaving] == ["s1"])
     cluster.noop(200)  # watermarks beyond the time when the list was read
     await until(lambda: "s1" not in targets(registry))
     listed = cluster.config.commands["find"]

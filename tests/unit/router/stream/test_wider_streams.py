@@ -181,7 +181,7 @@ async def test_null_follows_the_servers_version(cluster: ScriptedCluster) -> Non
     for version, met in ((17, True), (24, True), (25, False)):
         for target in cluster.clusters[0]._wire_versions:
             cluster.clusters[0]._wire_versions[target] = version
-        (source,) = registry._streams.policy.candidates(request).filters.sources
+        (source,) = registry.streams.policy.candidates(request).filters.sources
         assert source.filter is not None
         index: FilterIndex[int] = FilterIndex()
         index.add(0, source.filter)
@@ -193,7 +193,7 @@ async def test_a_shared_stream_that_cannot_be_opened_leaves_a_client_on_its_own(
     cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch, at_opening: bool
 ) -> None:
     registry = cluster.registry(share_filters_from=2, share_linger=0.0)
-    open_streams = registry._streams
+    open_streams = registry.streams
     enter, refused = open_streams.find_or_open, []
 
     async def refuse(request: StreamRequest, *args: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The readers of one merged stream: when events are passed on to views, and when readers wake."""
+"""The waiting readers of one merged stream: when views get events, and when readers wake."""
 
 import asyncio
 import time
@@ -6,12 +6,12 @@ from collections.abc import Callable
 from functools import partial
 from itertools import takewhile
 from math import inf
-from typing import Final
+from typing import Any, Final
 
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.views import View
+from router.stream.views import PartialView, View
 
 Waiter = asyncio.Future[float | None]
 """Completed when a reader need not wait any longer, with the time if events are ready for it."""
@@ -34,28 +34,33 @@ _REPLY_SHARE: Final = 1 / 8
 delay; the events of the replies not counted."""
 
 
-class ViewReaders:
-    """Passes released events on to the views of a merged stream, and wakes the readers that wait.
+class WaitingReaders:
+    """Lets released events be passed on to views, and wakes the readers that wait for events.
 
     A reader of the whole stream is woken as soon as a block is released. A reader of a part is
     woken by events that its own view gets, not by others. Its owner takes a ``step`` whenever one
     is ``due``: that passes events on for a millisecond, and the next block is released when it is
-    done, so that neither a backlog nor costly filters delay other tasks. During a backlog a reader
-    with few events waits for more: it is woken when it has many, when it has had some for the
-    delay, or at the backlog's end, and no sooner than the replies to those woken before can have
-    been sent. So under load replies have many events each. ``clock`` is the event loop's.
+    done, so that neither a backlog nor costly filters delay other tasks.
+
+    During a backlog a reader with few events waits for more, so that replies have many events each.
+    It is woken
+
+    - when it has many events, when it has had some for the delay, or at the backlog's end;
+    - but not before the replies to the readers woken last can have been sent.
+
+    ``clock`` is the event loop's.
     """
 
-    def __init__(self, stream: MergedStream, kept_bytes: int, clock: Callable[[], float]) -> None:
-        self.fan_out = FanOut(stream, kept_bytes)
+    def __init__(self, stream: MergedStream, fan_out: FanOut, clock: Callable[[], float]) -> None:
         self._stream = stream
+        self._fan_out = fan_out
         self._clock = clock
         # The readers that wait: of the whole stream, and of parts.
         self._whole: dict[View, Waiter] = {}
-        self._parts: dict[View, Waiter] = {}
+        self._parts: dict[PartialView, Waiter] = {}
         self._block_events = stream.block_events
         # The readers that are to be woken, and when they got events, the first ones first.
-        self._served: dict[View, tuple[Waiter, float]] = {}
+        self._served: dict[PartialView, tuple[Waiter, float]] = {}
         self._are_new = False
         """Whether readers are to be woken since the last step."""
         self._not_before = 0.0
@@ -63,30 +68,30 @@ class ViewReaders:
 
     # Readers.
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a reader waits."""
-        return bool(self._whole or self._parts)
+    def __len__(self) -> int:
+        """Return the number of readers that wait."""
+        return len(self._whole) + len(self._parts)
 
     def should_gather(self, log_reader: LogReader, max_events: int | None) -> bool:
         """Return whether a reader with events to read should wait for more: there is a backlog."""
         view = log_reader.view
-        if not view.is_part or not (self._is_backlog or self._clock() < self._backlog_until):
+        backlog = self._is_backlog or self._clock() < self._backlog_until
+        if not (backlog and isinstance(view, PartialView)):
             return False
         unread = view.log.end - log_reader.number
         if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
             return False
-        return view.log.memory < self.fan_out.full and view.error is None
+        return view.log.memory < self._fan_out.full and view.error is None
 
     def add(self, log_reader: LogReader, waiter: Waiter) -> None:
         """Let a reader wait until its view has got an event or is over."""
         view = log_reader.view
-        if not view.is_part:
+        if not isinstance(view, PartialView):
             self._whole[view] = waiter
             return
         self._parts[view] = waiter
         view.waited_for = True
-        self.fan_out.end_incarnations()
+        self._fan_out.end_incarnations()
         if view.log.end > log_reader.number or view.error is not None or view.ended:
             self._serve(view, waiter)
         else:
@@ -94,10 +99,12 @@ class ViewReaders:
 
     def remove(self, view: View) -> None:
         """Let the reader of a view wait no longer."""
-        for waiting in (self._whole, self._parts, self._served):
-            waiting.pop(view, None)
-        view.waited_for = False
-        view.on_events = None
+        self._whole.pop(view, None)
+        if isinstance(view, PartialView):
+            self._parts.pop(view, None)
+            self._served.pop(view, None)
+            view.waited_for = False
+            view.on_events = None
 
     def wake(self) -> None:
         """Complete all waiters at once."""
@@ -110,13 +117,13 @@ class ViewReaders:
         if self._whole and stream.error is None and (stream.release() or stream.ended):
             self._wake(self._whole)
 
-    def _wake(self, waiting: dict[View, Waiter]) -> None:
+    def _wake(self, waiting: dict[Any, Waiter]) -> None:
         now = self._clock()
         for waiter in waiting.values():
             complete(waiter, now)
         waiting.clear()
 
-    def _serve(self, view: View, waiter: Waiter) -> None:
+    def _serve(self, view: PartialView, waiter: Waiter) -> None:
         """Wake a reader soon: its view has got events, or is over."""
         view.on_events = None
         self._served[view] = (waiter, self._clock())
@@ -127,12 +134,12 @@ class ViewReaders:
     @property
     def _is_more(self) -> bool:
         """Whether there are events to pass on."""
-        return self._stream.merger.ready or self.fan_out.behind
+        return self._stream.merger.ready or self._fan_out.behind
 
     @property
     def _is_backlog(self) -> bool:
         """Whether there is more to pass on than the block that is being passed on."""
-        return self._stream.merger.ready or self.fan_out.lag > self._block_events
+        return self._stream.merger.ready or self._fan_out.lag > self._block_events
 
     @property
     def has_parts(self) -> bool:
@@ -141,7 +148,7 @@ class ViewReaders:
 
     def due(self) -> float:
         """Return the time at which a step is due: a past one for at once, infinity for never."""
-        if self.fan_out.behind:
+        if self._fan_out.behind:
             return -inf
         if not self._parts:
             return inf
@@ -158,7 +165,7 @@ class ViewReaders:
         ``asked`` is whether a reader that does not wait has read everything. Raises what the stream
         or a filter raises: call ``fail`` then.
         """
-        if asked or self._parts or self.fan_out.behind:
+        if asked or self._parts or self._fan_out.behind:
             self._pass()
             self._are_new = False
             if not self._is_more and (self._stream.ended or self._stream.error is not None):
@@ -168,7 +175,7 @@ class ViewReaders:
 
     def fail(self, error: Exception) -> None:
         """End all views, which may lack events now; their readers may continue elsewhere."""
-        self.fan_out.fail(error)
+        self._fan_out.fail(error)
         self._wake(self._parts)
 
     @property
@@ -178,10 +185,10 @@ class ViewReaders:
 
     def _wake_served(self) -> None:
         """Wake the readers that have enough events, or have had some for long enough."""
-        for pressed in self.fan_out.pressed:
+        for pressed in self._fan_out.pressed:
             if pressed in self._served:
                 complete(self._served.pop(pressed)[0], self._clock())
-        self.fan_out.pressed.clear()
+        self._fan_out.pressed.clear()
         if not self._served:
             return
         now, served, delay = self._clock(), self._served, self._delay
@@ -197,7 +204,7 @@ class ViewReaders:
 
     def _pass(self) -> None:
         """Pass a part of the released events on; release more if there is none left."""
-        stream, fan_out, traffic = self._stream, self.fan_out, self.fan_out.traffic
+        stream, fan_out, traffic = self._stream, self._fan_out, self._fan_out.traffic
         if not fan_out.behind:
             stream.release()
         fan_out.step(time.perf_counter, _TURN)

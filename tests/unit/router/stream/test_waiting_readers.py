@@ -10,10 +10,11 @@ from bson import Timestamp
 from router.filters.stream_filter import compile_filter
 from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
-from router.stream import view_readers
+from router.stream import waiting_readers
+from router.stream.fan_out import FanOut
 from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.view_readers import ViewReaders, Waiter
+from router.stream.waiting_readers import Waiter, WaitingReaders
 from shard_client.bson.resume_token import first_key
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from tests.doubles.scripted_streams import hwm
@@ -39,17 +40,18 @@ class Backlog:
         request = parse_request("db", command)
         self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
         self.loop = asyncio.get_running_loop()
-        self.readers = ViewReaders(self.stream, kept_bytes, self.loop.time)
+        self.fan_out = FanOut(self.stream, kept_bytes)
+        self.readers = WaitingReaders(self.stream, self.fan_out, self.loop.time)
         self.point = starting_point(request, START, 1)
         self.size = size
         self.next_step: asyncio.Handle | None = None
-        pass_on = self.readers.fan_out.step
+        pass_on = self.fan_out.step
 
         def step(clock: Callable[[], float], seconds: float) -> None:
             pass_on(clock, seconds)
             passed()
 
-        self.readers.fan_out.step = step  # type: ignore[method-assign]
+        self.fan_out.step = step  # type: ignore[method-assign]
 
     def schedule(self) -> None:
         if self.next_step is not None:
@@ -66,7 +68,7 @@ class Backlog:
 
     def reader(self, tenant: int | Mapping[str, int]) -> LogReader:
         wanted = compile_filter([{"$match": {"fullDocument.tenant": tenant}}])
-        return LogReader(self.readers.fan_out.open(wanted, first_key(START)), self.point)
+        return LogReader(self.fan_out.open(wanted, first_key(START)), self.point)
 
     def arrive(self, count: int = EVENTS) -> None:
         events = [
@@ -102,8 +104,8 @@ class Backlog:
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Readers with few events wait until the backlog's end, however long it takes."""
-    monkeypatch.setattr(view_readers, "_LEAST_DELAY", PATIENCE)
-    monkeypatch.setattr(view_readers, "_MOST_DELAY", PATIENCE)
+    monkeypatch.setattr(waiting_readers, "_LEAST_DELAY", PATIENCE)
+    monkeypatch.setattr(waiting_readers, "_MOST_DELAY", PATIENCE)
 
 
 @pytest.mark.usefixtures("patient")
@@ -147,7 +149,7 @@ async def test_a_woken_reader_reads_before_the_next_block() -> None:
         await backlog.wait(reader)
         assert not reader.lost, "nothing may be dropped before it can read"
         got += len(reader.take(None).events)
-        backlog.readers.fan_out.forget(reader.view, reader.number)
+        backlog.fan_out.forget(reader.view, reader.number)
     assert got == EVENTS
 
 
@@ -157,7 +159,7 @@ async def test_a_reader_may_use_what_others_leave() -> None:
     for number in range(200):
         backlog.reader(EVERY + number)
     backlog.arrive()
-    while backlog.stream.merger.ready or backlog.readers.fan_out.behind:
+    while backlog.stream.merger.ready or backlog.fan_out.behind:
         backlog.step(asked=True)
         await asyncio.sleep(0)
     assert not reader.lost, "its events fit into the memory of all readers"
