@@ -76,23 +76,21 @@ def batch(folder: Path, size: int, number: int, keys: str, chance: random.Random
 
 def apply(folder: Path, events: Sequence[tuple[str, str, bytes]], number: int) -> None:
     """Apply events in this process, as a job's tasks and its driver do."""
-    reports = staged(folder, events)
-    CurrentTable(str(folder)).apply_staged(
-        None, Upsert(ChangeReport.total(reports), Batch("bench", number))
-    )
+    upsert = Upsert(staged(folder, events), Batch("bench", number))
+    CurrentTable(str(folder)).apply_staged(None, upsert)
 
 
-def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> list[ChangeReport]:
+def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> ChangeReport:
     """Return what a task reports that has staged events."""
     if not events:
-        return []
+        return ChangeReport()
     columns = zip(*events, strict=True)
     kinds, tokens, raw = (pa.array(each) for each in columns)
     names = (pa.repeat(pa.scalar(text), len(events)) for text in ("shop", "orders"))
     rows = pa.RecordBatch.from_arrays([*names, kinds, tokens, raw], names=[*CHANGE_COLUMNS])
     stage = ChangeStage(str(folder), tolerant=False)
     stage.add(rows)
-    return [stage.close()]
+    return stage.close()
 
 
 def merged(folder: Path, keys: str, size: int) -> dict[str, float]:

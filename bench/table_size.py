@@ -19,7 +19,6 @@ from bench.current_tables import apply, insert, key_of, staged, update
 from bench.processes import peak_memory
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable, Upsert
-from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.state_files import Batch
 
 FILES = (100, 1_000, 10_000, 100_000)
@@ -76,8 +75,8 @@ def batch(
     """Apply a batch as a job's driver does; return its seconds of CPU, and the KB of its commit."""
     before, begun = committed(table.address), time.process_time()
     table.reload()
-    changes = ChangeReport.total(staged(Path(table.address), events))
-    table.apply_staged(None, Upsert(changes, Batch("bench", number)))
+    upsert = Upsert(staged(Path(table.address), events), Batch("bench", number))
+    table.apply_staged(None, upsert)
     return time.process_time() - begun, committed(table.address) - before
 
 
