@@ -15,6 +15,8 @@ from spark_sink.events.slices import Slice, document_of, field_of, fields_of
 
 READ = "read"
 """The operation type of a snapshot's rows."""
+SNAPSHOT_END = "snapshotEnd"
+"""The operation type of the row that follows the documents of a stream's snapshot."""
 
 OPERATIONS: dict[str | None, str] = {
     "insert": "c", "update": "u", "replace": "u", "delete": "d", READ: "r",

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document
+from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime, after, key_of, time_of, to_offset
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import (
@@ -44,7 +45,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.commit_files import commit_path, states_in
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import SNAPSHOT_END, TableScope, unread_after, unread_names
+from spark_sink.tables.ddl_events import TableScope, unread_after, unread_names
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
@@ -188,7 +189,7 @@ def _counts_before(log: DeltaLog, cut: Timestamp) -> Chosen:
     """
     late = [end["_id"]["_data"] for end in snapshot_ends(log) if end["readUntil"] >= cut]
     is_late = pc.field("token").isin(pa.array(late, pa.string()))
-    kept = (pc.field("operationType") != "snapshotEnd") | ~is_late
+    kept = (pc.field("operationType") != SNAPSHOT_END) | ~is_late
     return [kept, ("token", "<=", high_water_mark(cut))]
 
 

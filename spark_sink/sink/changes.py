@@ -20,7 +20,7 @@ from bson.decimal128 import Decimal128
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.bson.values import DOCUMENT, NULL
 from spark_sink.errors import StreamError
-from spark_sink.events.header import namespace_of
+from spark_sink.events.header import SNAPSHOT_END, namespace_of
 from spark_sink.events.slices import CODEC, Slice, document_of, fields_of, value_at
 from spark_sink.options import values
 from spark_sink.options.stream_options import required_uri
@@ -73,7 +73,7 @@ _NOTHING = Slice(NULL, b"")
 _WITH_DOCUMENT = ("insert", "replace", "read")
 # These change no document; the other events of a collection do.
 _WITHOUT_EFFECT = (
-    "snapshotEnd", "heartbeat", "invalidate", "create", "createIndexes", "dropIndexes", "modify",
+    SNAPSHOT_END, "heartbeat", "invalidate", "create", "createIndexes", "dropIndexes", "modify",
     "shardCollection", "refineCollectionShardKey", "reshardCollection",
 )  # fmt: skip
 

@@ -17,7 +17,7 @@ from pyspark.sql.datasource import InputPartition
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_rate import report
 from spark_sink.batches.read_task import ReadTask, TaskReader
-from spark_sink.events.header import join_fragments
+from spark_sink.events.header import SNAPSHOT_END, join_fragments
 from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_events import described
@@ -32,10 +32,6 @@ from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
 from spark_sink.source.schema import typed_documents
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.router_client import RouterClient
-
-SNAPSHOT_END = "snapshotEnd"
-"""The operation type of the row that follows the documents of a stream's snapshot."""
-
 
 Task = ReadTask | tuple[SnapshotTask, ...] | bytes
 """What a task reads: a range of the stream, chunks of a snapshot, or an event that is given."""

@@ -17,8 +17,8 @@ from typing import Any
 import bson
 
 from shard_client.bson.resume_token import high_water_mark, next_tick
+from spark_sink.events.header import SNAPSHOT_END
 
-SNAPSHOT_END = "snapshotEnd"
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 """The operation types that change many rows."""
 

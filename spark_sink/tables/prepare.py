@@ -19,13 +19,14 @@ from pyspark.sql.types import StructType
 
 from shard_client.bson.values import DOCUMENT, STRING
 from spark_sink.errors import StreamError
+from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, field_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, batch_of, rows_in
 from spark_sink.rows.extended_json import JsonColumns, canonical_json
 from spark_sink.rows.layouts import JoinedEvents, Layout, Places, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.rows.text_columns import joined_text
-from spark_sink.tables.ddl_events import SNAPSHOT_END, DdlEvent
+from spark_sink.tables.ddl_events import DdlEvent
 
 PREPARED = StructType(
     columns(

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import fs
 
+from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import field_of, fields_of
 from spark_sink.folders import Folder, open_folder, remove_files
@@ -100,7 +101,7 @@ class ChangeStage:
         kinds = rows["operationType"]
         report = self._report
         is_read = pc.equal(kinds, "read")
-        marks = pc.fill_null(pc.or_(is_read, pc.equal(kinds, "snapshotEnd")), fill_value=False)
+        marks = pc.fill_null(pc.or_(is_read, pc.equal(kinds, SNAPSHOT_END)), fill_value=False)
         last = pc.max(rows["token"].filter(pc.invert(marks))).as_py()
         report.through = max(report.through, last or "")
         ddl = pc.is_in(kinds, value_set=pa.array(DDL_TYPES))

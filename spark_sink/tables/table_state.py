@@ -11,10 +11,10 @@ import bson
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
 from spark_sink.events.documents import stored, to_document
+from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import (
-    SNAPSHOT_END,
     DdlEvent,
     Unread,
     collections_of,
