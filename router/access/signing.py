@@ -118,7 +118,7 @@ class SignedTimes:
             return clock.newest_signed
         ordinal = clock.ordinal
         if ordinal != self._last_ordinal or self._last is None:
-            key = self._key_for_signing(ordinal)
+            key = self._key(ordinal)
             if key is None:
                 return clock.newest_signed
             if self._proof[0] != ordinal | _RANGE or self._proof[1] != key.key_id:
@@ -147,10 +147,10 @@ class SignedTimes:
         ordinal = time.time << 32 | time.inc
         if ordinal <= self._cluster.clock.ordinal or not self._may_read_keys:
             return
-        key = self._key(key_id, ordinal)
+        key = self._key(ordinal, key_id)
         if key is None:
             await self._read_soon()
-            key = self._key(key_id, ordinal)
+            key = self._key(ordinal, key_id)
         if key is None:
             raise CommandError(
                 ErrorCode.KeyNotFound,
@@ -160,48 +160,42 @@ class SignedTimes:
         if not hmac.compare_digest(key.sign(ordinal), client.digest):
             raise CommandError(ErrorCode.TimeProofMismatch, "Proof does not match the cluster time")
 
-    def _key_for_signing(self, ordinal: int) -> SigningKey | None:
-        return next((key for key in self._keys if key.expires > ordinal), None)
-
-    def _key(self, key_id: int, ordinal: int) -> SigningKey | None:
-        for key in self._keys:
-            if key.key_id == key_id and key.expires > ordinal:
-                return key
-        return None
+    def _key(self, ordinal: int, key_id: int | None = None) -> SigningKey | None:
+        """Return the first key, or that of ``key_id``, that may sign the time; None without one."""
+        valid = (key for key in self._keys if key.expires > ordinal)
+        return next((key for key in valid if key_id is None or key.key_id == key_id), None)
 
     async def keep_reading(self) -> None:
         """Read the keys now and again, until cancelled, or until the router may not read them."""
-        while True:
-            pause = _READ_SECONDS
+        while self._may_read_keys:
             try:
-                await self._read()
-            except NetworkError as error:
-                log.warning("cannot read the signing keys", error=str(error))
-                pause = _RETRY_SECONDS
-            except CommandError as error:
-                if error.code == ErrorCode.Unauthorized:
-                    self._may_read_keys = False
-                    log.info(
-                        "The router's user may not read the keys of cluster times; clients get "
-                        "times that servers have signed",
-                    )
-                    return
-                log.warning("cannot read the signing keys", error=str(error))
-                pause = _RETRY_SECONDS
+                has_read = await self._try_to_read()
             except Exception:  # the reading of keys must continue
                 log.exception("Unexpected error")
-            if not self._keys:
-                pause = _RETRY_SECONDS
-            await asyncio.sleep(pause)
+                has_read = False
+            await asyncio.sleep(_READ_SECONDS if has_read and self._keys else _RETRY_SECONDS)
+
+    async def _try_to_read(self) -> bool:
+        """Read the keys; return whether that has succeeded. A failure is logged."""
+        try:
+            await self._read()
+        except (CommandError, NetworkError) as error:
+            if isinstance(error, CommandError) and error.code == ErrorCode.Unauthorized:
+                self._may_read_keys = False
+                log.info(
+                    "The router's user may not read the keys of cluster times; clients get times "
+                    "that servers have signed",
+                )
+            else:
+                log.warning("cannot read the signing keys", error=str(error))
+            return False
+        return True
 
     async def _read_soon(self) -> None:
         """Read the keys again, at most once a second however many clients make it necessary."""
-        try:
-            async with self._reading:
-                if asyncio.get_running_loop().time() - self._read_at >= _LEAST_PAUSE:
-                    await self._read()
-        except (CommandError, NetworkError) as error:
-            log.warning("cannot read the signing keys", error=str(error))
+        async with self._reading:
+            if asyncio.get_running_loop().time() - self._read_at >= _LEAST_PAUSE:
+                await self._try_to_read()
 
     async def _read(self) -> None:
         self._read_at = asyncio.get_running_loop().time()
