@@ -154,13 +154,19 @@ class Cluster:
             await asyncio.sleep(pause)
 
     def dialer(
-        self, target: str, host: str | None = None, *, preference: ReadPreference = PRIMARY
+        self,
+        target: str,
+        host: str | None = None,
+        *,
+        preference: ReadPreference = PRIMARY,
+        pool: ConnectionPool | None = None,
     ) -> "MemberDialer":
         """Return a dialer for ``target``, a shard's id or ``"config"``.
 
-        ``host`` is the shard's host string if the caller knows it.
+        ``host`` is the shard's host string if the caller knows it, ``pool`` the one that
+        connections are taken from, by default the cluster's.
         """
-        return MemberDialer(self, target, host, preference)
+        return MemberDialer(self, target, host, preference, pool or self.pool)
 
     @asynccontextmanager
     async def lend(
@@ -374,20 +380,25 @@ class Cluster:
 
 
 class MemberDialer:
-    """Takes connections from the cluster's pool to the members of the replica set ``target``.
+    """Takes connections from a pool to the members of the replica set ``target``.
 
     ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
     (docs/design.md#a-remote-cursor).
     """
 
     def __init__(
-        self, cluster: Cluster, target: str, host: str | None, preference: ReadPreference
+        self,
+        cluster: Cluster,
+        target: str,
+        host: str | None,
+        preference: ReadPreference,
+        pool: ConnectionPool,
     ) -> None:
         self._cluster = cluster
         self._target = target
         self._host = host
         self._preference = preference
-        self.pool = cluster.pool
+        self.pool = pool
         self._replica_set: ReplicaSet | None = None
 
     async def connect(self, timeout: float) -> Connection:
