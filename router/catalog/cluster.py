@@ -185,7 +185,7 @@ class Cluster:
         try:
             yield connection
         finally:
-            self.release(connection)
+            self.pool.give_back(connection)
 
     async def command(
         self,
@@ -221,19 +221,13 @@ class Cluster:
         try:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:
-            followed = self._sets.get(target)
-            if isinstance(error, CommandError) and not blames_member(error):
-                raise
-            if followed is not None:
-                followed.invalidate(connection.address)
-            self.pool.forget(connection.address)
+            if not isinstance(error, CommandError) or blames_member(error):
+                if (followed := self._sets.get(target)) is not None:
+                    followed.invalidate(connection.address)
+                self.pool.forget(connection.address)
             raise
         finally:
-            self.release(connection)
-
-    def release(self, connection: Connection) -> None:
-        """Return a connection to the pool, or cut it if it is closed or busy."""
-        self.pool.give_back(connection)
+            self.pool.give_back(connection)
 
     async def locate(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
         """Return the replica set that serves ``target`` according to the newest shard list.
@@ -320,28 +314,25 @@ class Cluster:
             await asyncio.wait(self._closing)
 
     async def _read_shards(self, timeout: float) -> ShardList:
-        dialer = self.dialer(CONFIG)
-        connection = await dialer.connect(timeout)
-        try:
-            before = _time_of(connection.hello)
-            command: dict[str, Any] = {
-                "find": "shards",
-                "batchSize": _MOST_SHARDS,
-                "singleBatch": True,
-                "readConcern": {"level": "majority", "afterClusterTime": before},
-            }
-            if self.clock.document is not None:
-                command["$clusterTime"] = self.clock.document
-            wait = min(timeout, self._settings.reply_timeout)
-            reply = await connection.command("config", command, timeout=wait)
-            self.clock.advance(reply.get("$clusterTime"))
-            by = _time_of(reply)
-        except (CommandError, NetworkError):
-            # The member may no longer be primary: look up its role again.
-            dialer.suspect(connection.address)
-            raise
-        finally:
-            self.release(connection)
+        async with self.lend(CONFIG, timeout=timeout) as connection:
+            try:
+                before = _time_of(connection.hello)
+                command: dict[str, Any] = {
+                    "find": "shards",
+                    "batchSize": _MOST_SHARDS,
+                    "singleBatch": True,
+                    "readConcern": {"level": "majority", "afterClusterTime": before},
+                }
+                if self.clock.document is not None:
+                    command["$clusterTime"] = self.clock.document
+                wait = min(timeout, self._settings.reply_timeout)
+                reply = await connection.command("config", command, timeout=wait)
+                self.clock.advance(reply.get("$clusterTime"))
+                by = _time_of(reply)
+            except (CommandError, NetworkError):
+                # The member may no longer be primary: look up its role again.
+                self._sets[CONFIG].invalidate(connection.address)
+                raise
         try:
             listed = reply["cursor"]["firstBatch"]
             shards = {each["_id"]: each["host"] for each in listed}
@@ -558,4 +549,4 @@ async def connected(
         yield connections
     finally:
         for connection in connections.values():
-            cluster.release(connection)
+            cluster.pool.give_back(connection)
