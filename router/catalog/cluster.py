@@ -136,22 +136,20 @@ class Cluster:
             raise self._list_error or no_member(PRIMARY, config.name, config.causes) from None
 
     async def _listed(self) -> ShardList:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.open_timeout
+        """Read the list, again and again, while the failure may be over soon and a caller waits."""
         backoff = Backoff(self._settings.backoff_first, self._settings.backoff_max)
         self._list_error = None
         while True:
             try:
-                return await self._read_shards(max(0.001, deadline - loop.time()))
+                return await self._read_shards()
             except (CommandError, NetworkError) as failure:
                 error = _retriable(failure)
-                if not is_resumable(error) or loop.time() >= deadline:
+                if not is_resumable(error):
                     raise error from failure
             report = log.debug if self._list_error else log.warning
             report("cannot read the shard list", error=str(error))
             self._list_error = error
-            pause = min(backoff.next_pause(), max(0.0, deadline - loop.time()))
-            await asyncio.sleep(pause)
+            await asyncio.sleep(backoff.next_pause())
 
     def dialer(
         self,
@@ -237,9 +235,8 @@ class Cluster:
         """
         if target != CONFIG and (fresh or (host is not None and host != self._hosts.get(target))):
             try:
-                async with asyncio.timeout(_REFRESH_TIMEOUT):
-                    await self.shards(_REFRESH_TIMEOUT)
-            except (CommandError, TimeoutError) as error:
+                await self.shards(_REFRESH_TIMEOUT)
+            except CommandError as error:
                 log.warning("cannot read the shard list", error=str(error))
         if target not in self._sets:
             if host is None:
@@ -313,8 +310,8 @@ class Cluster:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _read_shards(self, timeout: float) -> ShardList:
-        async with self.lend(CONFIG, timeout=timeout) as connection:
+    async def _read_shards(self) -> ShardList:
+        async with self.lend(CONFIG) as connection:
             try:
                 before = _time_of(connection.hello)
                 command: dict[str, Any] = {
@@ -325,7 +322,7 @@ class Cluster:
                 }
                 if self.clock.document is not None:
                     command["$clusterTime"] = self.clock.document
-                wait = min(timeout, self._settings.reply_timeout)
+                wait = self._settings.reply_timeout
                 reply = await connection.command("config", command, timeout=wait)
                 self.clock.advance(reply.get("$clusterTime"))
                 by = _time_of(reply)
