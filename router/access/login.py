@@ -13,14 +13,13 @@ from typing import Any, TypeGuard
 
 import structlog
 
-from router.access.signing import ClientTime, SignedTimes
+from router.access.signing import SignedTimes
 from router.access.users import REFRESH_SECONDS, User, UserName, Users
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.client_limits import ClientLimits
 from router.fair_limit import FairLimit
 from router.owned_tasks import OwnedTasks
-from router.privileges import CLUSTER
 from router.request.fields import missing_field
 from router.tls.certificates import Certificates
 from shard_client import spans
@@ -377,9 +376,6 @@ def _authenticated(status: Mapping[str, Any]) -> list[UserName]:
     ]
 
 
-_ADVANCE = "advanceClusterTime"
-
-
 class AccessControl:
     """The users, signed times and logins of a router whose clients have to log in.
 
@@ -419,12 +415,3 @@ class AccessControl:
     def own_certificate(self) -> Certificate | None:
         """The certificate that the router shows to servers; None without TLS."""
         return None if self._certificates is None else self._certificates.contexts.own
-
-    async def check_time(self, time: ClientTime, user: User) -> None:
-        """Check a user's time, by its signature unless the user may advance the clock.
-
-        Raises:
-            CommandError: mongos's error for a signature that is wrong.
-        """
-        if not user.privileges.allow(CLUSTER, _ADVANCE):
-            await self.times.check(time)

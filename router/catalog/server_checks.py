@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bson.timestamp import Timestamp
@@ -123,10 +123,6 @@ class Check:
     remark: str = ""
     oldest: Timestamp | None = None
     complete: bool = False
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the check as a document."""
-        return asdict(self)
 
 
 class ServerChecks:

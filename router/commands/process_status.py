@@ -3,6 +3,7 @@
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -82,11 +83,11 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "loopLag": None if node.lag is None else node.lag.to_document(),
     }
     if checks and node.checks is not None:
-        status["checks"] = [check.to_document() for check in await node.checks.results()]
+        status["checks"] = list(map(asdict, await node.checks.results()))
     if details:
         status["streams"] = streams
         status["failures"] = RECENT.failures(_MOST_FAILURES)
-        status["jobs"] = [each.to_document() for each in node.jobs.current(node.now())]
+        status["jobs"] = list(map(asdict, node.jobs.current(node.now())))
     return status
 
 
