@@ -3,7 +3,6 @@
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import replace
 from ipaddress import ip_address, ip_network
 from pathlib import Path
 from typing import Any, Final, Self
@@ -12,11 +11,12 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
-from router.config.parameters import PARAMETERS, client_limits, parse_parameters
+from router.config.parameters import PARAMETERS, parse_parameters
 from router.config.problems import Section, comma_separated, fields, nearest
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
+from router.parameter import fields_set_by
 from router.peers.cursor_ids import MOST_WORKERS
 from shard_client.replica_set.replica_set import parse_hosts
 from shard_client.wire.compression import AVAILABLE
@@ -281,8 +281,8 @@ class Settings(Section):
     def client_limits(self) -> ClientLimits:
         """The limits of clients, as far as the process's limit of open files allows them."""
         each = 1 if self.sharded and self.upstream is None else 2
-        return replace(
-            client_limits(self.parameters),
+        return ClientLimits(
+            **fields_set_by(self.parameters, ClientLimits),
             connections=supported_connections(self.net.max_incoming_connections, each),
             exempt=self.net.exempt_networks,
         )
