@@ -15,6 +15,7 @@ from bson.timestamp import Timestamp
 from router.bson_text import render, shortened
 from router.memory import Holding
 from router.request.stream_request import StreamRequest
+from router.stream.admission import Ticket
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
@@ -41,8 +42,8 @@ class RunningStream:
     It ends soon after the last reader has left. Readers pass their log readers to ``take`` and
     ``wait``.
 
-    ``gone`` is called when no reader can enter any more: run ``close`` then.
-    ``readers`` have entered already. Must be created in a running loop.
+    ``ticket`` is returned once the remotes are closed. ``gone`` is called when no reader can enter
+    any more: run ``close`` then. Must be created in a running loop.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class RunningStream:
         request: StreamRequest,
         merged: MergedStream,
         resources: StreamResources,
-        gone: Callable[[], None],
-        readers: int = 0,
+        ticket: Ticket,
+        gone: Callable[["RunningStream"], None],
     ) -> None:
         self.merged = merged
-        self.readers = readers
+        self.readers = 0
         """The number of readers."""
         self.number = next(_NUMBERS)
         """A number that no other stream of the process has."""
@@ -63,6 +64,7 @@ class RunningStream:
         self._loads = resources.loads
         self._settings = settings = resources.settings
         self._memory = Holding(resources.memory)
+        self._ticket = ticket
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
@@ -80,12 +82,11 @@ class RunningStream:
         self._read_scheduler = ReadScheduler(
             merged, remotes, self.waiting, self.fan_out, flow, resources
         )
-        self.has_opened = False
-        """Whether the remotes have answered, as ``open`` says."""
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks that read remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
-        self._answered: asyncio.Future[None] = self._loop.create_future()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._opening: asyncio.TimerHandle | None = None
         self._events = 0
         self._waited_at = self._loop.time()
         """The time at which a client last stopped waiting."""
@@ -95,28 +96,50 @@ class RunningStream:
 
     # Life cycle.
 
-    async def open(self, most: float, deadline: float) -> None:
-        """Open the remotes and wait until each has answered; after the deadline, one shard.
+    def open(self, most: float, deadline: float) -> None:
+        """Begin to open the remotes; ``opened`` waits for them up to the deadline.
 
-        ``most`` is the seconds up to ``deadline``, for messages. Raises CommandError, the first
-        failure.
+        ``most`` is the seconds up to ``deadline``, for messages.
         """
+        self._opening = self._loop.call_at(deadline, self._end_opening, most)
         self._read_scheduler.client_reads()
         self._remotes.execute(self.merged.openings)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._answered
-        except TimeoutError:
-            remotes = self._remotes
-            late = sorted(remote.target for remote in remotes if not remote.opened)
-            missing = f"no answer from {', '.join(late)} within {most} s"
-            # A shard has accepted the request: the others are waited for in an open stream.
-            if not any(remote.opened and not remote.topology for remote in remotes):
-                raise CommandError(
-                    ErrorCode.FailedToSatisfyReadPreference, missing
-                ).with_change_stream_label() from None
+
+    def _end_opening(self, most: float) -> None:
+        """Open the stream with the shards that have answered by the deadline, one at least."""
+        if self._opened.done():
+            return
+        late = sorted(remote.target for remote in self._remotes if not remote.opened)
+        missing = f"no answer from {', '.join(late)} within {most} s"
+        # A shard has accepted the request: the others are waited for in an open stream.
+        if any(remote.opened and not remote.topology for remote in self._remotes):
             log.warning("stream opened without some shards", missing=missing)
-        self.has_opened = True
+            self._opened.set_result(None)
+        else:
+            self._fail_opening(
+                CommandError(
+                    ErrorCode.FailedToSatisfyReadPreference, missing
+                ).with_change_stream_label()
+            )
+
+    def _fail_opening(self, error: CommandError) -> None:
+        """Let ``opened`` raise ``error``, unless the stream has opened."""
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # of which there may be no waiter
+            self._end()
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the remotes have answered, as ``opened`` says."""
+        return self._opened.done() and self._opened.exception() is None
+
+    async def opened(self) -> None:
+        """Wait until each remote has answered; after the deadline, one shard.
+
+        Raises CommandError, the first failure, or 91 if the stream is closed meanwhile.
+        """
+        await asyncio.shield(self._opened)
 
     async def close(self) -> None:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
@@ -124,19 +147,27 @@ class RunningStream:
         Idempotent.
         """
         self._closed = True
-        for pending in (self._lingering, self._draining, self._next_step):
+        self._fail_opening(
+            CommandError(
+                ErrorCode.ShutdownInProgress, "the stream was closed while it was being opened"
+            ).with_change_stream_label()
+        )
+        for pending in (self._opening, self._lingering, self._draining, self._next_step):
             if pending is not None:
                 pending.cancel()
-        self._read_scheduler.close()
-        self.stop_reading()
-        self._memory.size = 0
-        self.merged.close()
-        await self._remotes.wait_closed()
+        try:
+            self._read_scheduler.close()
+            self.stop_reading()
+            self._memory.size = 0
+            self.merged.close()
+            await self._remotes.wait_closed()
+        finally:
+            self._ticket.end()
 
     def _end(self) -> None:
         if not self._closed:
             self._closed = True
-            self._gone()
+            self._gone(self)
 
     def enter(self) -> None:
         """Add a reader."""
@@ -358,8 +389,8 @@ class RunningStream:
             number, len(batch.events), batch.operation_time, now,
             complete=batch.complete, opening=not self.has_opened,
         )  # fmt: skip
-        if not self._answered.done() and all(other.opened for other in self._remotes):
-            self._answered.set_result(None)
+        if not self._opened.done() and all(other.opened for other in self._remotes):
+            self._opened.set_result(None)
         self._pass_on()
         # Prepare the next reply while the client processes the last one.
         self.merged.merger.merge_ahead(self._settings.reply_target_bytes)
@@ -400,8 +431,7 @@ class RunningStream:
             log.warning("stream failed", error=str(error))
         else:
             log.error("stream broke", error=str(error), exc_info=cause)
-        if not self._answered.done():
-            self._answered.set_exception(error)
+        self._fail_opening(error)
         self.stop_reading()
 
     def _pass_on(self) -> None:
@@ -421,13 +451,12 @@ class RunningStream:
             # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self.merged.remote_failed(remote.number, error, address)
-        if not self._answered.done():
-            if remote.opened:
-                # A getMore failed while other remotes were being opened; the client's first
-                # getMore raises the error.
-                self._answered.set_result(None)
-            else:
-                self._answered.set_exception(error.with_change_stream_label())
+        if not remote.opened:
+            self._fail_opening(error.with_change_stream_label())
+        elif not self._opened.done():
+            # A getMore failed while other remotes were being opened; the client's first getMore
+            # raises the error.
+            self._opened.set_result(None)
         self.stop_reading()
 
     def _count(self) -> None:
