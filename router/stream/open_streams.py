@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Set
+from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -21,11 +22,12 @@ from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
 from router.stream.opening import ClusterTimeFetcher, locate
 from router.stream.remotes import StreamResources
-from router.stream.running_stream import RunningStream
+from router.stream.running_stream import CLOSED, RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import first_key
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.replica_set import ReadPreference
 
@@ -66,6 +68,7 @@ class OpenStreams:
         self._locating: dict[bytes, asyncio.Task[MergedStream]] = {}
         """The streams whose shards or start are not known yet, by their identity."""
         self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     async def find_or_open(
         self,
@@ -102,10 +105,13 @@ class OpenStreams:
                 stream = await self._new(key, request, start_at, quota, needed)
             else:
                 stream = await self._enter(joined)
-            start_at = start_at or stream.merged.start_at
-            if stream.merged.covers(after or first_key(start_at), needed):
-                return stream, start_at
-            stream.leave()  # other readers have advanced past the start during the opening
+            with ExitStack() as leaving:
+                leaving.callback(stream.leave)
+                start_at = start_at or stream.merged.start_at
+                if stream.merged.covers(after or first_key(start_at), needed):
+                    leaving.pop_all()
+                    return stream, start_at
+                # Other readers have advanced past the start during the opening.
 
     async def _enter(self, stream: RunningStream) -> RunningStream:
         """Return a stream with one reader added, once it is open. Raises CommandError."""
@@ -175,6 +181,7 @@ class OpenStreams:
         needed: Set[ShardSpan],
     ) -> RunningStream:
         """Return a new stream with one reader added, once it is open. Raises CommandError."""
+        self._check_not_closed()
         ticket = self.admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
         if start_at is not None and (needed or not request.starts_after_invalidate):
@@ -190,6 +197,7 @@ class OpenStreams:
         with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
             try:
                 merged = await self._locate(key, request, settings, needed)
+                self._check_not_closed()
                 stream = RunningStream(request, merged, resources, ticket, partial(self._gone, key))
                 streams = self._by_key.setdefault(key, [])
                 is_joined = streams and not self._is_late(streams[0], start_at)
@@ -213,10 +221,14 @@ class OpenStreams:
         work = partial(locate, request, self.cluster, settings, self.cluster_time, needed)
         task = self._locating[key] = self.spawn(work, "locate a stream")
         try:
-            return await result_of(task, "the stream was closed while it was being opened")
+            return await result_of(task, CLOSED)
         finally:
             task.cancel()
             del self._locating[key]
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise CommandError(ErrorCode.ShutdownInProgress, CLOSED).with_change_stream_label()
 
     def _is_late(self, stream: RunningStream, start_at: Timestamp | None) -> bool:
         """Return whether a stream is too far behind for a reader that starts at ``start_at``."""
@@ -290,6 +302,7 @@ class OpenStreams:
 
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
+        self._closed = True
         await self.resources.noop_writer.close()
         for locating in self._locating.values():
             locating.cancel()

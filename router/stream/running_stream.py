@@ -6,13 +6,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
+from router.catalog.shared_answer import result_of
 from router.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Ticket
@@ -32,6 +33,7 @@ from shard_client.remote_cursor.cursor_reply import CursorBatch
 log = structlog.get_logger()
 
 _NUMBERS = count(1)
+CLOSED: Final = "the stream was closed while it was being opened"
 _LONGEST = 200
 """Most characters of the options and stages in a stream's description."""
 
@@ -132,14 +134,15 @@ class RunningStream:
     @property
     def has_opened(self) -> bool:
         """Whether the remotes have answered, as ``opened`` says."""
-        return self._opened.done() and self._opened.exception() is None
+        opened = self._opened
+        return opened.done() and not (opened.cancelled() or opened.exception())
 
     async def opened(self) -> None:
         """Wait until each remote has answered; after the deadline, one shard.
 
         Raises CommandError, the first failure, or 91 if the stream is closed meanwhile.
         """
-        await asyncio.shield(self._opened)
+        await result_of(self._opened, CLOSED)
 
     async def close(self) -> None:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
@@ -147,11 +150,7 @@ class RunningStream:
         Idempotent.
         """
         self._closed = True
-        self._fail_opening(
-            CommandError(
-                ErrorCode.ShutdownInProgress, "the stream was closed while it was being opened"
-            ).with_change_stream_label()
-        )
+        self._opened.cancel()
         for pending in (self._opening, self._lingering, self._draining, self._next_step):
             if pending is not None:
                 pending.cancel()
