@@ -16,7 +16,6 @@ from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
 from router.memory import EVENT_OVERHEAD, weight
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Block
 from router.stream.views import (
     RENAME,
     Incarnation,
@@ -336,8 +335,7 @@ class FanOut:
         count = len(events)
         size = len(events[0]) if count == 1 else sum(map(len, events))
         log = view.log
-        if not log.extend(events, size):
-            log.append(Block(events, size))
+        log.append(events, size)
         self.held_bytes += size + EVENT_OVERHEAD * count
         held = log.memory
         if held >= self.full:

@@ -4,9 +4,9 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, NoReturn
+from typing import Final, NamedTuple, NoReturn
 
 from bson.timestamp import Timestamp
 from sortedcontainers import SortedList
@@ -255,30 +255,17 @@ def _time(key: bytes) -> str:
     return key[:TIME_DIGITS].decode("ascii", "replace")
 
 
-@dataclass(slots=True)
-class Block:
-    """Merged events in order: what the merge releases, and what a log keeps.
+class Block(NamedTuple):
+    """Merged events in order, which the merge releases.
 
-    ``size`` is their size in bytes. ``last_key`` is the sort key of the last event, None if it has
-    not been extracted. ``shares`` maps each remote to the memory that its events take. ``first`` is
-    the number of the first event in a log.
+    ``size`` is their size in bytes. ``last_key`` is the sort key of the last event. ``shares`` maps
+    each remote to the memory that its events take.
     """
 
     events: list[bytes]
     size: int
-    last_key: bytes | None = None
-    shares: Mapping[int, int] = field(default_factory=dict)
-    first: int = 0
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that the events take."""
-        return weight(len(self.events), self.size)
-
-    @property
-    def end(self) -> int:
-        """The number after that of the last event in a log."""
-        return self.first + len(self.events)
+    last_key: bytes
+    shares: Mapping[int, int]
 
 
 class Merger:
