@@ -72,10 +72,7 @@ class RunningStream:
         self._waiting_since: float | None = None
         """The time since which the low watermark has held back events."""
         self.fan_out = FanOut(merged, settings.share_filter_bytes)
-        self.waiting = WaitingReaders(merged, self.fan_out, self._loop.time)
-        self._step_at = math.inf
-        """The time of the next step of the views; infinity if none is due."""
-        self._next_step: asyncio.Handle | None = None
+        self.waiting = WaitingReaders(merged, self.fan_out, self._stepped)
         self._flow = flow = FlowControl(settings, resources.memory)
         self._remotes = remotes = Remotes(
             request, merged, flow, resources,
@@ -151,7 +148,8 @@ class RunningStream:
         """
         self._closed = True
         self._opened.cancel()
-        for pending in (self._opening, self._lingering, self._draining, self._next_step):
+        self.waiting.cancel_step()
+        for pending in (self._opening, self._lingering, self._draining):
             if pending is not None:
                 pending.cancel()
         try:
@@ -262,7 +260,7 @@ class RunningStream:
         is_part = isinstance(log_reader.view, PartialView)
         try:
             if max_events != 0 and not log_reader.is_ready() and is_part:
-                self._advance(asked=True)
+                self.waiting.advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:
             self._stop_if_broken()
@@ -274,7 +272,7 @@ class RunningStream:
         self._count()
         self._flow.client_took(batch.size)
         if not is_part:
-            self._schedule_step()
+            self.waiting.schedule_step()
             self._read_scheduler.read_on()
         return batch
 
@@ -292,7 +290,7 @@ class RunningStream:
         timer = self._loop.call_later(timeout, complete, waiter)
         try:
             self.waiting.add(log_reader, waiter)
-            self._schedule_step()
+            self.waiting.schedule_step()
             woken_at = await waiter
             if woken_at is not None:
                 self._loads.reply_delays.record(self._loop.time() - woken_at)
@@ -302,42 +300,12 @@ class RunningStream:
             self._waited_at = self._loop.time()
             scheduler.client_reads()
 
-    def _schedule_step(self) -> None:
-        """Let the views take a step when one is due."""
-        due = self.waiting.due()
-        if due >= self._step_at:
-            return
-        if self._next_step is not None:
-            self._next_step.cancel()
-        self._step_at = due
-        if due <= self._loop.time():
-            self._next_step = self._loop.call_soon(self._step)
-        else:
-            self._next_step = self._loop.call_at(due, self._step)
-
-    def _step(self, *, asked: bool = False) -> None:
-        """Let the views take a step, and resume reading as far as that frees budget."""
-        try:
-            if self._next_step is not None:
-                self._next_step.cancel()
-            self._next_step, self._step_at = None, math.inf
-            self.waiting.step(asked=asked)
-            self._stop_if_broken()
-            self._count()
-            self._read_scheduler.read_on()
-            self._read_scheduler.write_noops(self._loop.time())
-            self._schedule_step()
-        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
-            self._next_step, self._step_at = None, math.inf
-            self.waiting.fail(error)
-
-    def _advance(self, *, asked: bool = False) -> None:
-        """Let the views take a step now, unless they will in this iteration of the event loop.
-
-        Readers that never wait depend on it: they have ``asked``.
-        """
-        if self._step_at > -math.inf:
-            self._step(asked=asked)
+    def _stepped(self) -> None:
+        """Resume reading as far as a step of the views has freed budget."""
+        self._stop_if_broken()
+        self._count()
+        self._read_scheduler.read_on()
+        self._read_scheduler.write_noops(self._loop.time())
 
     def stop_reading(self) -> None:
         """Kill the remote cursors; released events can still be read."""
@@ -437,9 +405,9 @@ class RunningStream:
         """Wake the readers that have something to read, since a batch has been merged."""
         self.waiting.wake_for_release()
         if self.waiting.has_parts:
-            self._advance()
+            self.waiting.advance()
         else:
-            self._schedule_step()
+            self.waiting.schedule_step()
 
     def _remote_failed(self, remote: Remote, error: CommandError) -> None:
         if self._closed:
