@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, NamedTuple, NoReturn
+from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
 from sortedcontainers import SortedList
@@ -56,10 +56,6 @@ _raw_event: Final = itemgetter(1)
 
 class MergeOrderError(Exception):
     """A remote broke its watermark: a batch out of order, or a watermark that went backwards."""
-
-    def __init__(self, remote: int, message: str) -> None:
-        super().__init__(f"remote {remote}: {message}")
-        self.remote = remote
 
 
 class _Run:
@@ -154,17 +150,21 @@ class RemoteQueue:
         """
         key, watermark = reached.key, self.watermark
         if watermark is not None and key < watermark:
-            self._refuse(f"its watermark went back from {_time(watermark)} to {_time(key)}")
+            raise MergeOrderError(
+                f"its watermark went back from {_time(watermark)} to {_time(key)}"
+            )
         if events:
             if watermark is not None and events[0][0] < watermark:
                 early = _time(events[0][0])
-                self._refuse(f"an event at {early} came after the watermark {_time(watermark)}")
+                raise MergeOrderError(
+                    f"an event at {early} came after the watermark {_time(watermark)}"
+                )
             if events[-1][0] > key:
                 late = _time(events[-1][0])
-                self._refuse(f"an event at {late} lies above its watermark {_time(key)}")
+                raise MergeOrderError(f"an event at {late} lies above its watermark {_time(key)}")
             # Sorting a sorted list is the fastest check that it is sorted.
             if sorted(events, key=_sort_key) != events:
-                self._refuse("a batch is not in the order of its tokens")
+                raise MergeOrderError("a batch is not in the order of its tokens")
         self.eligible = self._is_eligible(key, has_events=bool(events))
         self.watermark, self._token = reached
         if not events or self.opening.topology:
@@ -190,9 +190,6 @@ class RemoteQueue:
         return self.eligible or (
             self.has_replied and self.watermark is not None and key > self.watermark
         )
-
-    def _refuse(self, message: str) -> NoReturn:
-        raise MergeOrderError(self.opening.remote, message)
 
     def bound(self, count: int, bound: bytes) -> bytes:
         """Return the smaller of ``bound`` and the sort key of the remote's ``count``-th event."""

@@ -13,6 +13,7 @@ from router.stream.pacing import COLLECTING, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
 from shard_client.bson.resume_token import cluster_time_of, next_tick
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 log = structlog.get_logger()
 
@@ -73,27 +74,18 @@ class ReadScheduler:
     # GetMores.
 
     def batch_arrived(
-        self,
-        number: int,
-        events: int,
-        reached: Timestamp | None,
-        now: float,
-        *,
-        complete: bool,
-        opening: bool,
+        self, remote: Remote, batch: CursorBatch, now: float, *, opening: bool
     ) -> None:
         """Decide whether a remote's next getMore is sent, and with what wait and batch size.
 
-        Call it for each reply of the remote ``number``, once the merged stream has processed it:
-        it had so many ``events``, and shows that the member's oplog ends at ``reached``, if given;
-        ``complete`` is whether it is known that the member had no more events. While the stream is
+        Call it for each reply, once the merged stream has processed it. While the stream is
         ``opening``, no remote is paused although no client reads.
         """
-        remote = self._remotes.get(number)
-        if remote is None:
+        number, events = remote.number, len(batch.events)
+        if self._remotes.get(number) is None:
             return
         flow, stream, cursor = self._flow, self._stream, remote.cursor
-        remote.record(events, reached, now, complete=complete)
+        remote.record(events, batch.operation_time, now, complete=batch.complete)
         if events:
             flow.events_arrived(remote, events, now)
         size = self._memory.batch_bytes

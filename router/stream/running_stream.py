@@ -338,8 +338,7 @@ class RunningStream:
     def _batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
         if self._closed:
             return
-        number = remote.number
-        actions = self.merged.batch_arrived(number, batch)
+        actions = self.merged.batch_arrived(remote.number, batch)
         now = self._loop.time()
         if batch.events:
             load = self._loads.of(remote.target)
@@ -352,10 +351,7 @@ class RunningStream:
             self._remotes.execute(actions)
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self._start("watch draining shards", self._watch_draining)
-        self._read_scheduler.batch_arrived(
-            number, len(batch.events), batch.operation_time, now,
-            complete=batch.complete, opening=not self.has_opened,
-        )  # fmt: skip
+        self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
         if not self._opened.done() and all(other.opened for other in self._remotes):
             self._opened.set_result(None)
         self._pass_on()

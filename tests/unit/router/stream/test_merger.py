@@ -162,9 +162,8 @@ def test_events_merged_ahead_count_as_buffered_and_are_released_first():
 def test_broken_watermarks_are_errors_without_effect(numbers, watermark, message):
     made = merger(1)
     add(made, 0, [], 5)
-    with pytest.raises(MergeOrderError, match=message) as caught:
+    with pytest.raises(MergeOrderError, match=message):
         add(made, 0, numbers, watermark)
-    assert caught.value.remote == 0
     assert (made.low_watermark, made.remotes[0].buffered, made.ready) == (key(5), 0, False)
 
 
