@@ -8,7 +8,6 @@ from bson.timestamp import Timestamp
 
 from router.stream.fan_out import FanOut
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import NoOpResult
 from router.stream.pacing import COLLECTING, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
@@ -252,18 +251,18 @@ class ReadScheduler:
             remote.reset_wait()
             self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
-    def noop_done(self, number: int, result: NoOpResult) -> None:
+    def noop_done(self, number: int, *, moved: bool | None) -> None:
         """Record the result of a no-op write, and look whether members still keep events back."""
         remote = self._remotes.get(number)
         if remote is None:
             return
         now, past = self._loop.time(), remote.noop.past
-        if result is NoOpResult.UNWANTED:
+        if moved is None:
             remote.noop.state = "idle"
             remote.round = -1
         else:
             remote.noop.record_end(now)
-        if result in {NoOpResult.THERE, NoOpResult.ACKNOWLEDGED}:
+        if moved:
             remote.reached = max(remote.reached, next_tick(past))
             remote.overdue.expect_beyond(past, now)
         self._schedule(0.0, arriving=True)
