@@ -115,7 +115,7 @@ class FanOut:
         earlier event of that time could end the view.
         """
         if stream_filter is None and namespace is None:
-            return View(self.stream)
+            return self.stream
         log = self.stream.log
         number = log.number_beyond(after)
         equal = (other for other in self._positions if other.number == number)
@@ -154,7 +154,7 @@ class FanOut:
 
     def forget(self, view: View, number: int) -> None:
         """Drop the events of a part before ``number``, which have been read."""
-        if view.log.start < number and view in self._parts:
+        if isinstance(view, PartialView) and view.log.start < number and view in self._parts:
             before = view.log.memory
             view.log.forget(number)
             self.held_bytes += view.log.memory - before

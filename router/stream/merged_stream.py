@@ -21,7 +21,7 @@ from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, event_key
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, KeyedToken, event_key
 
 CONFIG: Final = "config"
 
@@ -197,6 +197,16 @@ class MergedStream:
             self.fail(error)
             return False
         return True
+
+    @property
+    def low_watermark(self) -> bytes | None:
+        """The sort key up to which all events are in the log once nothing is ready."""
+        return self.merger.low_watermark
+
+    @property
+    def high_water_mark(self) -> KeyedToken | None:
+        """The high water mark of a client that has read everything, or None."""
+        return self.merger.high_water_mark
 
     @property
     def reached(self) -> bytes:

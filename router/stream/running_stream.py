@@ -296,7 +296,7 @@ class RunningStream:
                 self._loads.reply_delays.record(self._loop.time() - woken_at)
         finally:
             timer.cancel()
-            self.waiting.remove(log_reader.view)
+            self.waiting.remove(log_reader)
             self._waited_at = self._loop.time()
             scheduler.client_reads()
 

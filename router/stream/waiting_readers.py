@@ -11,7 +11,7 @@ from typing import Any, Final
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.views import PartialView, View
+from router.stream.views import PartialView
 
 Waiter = asyncio.Future[float | None]
 """Completed when a reader need not wait any longer, with the time if events are ready for it."""
@@ -63,7 +63,7 @@ class WaitingReaders:
         self._step_at = inf
         """The time of the next step; infinity if none is to come."""
         # The readers that wait: of the whole stream, and of parts.
-        self._whole: dict[View, Waiter] = {}
+        self._whole: dict[LogReader, Waiter] = {}
         self._parts: dict[PartialView, Waiter] = {}
         self._block_events = stream.block_events
         # The readers that are to be woken, and when they got events, the first ones first.
@@ -94,7 +94,7 @@ class WaitingReaders:
         """Let a reader wait until its view has got an event or is over."""
         view = log_reader.view
         if not isinstance(view, PartialView):
-            self._whole[view] = waiter
+            self._whole[log_reader] = waiter
             return
         self._parts[view] = waiter
         view.waited_for = True
@@ -104,9 +104,10 @@ class WaitingReaders:
         else:
             view.on_events = partial(self._serve, view, waiter)
 
-    def remove(self, view: View) -> None:
-        """Let the reader of a view wait no longer."""
-        self._whole.pop(view, None)
+    def remove(self, log_reader: LogReader) -> None:
+        """Let a reader wait no longer."""
+        view = log_reader.view
+        self._whole.pop(log_reader, None)
         if isinstance(view, PartialView):
             self._parts.pop(view, None)
             self._served.pop(view, None)

@@ -82,7 +82,7 @@ class Backlog:
         async with asyncio.timeout(PATIENCE):
             await waiters[0]
         for reader in readers:
-            self.readers.remove(reader.view)
+            self.readers.remove(reader)
 
 
 @pytest.fixture
