@@ -301,8 +301,8 @@ class StreamSettings(RemoteSettings):
     reply_bytes: int = 16 * _MIB
     """Maximum bytes of events in one reply to a client."""
     reply_target_bytes: int = 4 * _MIB
-    """Size of a reply to a client that sets no batchSize; as many bytes are merged ahead. It makes
-    the cost of a reply small, and keeps the client busy while the next reply is prepared."""
+    """Size of a reply to a client that sets no batchSize. It makes the cost of a reply small, and
+    keeps the client busy while the shards send what comes next."""
     replies_bytes: int = parameter(
         "repliesBytes", 128 * _MIB, "Events in the replies to all clients together.", least=1
     )

@@ -268,9 +268,7 @@ class FanOut:
 
     def _deliver(self, position: LogPosition, incarnation: Incarnation) -> None:
         """Append the events that an incarnation has taken to the logs of its views."""
-        low_watermark = position.low_watermark
-        if low_watermark is not None:
-            incarnation.advance_to(low_watermark)
+        incarnation.advance_to(position.low_watermark)
         events = incarnation.delivered()
         if events:
             self._route(events, incarnation.views)

@@ -81,7 +81,7 @@ class LogReader:
         if self._after is None or not view.ended:
             return False
         # From the end's own time on, a separate stream would end at the same event.
-        return self._after[:TIME_DIGITS] > (view.low_watermark or b"")[:TIME_DIGITS]
+        return self._after[:TIME_DIGITS] > view.low_watermark[:TIME_DIGITS]
 
     @property
     def at_start(self) -> bool:
@@ -103,7 +103,7 @@ class LogReader:
     @property
     def reached(self) -> bytes:
         """The sort key beyond which it has read nothing, if it has read all that is ready."""
-        return max(self.needs, self.view.low_watermark or b"")
+        return max(self.needs, self.view.low_watermark)
 
     def continue_on(self, view: View) -> None:
         """Continue on ``view``, which covers all events beyond ``needs``.

@@ -199,8 +199,8 @@ class MergedStream:
         return True
 
     @property
-    def low_watermark(self) -> bytes | None:
-        """The sort key up to which all events are in the log once nothing is ready."""
+    def low_watermark(self) -> bytes:
+        """The sort key up to which all events are in the log once nothing is ready, or b""."""
         return self.merger.low_watermark
 
     @property
@@ -218,7 +218,7 @@ class MergedStream:
         """Whether everything up to an invalidate is released: no events follow."""
         low_watermark = self.merger.low_watermark
         return (
-            low_watermark is not None
+            bool(low_watermark)
             and not self.merger.ready
             and any(
                 self.merger.remotes[number].invalidated
@@ -232,9 +232,9 @@ class MergedStream:
     def is_held_back(self) -> bool:
         """Whether the low watermark holds back all buffered events.
 
-        Valid after ``merge_ahead``. Events that a silent remote holds back count too.
+        Events that a silent remote holds back count too.
         """
-        return self.merger.has_buffered and not (self._unread or self.merger.has_merged_ahead)
+        return self.merger.has_buffered and not (self._unread or self.merger.ready)
 
     @property
     def _slowest_holds_back(self) -> bool:
@@ -244,7 +244,7 @@ class MergedStream:
             self.is_held_back
             and slowest is not None
             and self._can_advance(slowest)
-            and (self.watermark(slowest) or b"") < self.merger.last_key
+            and self.watermark(slowest) < self.merger.last_key
         )
 
     @property
@@ -259,7 +259,7 @@ class MergedStream:
 
     def is_needed(self, number: int) -> bool:
         """Return whether the stream goes on only once this remote's watermark has advanced."""
-        if self._slowest_holds_back and (self.watermark(number) or b"") < self.merger.last_key:
+        if self._slowest_holds_back and self.watermark(number) < self.merger.last_key:
             return True
         return number in self.membership.leaving and self._can_advance(number)
 
@@ -300,10 +300,10 @@ class MergedStream:
         """Bytes of memory that the stream's events take, buffered or in the log."""
         return self.merger.buffered + self.log.memory
 
-    def watermark(self, remote: int) -> bytes | None:
-        """Return the sort key of the remote's watermark, or None before its first batch."""
+    def watermark(self, remote: int) -> bytes:
+        """Return the sort key of the remote's watermark, or b"" before its first batch."""
         queue = self.merger.remotes.get(remote)
-        return None if queue is None else queue.watermark
+        return b"" if queue is None else queue.watermark
 
     def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
         """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""

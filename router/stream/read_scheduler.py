@@ -95,7 +95,7 @@ class ReadScheduler:
         if events or needed:
             self.write_noops(now, arriving=True)
         key = stream.watermark(number)
-        watermark = None if key is None else cluster_time_of(key)
+        watermark = cluster_time_of(key) if key else None
         if watermark is not None and remote.overdue.waiting:
             self._check_progress(remote, watermark, now)
         if not needed:

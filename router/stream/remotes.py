@@ -108,7 +108,7 @@ class Remote(ReadState):
             "target": self.target,
             "address": cursor.address,
             "state": self.state,
-            "watermark": None if watermark is None else cluster_time_of(watermark),
+            "watermark": cluster_time_of(watermark) if watermark else None,
             "events": Int64(self.events),
             "bufferedBytes": Int64(merged.buffered_bytes(self.number)),
             "reopened": cursor.reopenings,

@@ -355,8 +355,6 @@ class RunningStream:
         if not self._opened.done() and all(other.opened for other in self._remotes):
             self._opened.set_result(None)
         self._pass_on()
-        # Prepare the next reply while the client processes the last one.
-        self.merged.merger.merge_ahead(self._settings.reply_target_bytes)
         if self._waiting_since is not None and not self.merged.is_held_back:
             self._loads.low_watermark_waits.record(self._loop.time() - self._waiting_since)
             self._waiting_since = None

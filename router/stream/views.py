@@ -173,10 +173,10 @@ class PartialView:
         return self.position.high_water_mark
 
     @property
-    def low_watermark(self) -> bytes | None:
-        """The sort key up to which all events are in the log."""
+    def low_watermark(self) -> bytes:
+        """The sort key up to which all events are in the log; b"" after a failure."""
         if self.failure is not None:
-            return None
+            return b""
         incarnation = self.incarnation
         if incarnation.ended and incarnation.end is not None:
             return incarnation.end.key
@@ -319,7 +319,7 @@ class LogPosition:
         """The number of the incarnations that are databases'."""
         self.ending: dict[Incarnation, None] = {}
         """The incarnations whose end has arrived, but not the events that may come before it."""
-        self._last: bytes | None = None
+        self._last = b""
         self._mark: KeyedToken | None = None
 
     def __iter__(self) -> Iterator[PartialView]:
@@ -404,8 +404,8 @@ class LogPosition:
         return self._done and self.stream.ended
 
     @property
-    def low_watermark(self) -> bytes | None:
-        """The sort key up to which its views have all events."""
+    def low_watermark(self) -> bytes:
+        """The sort key up to which its views have all events, or b""."""
         return self.stream.merger.low_watermark if self._done else self._last
 
     @property
@@ -417,7 +417,7 @@ class LogPosition:
         takes its place, except at an invalidate, which ends every stream.
         """
         if not self._done:
-            return None if self._last is None else self._mark_before(self._last)
+            return self._mark_before(self._last) if self._last else None
         mark = self.stream.merger.high_water_mark
         if mark is None or self.stream.ended or is_high_water_mark(mark.key):
             return mark
