@@ -64,7 +64,7 @@ class MergedStream:
         """The sort keys of the invalidates that no client receives."""
         self.block_events = sizes.events
         """Approximate maximum of events that one ``release`` appends to the log."""
-        self.merger = Merger(sizes)
+        self.merger = Merger(sizes.events)
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
         self.membership = Membership(self.merger, start_at)

@@ -12,7 +12,7 @@ from bson.timestamp import Timestamp
 from sortedcontainers import SortedList
 
 from router.memory import weight
-from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
+from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, KeyedToken
 
@@ -59,7 +59,7 @@ class MergeOrderError(Exception):
 
 
 class _Run:
-    """The rest of one or more batches of a remote; ``events`` before ``start`` are consumed."""
+    """The rest of a batch of a remote; ``events`` before ``start`` are consumed."""
 
     __slots__ = ("events", "last", "size", "start")
 
@@ -138,14 +138,11 @@ class RemoteQueue:
 
     # Its events.
 
-    def add_batch(
-        self, events: list[Event], reached: KeyedToken, size: int, coalesced: int
-    ) -> None:
+    def add_batch(self, events: list[Event], reached: KeyedToken, size: int) -> None:
         """Add one batch: ``events`` of ``size`` bytes in order, then the watermark ``reached``.
 
-        Takes ownership of the list. Runs grow up to ``coalesced`` bytes. Raises MergeOrderError,
-        and adds nothing, if the batch is out of order, goes below the earlier watermark or above
-        the new one.
+        Takes ownership of the list. Raises MergeOrderError, and adds nothing, if the batch is out
+        of order, goes below the earlier watermark or above the new one.
         """
         key, watermark = reached.key, self.watermark
         if key < watermark:
@@ -169,14 +166,6 @@ class RemoteQueue:
         if not events or self.opening.topology:
             return
         self.buffered += weight(len(events), size)
-        if self.runs:
-            last = self.runs[-1]
-            # Do not extend a run that is being consumed: its events are freed at its end.
-            if not last.start and last.size + size <= coalesced:
-                last.events.extend(events)
-                last.size += size
-                last.last = events[-1][0]
-                return
         self.runs.append(_Run(events, size))
 
     def _is_eligible(self, key: bytes, *, has_events: bool) -> bool:
@@ -272,8 +261,9 @@ class Merger:
     docs/protocol.md#sharded-cluster.
     """
 
-    def __init__(self, sizes: BlockSizes = DEFAULT_BLOCK_SIZES) -> None:
-        self._sizes = sizes
+    def __init__(self, block_events: int = DEFAULT_BLOCK_SIZES.events) -> None:
+        """``block_events`` is the approximate maximum of events in a block."""
+        self._block_events = block_events
         self.remotes: dict[int, RemoteQueue] = {}
         """The remotes that the merge waits for, by number."""
         # Remotes with buffered events. Most remotes have none most of the time.
@@ -315,7 +305,7 @@ class Merger:
         """
         remote = self.remotes[number]
         watermark, held = remote.watermark, remote.buffered
-        remote.add_batch(events, reached, size, self._sizes.coalesce_bytes)
+        remote.add_batch(events, reached, size)
         self._watermarks.remove((watermark, number))
         self._watermarks.add((reached.key, number))
         if remote.buffered != held:
@@ -384,7 +374,7 @@ class Merger:
         bound = self.low_watermark
         if not (bound and self._nonempty):
             return None
-        share = 1 + self._sizes.events // len(self._nonempty)
+        share = 1 + self._block_events // len(self._nonempty)
         for remote in self._nonempty.values():
             bound = remote.bound(share, bound)
         merged: list[Event] = []

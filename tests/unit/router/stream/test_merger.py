@@ -122,7 +122,7 @@ def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
     for remote in range(remotes):
         for start in range(0, each, batch):
             numbers = range(start, min(each, start + batch))
-            filler = b"x" * (DEFAULT_BLOCK_SIZES.coalesce_bytes // batch)
+            filler = b"x" * (250_000 // batch)
             arrive(made, remote, [event(n, remote, filler) for n in numbers], key(numbers[-1]))
     sizes = []
     while (block := made.next_block()) is not None:
