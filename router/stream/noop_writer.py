@@ -5,7 +5,6 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 """
 
 import asyncio
-from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import structlog
@@ -125,9 +124,8 @@ class NoOpWriter:
             self._ended.add(task)
 
 
-@lru_cache(maxsize=1)
 def _command(past: Timestamp, cluster_time: bytes | None) -> bytes:
-    """Return the raw command that writes a no-op after a time: one for all members that need it."""
+    """Return the raw command that writes a no-op after a time."""
     command: dict[str, Any] = {
         "appendOplogNote": 1,
         "maxClusterTime": next_tick(past),

@@ -51,7 +51,7 @@ class ReadScheduler:
         self._loop = asyncio.get_running_loop()
         self._unread = False
         """Whether no client has read for so long that remotes are paused and get no no-ops."""
-        self._soon: asyncio.Handle | None = None
+        self._soon: asyncio.TimerHandle | None = None
         self._soon_at = 0.0
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
@@ -93,7 +93,7 @@ class ReadScheduler:
         cursor.aim_at(size)
         needed = stream.is_needed(number)
         if events or needed:
-            self.write_noops(now, arriving=True)
+            self.write_noops(now)
         key = stream.watermark(number)
         watermark = cluster_time_of(key) if key else None
         if watermark is not None and remote.overdue.waiting:
@@ -159,15 +159,15 @@ class ReadScheduler:
 
     # No-op writes.
 
-    def write_noops(self, now: float, *, arriving: bool = False) -> None:
+    def write_noops(self, now: float) -> None:
         """Schedule no-op writes to the members that keep events back.
 
-        ``arriving`` is set while a batch is processed: a write without a delay is then scheduled in
-        the next iteration of the event loop, since more batches may have arrived.
+        They begin in the next iteration of the event loop at the earliest, since more batches may
+        have arrived.
         """
-        self._schedule(self._flow.noop_delay(now, self._remotes), arriving=arriving)
+        self._schedule(self._flow.noop_delay(now, self._remotes))
 
-    def _schedule(self, delay: float, *, arriving: bool) -> None:
+    def _schedule(self, delay: float) -> None:
         at = self._loop.time() + delay
         if self._soon is not None:
             if self._soon_at <= at:
@@ -176,12 +176,7 @@ class ReadScheduler:
             self._soon = None
         if self._stream.awaits_watermarks:
             self._soon_at = at
-            if delay > 0:
-                self._soon = self._loop.call_later(delay, self._write_noops)
-            elif arriving:
-                self._soon = self._loop.call_soon(self._write_noops)
-            else:
-                self._write_noops()
+            self._soon = self._loop.call_later(delay, self._write_noops)
 
     def _write_noops(self) -> None:
         self._soon = None
@@ -265,7 +260,7 @@ class ReadScheduler:
         if moved:
             remote.reached = max(remote.reached, next_tick(past))
             remote.overdue.expect_beyond(past, now)
-        self._schedule(0.0, arriving=True)
+        self._schedule(0.0)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
         """Request the remote's watermark, as of now or of ``takes`` seconds from now.
