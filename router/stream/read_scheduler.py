@@ -87,10 +87,9 @@ class ReadScheduler:
         remote.record(events, batch.operation_time, now, complete=batch.complete)
         if events:
             flow.events_arrived(remote, events, now)
-        size = self._memory.batch_bytes
-        if self._fan_out.readers:
-            size = min(size, flow.batch_bytes(len(self._remotes), filtered=True))
-        cursor.aim_at(size)
+        filtered = self._fan_out.readers > 0
+        size = flow.batch_bytes(len(self._remotes), filtered=filtered)
+        cursor.aim_at(min(size, self._memory.batch_bytes))
         needed = stream.is_needed(number)
         if events or needed:
             self.write_noops(now)

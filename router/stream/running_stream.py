@@ -75,7 +75,7 @@ class RunningStream:
         self.waiting = WaitingReaders(merged, self.fan_out, self._stepped)
         self._flow = flow = FlowControl(settings, resources.memory)
         self._remotes = remotes = Remotes(
-            request, merged, flow, resources,
+            request, merged, resources,
             start=self._start, batch_arrived=self._batch_arrived, failed=self._remote_failed,
         )  # fmt: skip
         self._read_scheduler = ReadScheduler(
