@@ -301,7 +301,7 @@ class ClientReader:
         """Join ``main``, a stream of ``source``, if it has the next events."""
         log_reader = self.log_reader
         left, low_watermark = log_reader.view, log_reader.view.low_watermark
-        if self.stream is None or low_watermark is None or not main.has_opened:
+        if self.stream is None or not (low_watermark and main.has_opened):
             return False
         if main.is_late(cluster_time_of(low_watermark)):
             return False
@@ -347,7 +347,7 @@ class ClientReader:
         """
         view, own = self.log_reader.view, self._candidates.own
         if isinstance(view, PartialView) and view.wider_stream_ended:
-            self._beyond = view.low_watermark or b""
+            self._beyond = view.low_watermark
         elif error.code != ErrorCode.CappedPositionLost and self._source is not own:
             self._streams.record_failure(self._candidates, self._source, error, self._since)
             self._record_source(own)

@@ -21,7 +21,7 @@ from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, event_key
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, KeyedToken, event_key
 
 CONFIG: Final = "config"
 
@@ -64,7 +64,7 @@ class MergedStream:
         """The sort keys of the invalidates that no client receives."""
         self.block_events = sizes.events
         """Approximate maximum of events that one ``release`` appends to the log."""
-        self.merger = Merger(sizes)
+        self.merger = Merger(sizes.events)
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
         self.membership = Membership(self.merger, start_at)
@@ -191,12 +191,22 @@ class MergedStream:
                 self._unread = {}
                 return False
             self._unread = block.shares
-            self.log.append(block)
+            self.log.append(block.events, block.size, block.last_key)
             self.log.trim(self.keep_bytes)
         except Exception as error:  # noqa: BLE001 - whatever it is, the block may be lost
             self.fail(error)
             return False
         return True
+
+    @property
+    def low_watermark(self) -> bytes:
+        """The sort key up to which all events are in the log once nothing is ready, or b""."""
+        return self.merger.low_watermark
+
+    @property
+    def high_water_mark(self) -> KeyedToken | None:
+        """The high water mark of a client that has read everything, or None."""
+        return self.merger.high_water_mark
 
     @property
     def reached(self) -> bytes:
@@ -208,7 +218,7 @@ class MergedStream:
         """Whether everything up to an invalidate is released: no events follow."""
         low_watermark = self.merger.low_watermark
         return (
-            low_watermark is not None
+            bool(low_watermark)
             and not self.merger.ready
             and any(
                 self.merger.remotes[number].invalidated
@@ -222,9 +232,9 @@ class MergedStream:
     def is_held_back(self) -> bool:
         """Whether the low watermark holds back all buffered events.
 
-        Valid after ``merge_ahead``. Events that a silent remote holds back count too.
+        Events that a silent remote holds back count too.
         """
-        return self.merger.has_buffered and not (self._unread or self.merger.has_merged_ahead)
+        return self.merger.has_buffered and not (self._unread or self.merger.ready)
 
     @property
     def _slowest_holds_back(self) -> bool:
@@ -234,7 +244,7 @@ class MergedStream:
             self.is_held_back
             and slowest is not None
             and self._can_advance(slowest)
-            and (self.watermark(slowest) or b"") < self.merger.last_key
+            and self.watermark(slowest) < self.merger.last_key
         )
 
     @property
@@ -249,7 +259,7 @@ class MergedStream:
 
     def is_needed(self, number: int) -> bool:
         """Return whether the stream goes on only once this remote's watermark has advanced."""
-        if self._slowest_holds_back and (self.watermark(number) or b"") < self.merger.last_key:
+        if self._slowest_holds_back and self.watermark(number) < self.merger.last_key:
             return True
         return number in self.membership.leaving and self._can_advance(number)
 
@@ -290,10 +300,10 @@ class MergedStream:
         """Bytes of memory that the stream's events take, buffered or in the log."""
         return self.merger.buffered + self.log.memory
 
-    def watermark(self, remote: int) -> bytes | None:
-        """Return the sort key of the remote's watermark, or None before its first batch."""
+    def watermark(self, remote: int) -> bytes:
+        """Return the sort key of the remote's watermark, or b"" before its first batch."""
         queue = self.merger.remotes.get(remote)
-        return None if queue is None else queue.watermark
+        return b"" if queue is None else queue.watermark
 
     def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
         """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""

@@ -8,11 +8,11 @@ from bson.timestamp import Timestamp
 
 from router.stream.fan_out import FanOut
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import NoOpResult
 from router.stream.pacing import COLLECTING, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
 from shard_client.bson.resume_token import cluster_time_of, next_tick
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 log = structlog.get_logger()
 
@@ -51,7 +51,7 @@ class ReadScheduler:
         self._loop = asyncio.get_running_loop()
         self._unread = False
         """Whether no client has read for so long that remotes are paused and get no no-ops."""
-        self._soon: asyncio.Handle | None = None
+        self._soon: asyncio.TimerHandle | None = None
         self._soon_at = 0.0
         self._later: asyncio.TimerHandle | None = None
         self._closed = False
@@ -73,38 +73,28 @@ class ReadScheduler:
     # GetMores.
 
     def batch_arrived(
-        self,
-        number: int,
-        events: int,
-        reached: Timestamp | None,
-        now: float,
-        *,
-        complete: bool,
-        opening: bool,
+        self, remote: Remote, batch: CursorBatch, now: float, *, opening: bool
     ) -> None:
         """Decide whether a remote's next getMore is sent, and with what wait and batch size.
 
-        Call it for each reply of the remote ``number``, once the merged stream has processed it:
-        it had so many ``events``, and shows that the member's oplog ends at ``reached``, if given;
-        ``complete`` is whether it is known that the member had no more events. While the stream is
+        Call it for each reply, once the merged stream has processed it. While the stream is
         ``opening``, no remote is paused although no client reads.
         """
-        remote = self._remotes.get(number)
-        if remote is None:
+        number, events = remote.number, len(batch.events)
+        if self._remotes.get(number) is None:
             return
         flow, stream, cursor = self._flow, self._stream, remote.cursor
-        remote.record(events, reached, now, complete=complete)
+        remote.record(events, batch.operation_time, now, complete=batch.complete)
         if events:
             flow.events_arrived(remote, events, now)
-        size = self._memory.batch_bytes
-        if self._fan_out.readers:
-            size = min(size, flow.batch_bytes(len(self._remotes), filtered=True))
-        cursor.aim_at(size)
+        filtered = self._fan_out.readers > 0
+        size = flow.batch_bytes(len(self._remotes), filtered=filtered)
+        cursor.aim_at(min(size, self._memory.batch_bytes))
         needed = stream.is_needed(number)
         if events or needed:
-            self.write_noops(now, arriving=True)
+            self.write_noops(now)
         key = stream.watermark(number)
-        watermark = None if key is None else cluster_time_of(key)
+        watermark = cluster_time_of(key) if key else None
         if watermark is not None and remote.overdue.waiting:
             self._check_progress(remote, watermark, now)
         if not needed:
@@ -168,15 +158,15 @@ class ReadScheduler:
 
     # No-op writes.
 
-    def write_noops(self, now: float, *, arriving: bool = False) -> None:
+    def write_noops(self, now: float) -> None:
         """Schedule no-op writes to the members that keep events back.
 
-        ``arriving`` is set while a batch is processed: a write without a delay is then scheduled in
-        the next iteration of the event loop, since more batches may have arrived.
+        They begin in the next iteration of the event loop at the earliest, since more batches may
+        have arrived.
         """
-        self._schedule(self._flow.noop_delay(now, self._remotes), arriving=arriving)
+        self._schedule(self._flow.noop_delay(now, self._remotes))
 
-    def _schedule(self, delay: float, *, arriving: bool) -> None:
+    def _schedule(self, delay: float) -> None:
         at = self._loop.time() + delay
         if self._soon is not None:
             if self._soon_at <= at:
@@ -185,12 +175,7 @@ class ReadScheduler:
             self._soon = None
         if self._stream.awaits_watermarks:
             self._soon_at = at
-            if delay > 0:
-                self._soon = self._loop.call_later(delay, self._write_noops)
-            elif arriving:
-                self._soon = self._loop.call_soon(self._write_noops)
-            else:
-                self._write_noops()
+            self._soon = self._loop.call_later(delay, self._write_noops)
 
     def _write_noops(self) -> None:
         self._soon = None
@@ -260,21 +245,21 @@ class ReadScheduler:
             remote.reset_wait()
             self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
-    def noop_done(self, number: int, result: NoOpResult) -> None:
+    def noop_done(self, number: int, *, moved: bool | None) -> None:
         """Record the result of a no-op write, and look whether members still keep events back."""
         remote = self._remotes.get(number)
         if remote is None:
             return
         now, past = self._loop.time(), remote.noop.past
-        if result is NoOpResult.UNWANTED:
+        if moved is None:
             remote.noop.state = "idle"
             remote.round = -1
         else:
             remote.noop.record_end(now)
-        if result in {NoOpResult.THERE, NoOpResult.ACKNOWLEDGED}:
+        if moved:
             remote.reached = max(remote.reached, next_tick(past))
             remote.overdue.expect_beyond(past, now)
-        self._schedule(0.0, arriving=True)
+        self._schedule(0.0)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
         """Request the remote's watermark, as of now or of ``takes`` seconds from now.
