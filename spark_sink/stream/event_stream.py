@@ -11,7 +11,6 @@ import contextlib
 import math
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -98,8 +97,6 @@ class EventStream:
         self._last_key = max(after, start.data if isinstance(start, Token) else "")
         self._is_failing = False
         self._moved_at = -math.inf
-        self._ahead: deque[bytes] = deque()  # received, and not returned by `next` yet
-        self._returned: bytes | None = None  # by `next`, before these
 
     @property
     def position(self) -> Token | None:
@@ -107,24 +104,12 @@ class EventStream:
 
         It advances with every event, and without events too (docs/protocol.md#cursor-replies).
         """
-        if self._ahead and self._returned is not None:
-            return Token.of(self._returned)
         token = self._token
         return self._reached if token is None else Token(dict(token))
 
     @property
     def _token(self) -> Any:
         return None if self._stream is None else self._stream.resume_token
-
-    def next(self) -> bytes | None:
-        """Return the next event, or None if the server had none within its await time.
-
-        Raises StreamError when the stream cannot continue.
-        """
-        if not self._ahead:
-            self._ahead.extend(self.next_run().events)
-        self._returned = self._ahead.popleft() if self._ahead else None
-        return self._returned
 
     def next_run(self) -> Run:
         """Return the events of the next reply; none if the server had none within its await time.
@@ -165,9 +150,6 @@ class EventStream:
     def close(self) -> None:
         """Kill the cursor, if there is one. The stream can continue from its position."""
         self._reached = self.position
-        if self._ahead and self._reached is not None:
-            self._last_key = self._reached.data
-            self._ahead.clear()
         stream, self._stream = self._stream, None
         if stream is not None:
             with contextlib.suppress(PyMongoError):  # the router is gone, and the cursor with it

@@ -106,7 +106,7 @@ def test_a_stream_fails_after_its_attempts() -> None:
         sleep=lambda _: None,
     )
     with pytest.raises(StreamError, match=r"^gave up after 3 attempts: "):
-        stream.next()
+        stream.next_run()
     assert history.failures == []
 
 
