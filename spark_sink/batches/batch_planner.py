@@ -65,8 +65,6 @@ _END_ATTEMPTS = 2
 """The number of estimates. If all fail, the events are counted."""
 _MAX_COUNTED = 20_000
 """The most events that are counted."""
-_END_SAMPLE = 100
-"""Events that are sampled after an estimated end, which shows a change of the rate."""
 _MAX_RANGES = 64
 """The most ranges of a batch."""
 _QUIET = 1
@@ -150,14 +148,14 @@ class BatchPlanner:
         self._clock = clock
         self._event_rate = EventRate()
         self._sample: _Sample | None = None
-        self._until: Timestamp | None = None
+        self._stop: AtTime | None = None
         self._plan: PlannedBatch | None = None
         self._batch = 0  # the number of the latest batch
         self._tasks = 0  # how many tasks it has
 
     def stop_at_present(self) -> None:
         """Plan only events from before this call from now on. Raises StreamError."""
-        self._until = self._client.with_retries(self._client.present)
+        self._stop = after(self._client.with_retries(self._client.present))
 
     def require_history(self, start: Position) -> None:
         """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
@@ -212,10 +210,9 @@ class BatchPlanner:
         if not self._options.in_total_order and not batch.is_small:
             shards = self._client.with_retries(self._client.shards)
         bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
-        if shards is None:
-            tasks = merged_tasks(start, end, bounds)
-        else:
-            tasks = shard_tasks(start, end, bounds, shards)
+        tasks = merged_tasks(start, end, bounds)
+        if shards is not None:
+            tasks = shard_tasks(tasks, shards)
         self._tasks = len(tasks)
         address = None if self._inbox is None else self._inbox.address
         return [replace(task, batch=self._batch, report_to=address) for task in tasks]
@@ -258,10 +255,9 @@ class BatchPlanner:
         return replace(plan, end=end, events=None if plan.events is None else plan.events + passed)
 
     def _planned(self, start: Position, max_events: int | None, least: float) -> PlannedBatch:
-        until = self._until
-        if until is None and max_events is None:
-            until = self._client.with_retries(self._client.present)
-        stop = None if until is None else after(until)
+        stop = self._stop
+        if stop is None and max_events is None:
+            stop = after(self._client.with_retries(self._client.present))
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
         if self._plan is None or self._plan.end != start:
@@ -272,10 +268,6 @@ class BatchPlanner:
         else:
             quiet_until = sample.tokens[0].cluster_time if sample.tokens else self.quiet_until
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
-        if len(sample.tokens) >= _END_SAMPLE and self._event_rate.is_known:
-            far = self._estimated_end(sample.tokens, most, stop)
-            if far is not None:
-                return PlannedBatch(start, far, most, quiet_until)
         self._read_sample(sample, most, stop)
         if not sample.tokens:
             end = self._idle_end(start, sample.cursor.position, least)
@@ -391,7 +383,7 @@ class BatchPlanner:
         sample = _Sample(self._stream(candidate))
         tokens = sample.tokens
         with closing(sample.cursor):
-            while len(tokens) < _END_SAMPLE and self._clock() < until:
+            while len(tokens) < SAMPLE_SIZE and self._clock() < until:
                 is_first = not tokens
                 if self._read(sample):
                     until = self._clock() + SAMPLE_SECONDS if is_first else until

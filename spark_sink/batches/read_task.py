@@ -7,7 +7,7 @@ of a collection or a database under one token; the first of them in the batch's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -135,17 +135,18 @@ def merged_tasks(start: Position, end: Position, bounds: list[Timestamp]) -> lis
     return [ReadTask(left, right) for left, right in pairwise(cuts)]
 
 
-def shard_tasks(
-    start: Position, end: Position, bounds: list[Timestamp], shards: list[Shard]
-) -> list[ReadTask]:
-    """Return the tasks of each shard's stream, divided at `bounds`, from the shard's joining on."""
-    names = sorted(shard.name for shard in shards)
+def shard_tasks(sections: Iterable[ReadTask], shards: Iterable[Shard]) -> list[ReadTask]:
+    """Return the tasks of each shard's stream in sections of the merged one.
+
+    They begin with the shard's joining.
+    """
+    in_order = sorted(shards, key=lambda shard: shard.name)
     tasks = []
-    for section in merged_tasks(start, end, bounds):
-        for shard in sorted(shards, key=lambda shard: shard.name):
+    for section in sections:
+        for number, shard in enumerate(in_order):
             begin = _begin(section.start, shard)
             if key_of(begin) < key_of(section.end):
-                before = tuple(names[: names.index(shard.name)])
+                before = tuple(other.name for other in in_order[:number])
                 tasks.append(ReadTask(begin, section.end, shard.name, before))
     return tasks
 
