@@ -349,10 +349,11 @@ def test_a_range_that_ends_where_the_stream_is_idle_needs_no_further_request():
     asked = []
 
     class Stream(FakeStream):
-        def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
+        def try_reply(self, max_await: float | None = None) -> list[bytes]:
+            events = super().try_reply()
             asked.append(len(events))
-            super().try_reply(events)
             self.resume_token = {"_data": high_water_mark(beyond)}
+            return events
 
     stream = EventStream(lambda position: Stream(history, position), start)
     assert [key for run in read_runs(stream, end) for key in run.keys] == history.keys
@@ -367,9 +368,9 @@ def test_the_server_waits_less_for_a_further_event_than_for_a_first_one(
     awaits = []
 
     class Stream(FakeStream):
-        def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
+        def try_reply(self, max_await: float | None = None) -> list[bytes]:
             awaits.append(max_await)
-            super().try_reply(events)
+            return super().try_reply()
 
     monkeypatch.setattr(history, "watch", lambda position: Stream(history, position))
     plan = planner(history, clock=SteppingClock(FIRST_EVENT_TIMEOUT))
