@@ -214,8 +214,8 @@ class BatchPlanner:
         if shards is not None:
             tasks = shard_tasks(tasks, shards)
         self._tasks = len(tasks)
-        address = None if self._inbox is None else self._inbox.address
-        return [replace(task, batch=self._batch, report_to=address) for task in tasks]
+        address = None if self._inbox is None else self._inbox.address(self._batch)
+        return [replace(task, report_to=address) for task in tasks]
 
     @property
     def quiet_until(self) -> Timestamp | None:

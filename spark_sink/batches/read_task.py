@@ -14,7 +14,7 @@ from itertools import pairwise
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
-from spark_sink.batches.event_rate import ReadStats
+from spark_sink.batches.event_rate import Address, ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
 from spark_sink.events.runs import Run, are_of_documents
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
@@ -32,7 +32,6 @@ class ReadTask:
     Args:
         shard: whose events; None for the merged stream.
         before: the shards before it in the batch's list.
-        batch: the batch's number in its planner.
         report_to: the planner's address.
     """
 
@@ -40,8 +39,7 @@ class ReadTask:
     end: Position
     shard: str | None = None
     before: tuple[str, ...] = ()
-    batch: int = 0
-    report_to: tuple[str, int, str] | None = None
+    report_to: Address | None = None
 
 
 class TaskReader:

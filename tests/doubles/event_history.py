@@ -214,8 +214,7 @@ class Inbox(ReportInbox):
     def __init__(self) -> None:
         self.stats_of_tasks: list[ReadStats] = []
 
-    @property
-    def address(self) -> None:
+    def address(self, batch: int) -> None:
         return None
 
     def read(self, batch: int) -> list[ReadStats]:
