@@ -24,7 +24,7 @@ from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.events.positions import AtTime, after, key_of, time_of, to_offset
+from spark_sink.events.positions import AtTime, after, key_of, time_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import (
     BRONZE,
@@ -170,7 +170,7 @@ def bronze_at(
     else:
         history = _History(folder, time, (BRONZE,))
         cut = history.whole_cut(after(time).time)
-        batch = Batch(batch.query, batch.number, to_offset(AtTime(cut)))
+        batch = Batch(batch.query, batch.number, Offset(AtTime(cut)).write())
         chosen, scope = _counts_before(log, cut), history.scope(cut)
     _require_begun(log, folder.record(), cut)
     return scans_of(log, CHANGE_COLUMNS, chosen), batch, scope

@@ -253,7 +253,7 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     for seconds in (500, 400, 200):
         seek(folder, f"{seconds},1")
         assert folder.batches()[-1].number == 1
-        assert folder.offset(1)["startAtOperationTime"] == {"$timestamp": {"t": seconds, "i": 1}}
+        assert folder.offset(1)["position"] == end_at(seconds)["position"]
     ahead = int(time.time()) + 3600
     with pytest.raises(OptionError, match="is in the future"):
         seek(folder, f"{ahead},1")
@@ -307,7 +307,7 @@ def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path
         assert [each.number for each in folder.batches()] == [0, 1, 2]
         assert folder.last_committed() == folder.batches()[1]
         assert folder.offset(1) == end_at(200)
-        assert folder.offset(2)["startAtOperationTime"] == {"$timestamp": {"t": seconds, "i": 1}}
+        assert folder.offset(2)["position"] == end_at(seconds)["position"]
 
 
 @pytest.mark.parametrize(
