@@ -26,7 +26,7 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
-from spark_sink.events.runs import Run, run_of, sort_key
+from spark_sink.events.runs import run_of
 from spark_sink.events.slices import Slice, documents_in, field_of, fields_of
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
@@ -299,4 +299,4 @@ def test_keys_of_a_run_are_those_of_its_events():
     with_bits = {"_id": {"_data": event_token(2, 2), "_typeBits": b"\x01"}}
     for found in (plain, [*plain, longer], [*plain, with_bits], [longer, *plain], []):
         events = [bson.encode(each) for each in found]
-        assert run_of(events) == Run([*map(sort_key, events)], events)
+        assert run_of(events).keys == [each["_id"]["_data"].upper() for each in found]
