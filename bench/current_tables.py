@@ -88,7 +88,7 @@ def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> ChangeRepo
     kinds, tokens, raw = (pa.array(each) for each in columns)
     names = (pa.repeat(pa.scalar(text), len(events)) for text in ("shop", "orders"))
     rows = pa.RecordBatch.from_arrays([*names, kinds, tokens, raw], names=[*CHANGE_COLUMNS])
-    stage = ChangeStage(str(folder), tolerant=False)
+    stage = ChangeStage(str(folder))
     stage.add(rows)
     return stage.close()
 

@@ -117,7 +117,7 @@ class Findings:
     def removals(self) -> ChangeReport:
         """Return the changes in `gone`, each once."""
         gone = [self.gone.get() for _ in range(self.gone.qsize())]
-        stage = ChangeStage(self._address, tolerant=True)
+        stage = ChangeStage(self._address)
         stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
         return stage.close()
 

@@ -161,7 +161,7 @@ class TaskWriter:
         self._changes: ChangeStage | None = None
         found = tables.addresses
         if CURRENT in found:
-            self._changes = ChangeStage(found[CURRENT], tolerant=True, epoch=tables.epoch)
+            self._changes = ChangeStage(found[CURRENT], epoch=tables.epoch)
         else:
             self._open(QUARANTINE, Parts(found[QUARANTINE], arrow_schema(UNAPPLIED)))
         if BRONZE in found:

@@ -191,13 +191,8 @@ class CurrentTable:
         remove_interrupted(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return
-        stage = partial(
-            stage_rows,
-            address=self.address,
-            keys=self.state.keys,
-            tolerant=False,
-            epoch=self._epoch,
-        )
+        keys, epoch = self.state.keys, self._epoch
+        stage = partial(stage_rows, address=self.address, keys=keys, epoch=epoch)
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
         changes = ChangeReport.total(reports_in(ChangeReport, staged))
         self.apply_staged(events.sparkSession, Upsert(changes, batch))
@@ -258,7 +253,6 @@ class CurrentTable:
             Fold(
                 state.complete_from,
                 {**state.complete_in, **{".".join(name): ABOVE_ALL_TOKENS for name in unread}},
-                upsert.quarantine is not None,
                 self.form.keeps_deleted,
             ),
         )

@@ -87,7 +87,10 @@ class MergeTask:
     again: bool = False
 
     def __call__(self) -> MergeReport:
-        """Write the files. Raises OSError, and StreamError if the fold is not tolerant."""
+        """Write the files.
+
+        Raises OSError, and StreamError for an event that cannot be applied without a quarantine.
+        """
         formed = FormedRows(self.form)
         try:
             return _Merging(self, formed, self._groups(formed)).report()
@@ -240,8 +243,6 @@ class _Merging:
             problem = (
                 f"a document of {row['namespace']} cannot be read (key {row['key']}): {problem}"
             )
-            if not self._task.fold.tolerant:
-                raise StreamError(f"{problem}. A job writes it to its table quarantine")
             is_last = pc.equal(changes["token"], row["token"])
             is_last = pc.and_(is_last, pc.equal(changes["key"], row["key"]))
             event = changes.filter(is_last)["payload"][0].as_py()
@@ -250,6 +251,8 @@ class _Merging:
         return new
 
     def _quarantine(self, rows: pa.Table) -> None:
+        if rows.num_rows and self._task.quarantine is None:
+            raise StreamError(f"{rows['problem'][0]}. A job writes it to its table quarantine")
         if rows.num_rows:
             numbers = pa.array([self._task.batch] * rows.num_rows, pa.int64())
             events = rows.append_column("event", rows["document"])

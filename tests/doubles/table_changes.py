@@ -156,7 +156,7 @@ def staged(folder: Path, events: Sequence[dict[str, Any]], tasks: int = 3) -> li
         parts[number % tasks if isinstance(number, int) else 0].append(each)
     reports = []
     for part in filter(None, parts):
-        stage = ChangeStage(str(folder), tolerant=True)
+        stage = ChangeStage(str(folder))
         stage.add(change_rows(part))
         reports.append(from_json(ChangeReport, to_json(stage.close())))
     return reports

@@ -40,7 +40,7 @@ def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> Non
         rows = change_rows(stream.changes(30))
         for step in (*failing, ""):  # the step before which the store fails
             try:
-                stage = ChangeStage(address, tolerant=True)
+                stage = ChangeStage(address)
                 stage.add(rows)
                 if step == "stage":
                     store.stop()

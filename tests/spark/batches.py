@@ -145,7 +145,7 @@ class TableQuery:
         return found
 
     def _staged(self, end: Row) -> tuple[ChangeReport, list[str | None]]:
-        stage, operations = ChangeStage(self._target, tolerant=True), []
+        stage, operations = ChangeStage(self._target), []
         for partition in self.reader.partitions(self.offset, end):
             for rows in self.reader.read(partition):
                 operations += rows["operationType"].to_pylist()
