@@ -30,8 +30,8 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import run_tasks
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, remove_interrupted, stage_rows
-from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_rows import require_whole
+from spark_sink.tables.version_states import Batch
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:

@@ -24,7 +24,7 @@ from spark_sink.options.values import argument, position
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.state_files import Batch, end_of
+from spark_sink.tables.version_states import Batch, end_of
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60

@@ -49,10 +49,10 @@ from spark_sink.tables.staged_changes import (
     stage_moved,
     stage_rows,
 )
-from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows
 from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import Batch
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024

@@ -1,8 +1,8 @@
 """The commits of a Delta table, through delta-rs: files, and what is recorded beside them.
 
-A commit is a file of the table's log, and changes rows and state together (`state_files`). It has
-the number of a batch as one of Delta's application transactions, by which the table recognises a
-repeated batch. delta-rs accepts an equal or lower number, so callers ask `has` first. If two
+A commit is a file of the table's log, and changes rows and state together (`version_states`). It
+has the number of a batch as one of Delta's application transactions, by which the table recognises
+a repeated batch. delta-rs accepts an equal or lower number, so callers ask `has` first. If two
 commits that change the state were planned from one version, delta-rs refuses one of them.
 
 A start of a job has an epoch, a number that it writes to the table's property EPOCH. A later start
@@ -37,7 +37,6 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.commit_files import RESTORE, STATE, restored_error
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
     BATCH,
@@ -47,7 +46,14 @@ from spark_sink.tables.parquet_parts import (
     checksum_of,
     partition_in,
 )
-from spark_sink.tables.state_files import APPLICATION, Batch, StateFiles
+from spark_sink.tables.version_states import (
+    APPLICATION,
+    RESTORE,
+    STATE,
+    Batch,
+    StateFiles,
+    restored_error,
+)
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""

@@ -40,7 +40,7 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import unread_after
 from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
-from spark_sink.tables.state_files import end_of
+from spark_sink.tables.version_states import end_of
 from spark_sink.verification.range_tasks import (
     DIFFERENCES,
     DOCUMENTS,

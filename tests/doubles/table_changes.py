@@ -25,7 +25,7 @@ from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 
 DATABASE = "shop"
 

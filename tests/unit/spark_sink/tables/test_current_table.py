@@ -34,9 +34,9 @@ from spark_sink.tables.key_ranges import (
     places_of,
 )
 from spark_sink.tables.staged_changes import ChangeStage
-from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
+from spark_sink.tables.version_states import Batch
 from tests.doubles.table_changes import (
     DATABASE,
     STEPS,
