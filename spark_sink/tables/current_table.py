@@ -58,6 +58,7 @@ from spark_sink.tables.version_states import Batch
 _DRIVER_BYTES = 8 * 1024 * 1024
 # Commits after which the files of versions that nobody reads any more are deleted.
 _COMMITS_PER_VACUUM = 20
+_Merged = Sequence[tuple[Merge, MergeReport]]
 
 
 @dataclass(frozen=True)
@@ -208,8 +209,8 @@ class CurrentTable:
         """
         if upsert.batch is None or not self.log.has(upsert.batch):
             plan = self._plan(spark, upsert)
-            form, reports = self._merge(spark, upsert, plan)
-            self._commit(upsert, plan, form, reports)
+            form, merged = self._merge(spark, upsert, plan)
+            self._commit(upsert, plan, form, merged)
             if upsert.changes.ddl:
                 remove_changes(self.address, plan.changes.groups)
         remove_changes(self.address, upsert.changes.groups)
@@ -282,8 +283,8 @@ class CurrentTable:
 
     def _merge(
         self, spark: SparkSession | None, upsert: Upsert, plan: Plan
-    ) -> tuple[TableForm, Sequence[MergeReport]]:
-        """Write the files of a plan, in tasks; return their form, and the reports of the merges.
+    ) -> tuple[TableForm, _Merged]:
+        """Write the files of a plan, in tasks; return their form, and each merge with its report.
 
         Where documents need a wider schema, their files are written once more with it; all files
         are if theirs does not fit the table any more.
@@ -308,7 +309,7 @@ class CurrentTable:
             wanted = [StructType.fromJson(e.wanted) for _, e in merged if e.wanted is not None]
             before, form = form, reduce(TableForm.grown, wanted, form)
             if form == before:
-                return form, [report for _, report in merged]
+                return form, merged
             rewrites = form.rewrites(before)
             stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
             for _, report in stale:
@@ -319,14 +320,13 @@ class CurrentTable:
                 pending += untouched()
                 rewrites_all = True
 
-    def _commit(
-        self, upsert: Upsert, plan: Plan, form: TableForm, reports: Sequence[MergeReport]
-    ) -> None:
+    def _commit(self, upsert: Upsert, plan: Plan, form: TableForm, merged: _Merged) -> None:
         """Commit what was written, with the state after the batch.
 
         The quarantine gets its rows first. Without a change and a batch nothing is committed.
         """
         batch, log, state = upsert.batch, self.log, plan.state
+        reports = [report for _, report in merged]
         problems = [each for report in reports for each in report.problems]
         begins = upsert.creates_quarantine and not log.exists
         if (problems or begins) and upsert.quarantine is not None and batch is not None:
@@ -337,7 +337,7 @@ class CurrentTable:
             contains = upsert.scope.contains
             state = state.without([e for e in lost if contains(e.database, e.collection)])
         checksum = sum((report.added for report in reports), state.checksum)
-        replaced = plan.moved.union(*(each.replaced for each in reports))
+        replaced = plan.moved.union(*(merge.rows.partitions for merge, _ in merged))
         parts = [each for report in reports for each in report.parts]
         new = {json.loads(each["partition"])[KEY_RANGE] for each in parts}
         state = replace(

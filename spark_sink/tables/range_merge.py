@@ -30,7 +30,6 @@ from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
     LAST,
-    KeyRange,
     Merge,
     last_before,
     parents_of,
@@ -103,7 +102,7 @@ class MergeTask:
     def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the rows of the merge, a row group at a time, and their places."""
         files, folder = open_folder(self.address)
-        merge, found = self.merge, self.merge.rows or KeyRange()
+        merge, found = self.merge, self.merge.rows
         # The first and the last merge of a range keep rows that its statistics do not show.
         lower = "" if merge.lower == found.lower else merge.lower
         upper = None if merge.upper == found.upper else merge.upper
@@ -138,7 +137,7 @@ class MergeReport:
     """What a MergeTask has written.
 
     Args:
-        parts: files of the table, which replace those of the partitions `replaced`.
+        parts: files of the table, which replace those of the merge.
         problems: files of the quarantine.
         wanted: the schema that the documents need, if that of the form is too narrow.
         added: what the checksum of the table gains.
@@ -150,7 +149,6 @@ class MergeReport:
     wanted: dict[str, Any] | None
     added: Checksum
     lost: list[LostDocument]
-    replaced: tuple[str, ...] = ()
 
 
 class _Merging:
@@ -201,8 +199,7 @@ class _Merging:
             parts, problems = self._table.close(), self._problems.close()
         wanted = None if self._formed.wanted is None else self._formed.wanted.jsonValue()
         added = self._added + self._formed.changed
-        replaced = () if merge.rows is None else merge.rows.partitions
-        return MergeReport(parts, problems, wanted, added, self._lost, replaced)
+        return MergeReport(parts, problems, wanted, added, self._lost)
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
         """Write a group of rows with the changes to it applied."""
