@@ -191,19 +191,19 @@ class DeltaLog:
         the job.
         """
         before = self.version
-        if self._table is None or before is None:
+        if self._table is None:
             self._table = self._opened()
         else:
-            self._update(before)
+            self._update(self._table)
         self._take_epoch()
         return self.version != before
 
-    def _update(self, before: int) -> None:
-        assert self._table is not None
+    def _update(self, table: DeltaTable) -> None:
         with self.failures():
-            self._table.update_incremental()
-            later = self._table.version() - before
-            commits = self._table.history(later) if later > 0 else ()
+            before = table.version()
+            table.update_incremental()
+            later = table.version() - before
+            commits = table.history(later) if later > 0 else ()
         if any(each.get("operation") == RESTORE for each in commits):
             raise restored_error(self.address)
 
@@ -228,7 +228,7 @@ class DeltaLog:
                 self._table.alter.set_table_properties(
                     {EPOCH: str(self._epoch)}, raise_if_not_exists=False
                 )
-            self._update(self._table.version())
+            self._update(self._table)
         raise self._overtaken("")
 
     def _require_epoch(self) -> None:
@@ -299,13 +299,11 @@ class DeltaLog:
         with suppress(DeltaError):  # its commits have been deleted
             found._table.load_as_version(version)
             replaced, kept = found.paths() - self.paths(), 0
-            what = f"replaced files of {self.name} looked up"
             for done, files in self._existing(replaced):
                 kept += len(files)
+                what = f"replaced files of {self.name} looked up"
                 REPORT_PROGRESS.get()(what, done, len(replaced))
-                if kept < done:
-                    break
-            else:
+            if kept == len(replaced):
                 found._state = found._transaction(APPLICATION), dict(state)
                 return found
         raise StreamError(
