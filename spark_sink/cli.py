@@ -400,7 +400,7 @@ def rebuild(
             time = argument(cluster_time, to, "--to")
             spark = held.enter_context(job_session("rebuild", given))
             table = rebuild_table(spark, folder, time, into)
-            typer.echo(f"{table.address} has {table.count()} documents")
+            typer.echo(f"{table.address} has {table.log.count()} documents")
             if names := unread_names(table.state.unread_or_lost):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
             return
@@ -409,7 +409,7 @@ def rebuild(
         if lost:
             spark = held.enter_context(job_session("rebuild", given))
             table = rebuild_table(spark, folder)
-            typer.echo(f"{table.address} has {table.count()} documents")
+            typer.echo(f"{table.address} has {table.log.count()} documents")
         if restore_checkpoint(folder) is None and not lost:
             raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
 

@@ -179,10 +179,6 @@ class CurrentTable:
         names = [each["name"] for each in self.log.schema["fields"]]
         return read_rows(spark, self.log, [name for name in names if name != KEY_RANGE])
 
-    def count(self) -> int:
-        """Return the number of documents."""
-        return self.log.count()
-
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
 

@@ -39,11 +39,11 @@ from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
-    BATCH,
     WITH_STATISTICS,
     Chosen,
     Parts,
     checksum_of,
+    numbered,
     partition_in,
 )
 from spark_sink.tables.version_states import (
@@ -361,12 +361,11 @@ class DeltaLog:
         """Append rows, if there are any, with the number of the batch; see `append`."""
         if not rows.num_rows:
             return
-        numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
-        numbered = rows.append_column(BATCH, numbers)
-        with Parts(self.address, numbered.schema, self.partitions) as parts:
-            parts.add(numbered)
+        rows = numbered(rows, batch.number)
+        with Parts(self.address, rows.schema, self.partitions) as parts:
+            parts.add(rows)
             written = parts.close()
-        self.append(written, numbered.schema, batch)
+        self.append(written, rows.schema, batch)
 
     def amend(self, batch: Batch) -> None:
         """Change what the state says about the newest batch."""

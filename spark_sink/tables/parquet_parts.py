@@ -249,6 +249,11 @@ class _Part:
         }
 
 
+def numbered(rows: pa.Table, batch: int) -> pa.Table:
+    """Return rows with the number of their batch as BATCH."""
+    return rows.append_column(BATCH, pa.repeat(pa.scalar(batch, pa.int64()), rows.num_rows))
+
+
 def partition_in(action: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the partition columns from what a table's log says about a file."""
     head = "partition."

@@ -42,6 +42,7 @@ from spark_sink.tables.parquet_parts import (
     WITHOUT_DICTIONARY,
     PartFile,
     Parts,
+    numbered,
 )
 from spark_sink.tables.prepare import PREPARED, kinds_of, order_of, sorted_rows
 from spark_sink.tables.staged_changes import read_groups
@@ -248,12 +249,12 @@ class _Merging:
         return new
 
     def _quarantine(self, rows: pa.Table) -> None:
-        if rows.num_rows and self._task.quarantine is None:
+        if not rows.num_rows:
+            return
+        if self._task.quarantine is None or self._task.batch is None:
             raise StreamError(f"{rows['problem'][0]}. A job writes it to its table quarantine")
-        if rows.num_rows:
-            numbers = pa.array([self._task.batch] * rows.num_rows, pa.int64())
-            events = rows.append_column("event", rows["document"])
-            self._problems.add(events.append_column(BATCH, numbers))
+        events = rows.append_column("event", rows["document"])
+        self._problems.add(numbered(events, self._task.batch))
 
 
 class _RangeFiles:
