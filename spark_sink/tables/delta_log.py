@@ -466,8 +466,8 @@ class DeltaLog:
 
         With `full`, files that are a week old and that no commit names are deleted as well: tasks
         that were interrupted or ran twice have left them. A running batch may still commit younger
-        ones. delta-rs only lists the files: its own vacuum makes commits, which would conflict with
-        those of a running job.
+        ones. delta-rs only lists the files: its own vacuum deletes and counts those again that are
+        gone, and does not report progress.
         """
         self.reload()
         assert self._table is not None
