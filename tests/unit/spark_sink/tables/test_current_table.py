@@ -444,6 +444,10 @@ def test_an_event_that_cannot_be_applied_fails_without_a_quarantine(tmp_path: Pa
     del lost["fullDocument"]
     with pytest.raises(StreamError, match="changes a document that the table does not have"):
         apply(folder, [lost])
+    keyless = stream.change(2)
+    del keyless["documentKey"]
+    with pytest.raises(StreamError, match="has no documentKey"):
+        apply(folder, [keyless])
     assert set(documents_in(folder)) == {("a", 1)}
 
 
