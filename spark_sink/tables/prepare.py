@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from shard_client.bson.values import DOCUMENT, STRING
-from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, field_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, batch_of, rows_in
@@ -51,12 +50,10 @@ class Prepare:
     Args:
         keys: the fields of the document key that identify a document.
         ddl_events: sorted DDL events.
-        tolerant: an event without a key becomes a row that Fold reports, instead of an error.
     """
 
     keys: Sequence[str]
     ddl_events: Sequence[DdlEvent]
-    tolerant: bool = False
 
     def __post_init__(self) -> None:
         self._tokens = [each.token for each in self.ddl_events]
@@ -79,7 +76,10 @@ class Prepare:
             yield self.after_ddl(rows, keeps_deleted=DELETED in batch.schema.names)
 
     def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert database, collection, token, event. Raises StreamError if it is not tolerant."""
+        """Convert database, collection, token, event.
+
+        An event without a readable key becomes an INAPPLICABLE row, which `Fold` reports.
+        """
         for batch in batches:
             yield self.after_ddl(self._prepared(batch))
 
@@ -91,8 +91,7 @@ class Prepare:
         for layout in all_layouts_of(JoinedEvents.of_column(rows["event"])):
             field = layout.fields.get(b"documentKey")
             if field is None or field.kind != DOCUMENT or b"splitEvent" in layout.fields:
-                first = None if field is None else layout.slices(b"documentKey")[0]
-                parts.append((layout.rows, self._inapplicable(first, len(layout.rows))))
+                parts.append((layout.rows, _inapplicable(len(layout.rows))))
                 continue
             documents, changed = layout.documents(b"documentKey"), _changed_keys(layout)
             if changed:
@@ -117,7 +116,7 @@ class Prepare:
             return self._read_keys(documents)
         except UNREADABLE:
             if len(documents.ends) == 1:
-                return self._inapplicable(Slice(DOCUMENT, documents.values()[0]), 1)
+                return _inapplicable(1)
         return pa.concat_batches([self._keys_of(JoinedEvents([key])) for key in documents.values()])
 
     def _read_keys(self, documents: JoinedEvents) -> pa.RecordBatch:
@@ -131,12 +130,6 @@ class Prepare:
         kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(documents.ends))
         arrays = [in_order(parts), texts.texts(documents), kinds]
         return pa.RecordBatch.from_arrays(arrays, schema=_KEYS)
-
-    def _inapplicable(self, document_key: Slice | None, size: int) -> pa.RecordBatch:
-        """Return the columns _KEYS of events that belong to no document."""
-        if not self.tolerant:
-            raise StreamError(problem_of(document_key))
-        return batch_of([("", None, INAPPLICABLE)] * size, _KEYS)
 
     def after_ddl(self, prepared: pa.RecordBatch, *, keeps_deleted: bool = False) -> pa.RecordBatch:
         """Return rows of PREPARED with the namespaces that the DDL events give them.
@@ -197,6 +190,11 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
         if identifier is not None and before.get(b"_id") not in (None, identifier):
             found[index] = document_of({**before, b"_id": identifier}.items())
     return found
+
+
+def _inapplicable(size: int) -> pa.RecordBatch:
+    """Return the columns _KEYS of events that belong to no document."""
+    return batch_of([("", None, INAPPLICABLE)] * size, _KEYS)
 
 
 def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:

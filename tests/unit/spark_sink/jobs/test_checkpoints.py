@@ -30,7 +30,7 @@ from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 from tests.doubles.scripted_job import SIX, Script, check_tables, documents_in, follow
 from tests.doubles.scripted_member import event_token
 from tests.doubles.two_starts import check_two_starts, pause_starts
@@ -393,14 +393,14 @@ def test_a_job_whose_logs_have_expired_goes_on(
     count = script.before(last.offset)
     half, reached = script.time(count // 2), script.time(count)
     versions_at(folder, half)
-    made = rebuild_table(None, folder, half, str(tmp_path / "before")).count()
+    made = rebuild_table(None, folder, half, str(tmp_path / "before")).log.count()
     for name in SIX:
         clean_up(tmp_path / "job" / name)
 
     assert set(versions_at(folder, reached).versions) >= {"bronze", "messages", "current"}
     with pytest.raises(StreamError, match=r"has no versions of .*make the table again"):
         versions_at(folder, half)
-    assert rebuild_table(None, folder, half, str(tmp_path / "then")).count() == made
+    assert rebuild_table(None, folder, half, str(tmp_path / "then")).log.count() == made
     assert documents_in(str(tmp_path / "then")) == documents_in(str(tmp_path / "before"))
     documents = documents_in(out)
     shutil.rmtree(tmp_path / "job" / "current")
