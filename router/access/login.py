@@ -342,10 +342,10 @@ class Login:
     async def _done(self, link: ServerLink) -> None:
         """Take over the user that the server says is logged in."""
         status = await link.command("admin", {"connectionStatus": 1})
-        names = _authenticated(status)
-        if len(names) != 1:
+        users = status["authInfo"]["authenticatedUsers"]
+        if len(users) != 1:
             raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
-        name = names[0]
+        name = UserName(users[0]["user"], users[0]["db"])
         self._check_same(name)
         self._user = await self._access.users.get(name)
         self._log.succeeded(name.user, name.database)
@@ -364,16 +364,6 @@ class Login:
 
 
 _STEP_FIELDS = frozenset({"conversationId", "done", "payload", "ok"})
-
-
-def _authenticated(status: Mapping[str, Any]) -> list[UserName]:
-    info = status.get("authInfo")
-    listed = info.get("authenticatedUsers") if isinstance(info, Mapping) else None
-    return [
-        UserName(str(each.get("user")), str(each.get("db")))
-        for each in (listed if isinstance(listed, list) else ())
-        if isinstance(each, Mapping)
-    ]
 
 
 class AccessControl:

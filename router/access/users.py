@@ -214,21 +214,10 @@ class Users:
         reply = await self._cluster.command(
             self._cluster.catalog, "admin", command, _ANSWER_TIMEOUT
         )
-        found: dict[UserName, Mapping[str, Any]] = {}
-        listed = reply.get("users")
-        for entry in listed if isinstance(listed, list) else ():
-            if isinstance(entry, Mapping):
-                found[UserName(str(entry.get("user")), str(entry.get("db")))] = entry
-        return found
+        return {UserName(entry["user"], entry["db"]): entry for entry in reply["users"]}
 
 
 def _update(user: User, entry: Mapping[str, Any]) -> None:
-    listed = entry.get("inheritedPrivileges")
-    roles = entry.get("inheritedRoles")
-    privileges = Privileges.of(
-        each for each in (listed if isinstance(listed, list) else ()) if isinstance(each, Mapping)
-    )
-    if privileges != user.privileges:
-        user.privileges = privileges
-    user.roles = list(roles) if isinstance(roles, list) else []
+    user.privileges = Privileges.of(entry["inheritedPrivileges"])
+    user.roles = entry["inheritedRoles"]
     user.user_id = entry.get("userId")
