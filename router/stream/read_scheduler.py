@@ -54,7 +54,6 @@ class ReadScheduler:
         self._soon: asyncio.TimerHandle | None = None
         self._soon_at = 0.0
         self._later: asyncio.TimerHandle | None = None
-        self._closed = False
 
     def client_reads(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""
@@ -64,8 +63,7 @@ class ReadScheduler:
             self.read_on()
 
     def close(self) -> None:
-        """Write no more no-ops."""
-        self._closed = True
+        """Write no more no-ops, once the remotes are closed."""
         for timer in (self._soon, self._later):
             if timer is not None:
                 timer.cancel()
@@ -179,7 +177,7 @@ class ReadScheduler:
 
     def _write_noops(self) -> None:
         self._soon = None
-        if self._closed or self._unread:
+        if self._unread:
             return
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
         dense, number = rounds.dense(now), rounds.interval_number(now)
@@ -226,7 +224,7 @@ class ReadScheduler:
         More events may wait for the member than when the no-op write was requested.
         """
         remote = self._remotes.get(number)
-        if remote is None or self._closed or self._unread:
+        if remote is None or self._unread:
             return None
         latest = self._stream.laggards().get(number)
         if latest is None or remote.reached > latest:

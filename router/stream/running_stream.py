@@ -153,8 +153,8 @@ class RunningStream:
             if pending is not None:
                 pending.cancel()
         try:
-            self._read_scheduler.close()
             self.stop_reading()
+            self._read_scheduler.close()
             self._memory.size = 0
             self.merged.close()
             await self._remotes.wait_closed()
@@ -336,8 +336,6 @@ class RunningStream:
         return task
 
     def _batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
-        if self._closed:
-            return
         actions = self.merged.batch_arrived(remote.number, batch)
         now = self._loop.time()
         if batch.events:
@@ -404,8 +402,6 @@ class RunningStream:
             self.waiting.schedule_step()
 
     def _remote_failed(self, remote: Remote, error: CommandError) -> None:
-        if self._closed:
-            return
         target, address = remote.target, remote.cursor.address
         log.warning("stream failed", target=target, address=address, error=str(error))
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
