@@ -376,7 +376,7 @@ class RunningStream:
                 continue
             shards, draining = listed.hosts.keys(), listed.draining
             self._remotes.execute(self.merged.shards_listed(shards, draining, listed.by))
-            self._read_scheduler.write_noops(self._loop.time())
+            self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()
         self._draining = None
 
