@@ -135,7 +135,7 @@ class ReadScheduler:
 
     def _next_noop(self, remote: Remote, now: float) -> float | None:
         """Return the seconds to the member's next no-op if no budget allows a watermark before."""
-        if not remote.idle or remote.topology or not self._flow.pace.lively(now):
+        if not remote.idle or remote.topology or not self._flow.is_lively(now):
             return None
         target = self._noop_writer.target(remote.target, remote.host)
         waits = self._settings.writes_noops and target.budget.ready_at(now) > now
