@@ -374,8 +374,11 @@ class RunningStream:
             except CommandError as error:
                 log.info("cannot tell whether a draining shard has left", error=str(error))
                 continue
-            shards, draining = listed.hosts.keys(), listed.draining
-            self._remotes.execute(self.merged.shards_listed(shards, draining, listed.by))
+            if self.merged.error is None:
+                left = self.merged.membership.listed(
+                    listed.hosts.keys(), listed.draining, listed.by
+                )
+                self._remotes.execute(left)
             self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()
         self._draining = None
