@@ -367,13 +367,10 @@ class ClientReader:
         """
         if not (self.is_moving or self._closed):
             self._leave(self.log_reader.view)
-            self._streams.moving += 1
-            self._moving = self._streams.spawn(self._finish_move, "move to another stream")
-            self._moving.add_done_callback(self._moved)
+            move = self._moving = self._streams.spawn(self._finish_move, "move to another stream")
+            self._streams.moving.add(move)
+            move.add_done_callback(self._streams.moving.discard)
         return Batch([], 0, self.log_reader.high_water_mark, closed=False)
-
-    def _moved(self, move: asyncio.Task[None]) -> None:
-        self._streams.moving -= 1
 
     async def _finish_move(self) -> None:
         try:

@@ -38,8 +38,8 @@ class MergedStream:
 
     Pass it replies and errors with ``batch_arrived`` and ``remote_failed``, execute the actions
     that it returns, and read it through any number of log readers. ``log`` keeps the latest
-    released events: up to ``keep_bytes`` of memory, and always the newest block. Raises
-    CommandError ShardNotFound if the request is for one shard that does not exist.
+    released events: up to ``keep_bytes``, and always the newest block. Raises CommandError
+    ShardNotFound if the request is for one shard that does not exist.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class MergedStream:
         topology_from: Timestamp | None,
         spans: Iterable[ShardSpan] = (),
         draining: Iterable[str] = (),
-        keep_bytes: int = 0,
         sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
     ) -> None:
         self.start_at = start_at
         self.log = EventLog(first_key(start_at), event_key, sizes.join_bytes)
-        self.keep_bytes = keep_bytes
+        self.keep_bytes = 0
+        """Bytes of memory of released events that ``log`` keeps."""
         self.error: CommandError | None = None
         self.refused = False
         """Whether the error is that of a remote's opening."""
@@ -139,13 +139,6 @@ class MergedStream:
             # A client that resumes gets all events, in order.
             return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]
         return actions + self.membership.close_removed()
-
-    def shards_listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
-        """Process the shard list, read by the time ``by``: draining shards may have left.
-
-        ``draining`` are those of ``shards`` that drain.
-        """
-        return self.membership.listed(shards, draining, by) if self.error is None else []
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """Record a remote's permanent failure; readers get ``error`` after the ready events.

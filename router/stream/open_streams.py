@@ -54,8 +54,8 @@ class OpenStreams:
         self.admission = Admission(settings, memory)
         self.cluster = cluster
         self.policy = SharingPolicy(settings, lambda: cluster.undefined_is_null)
-        self.moving = 0
-        """Readers that are moving to another stream."""
+        self.moving: set[asyncio.Task[None]] = set()
+        """The tasks of readers that are moving to another stream."""
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
         self.moves_to_own = 0
@@ -259,7 +259,7 @@ class OpenStreams:
 
     def admits(self, key: bytes, quota: Quota) -> bool:
         """Return whether ``quota`` may read the stream ``key`` beside those that move now."""
-        return self.serves(key) or self.admission.streams_left(quota) > self.moving
+        return self.serves(key) or self.admission.streams_left(quota) > len(self.moving)
 
     def is_recent(self, time: Timestamp) -> bool:
         """Return whether a reader that starts at ``time`` has no backlog to read."""

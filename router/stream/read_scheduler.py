@@ -51,10 +51,9 @@ class ReadScheduler:
         self._loop = asyncio.get_running_loop()
         self._unread = False
         """Whether no client has read for so long that remotes are paused and get no no-ops."""
-        self._soon: asyncio.TimerHandle | None = None
+        self._soon: asyncio.Handle | None = None
         self._soon_at = 0.0
         self._later: asyncio.TimerHandle | None = None
-        self._closed = False
 
     def client_reads(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""
@@ -64,8 +63,7 @@ class ReadScheduler:
             self.read_on()
 
     def close(self) -> None:
-        """Write no more no-ops."""
-        self._closed = True
+        """Write no more no-ops, once the remotes are closed."""
         for timer in (self._soon, self._later):
             if timer is not None:
                 timer.cancel()
@@ -92,7 +90,7 @@ class ReadScheduler:
         cursor.aim_at(min(size, self._memory.batch_bytes))
         needed = stream.is_needed(number)
         if events or needed:
-            self.write_noops(now)
+            self.write_noops(now, arriving=True)
         key = stream.watermark(number)
         watermark = cluster_time_of(key) if key else None
         if watermark is not None and remote.overdue.waiting:
@@ -137,7 +135,7 @@ class ReadScheduler:
 
     def _next_noop(self, remote: Remote, now: float) -> float | None:
         """Return the seconds to the member's next no-op if no budget allows a watermark before."""
-        if not remote.idle or remote.topology or not self._flow.pace.lively(now):
+        if not remote.idle or remote.topology or not self._flow.is_lively(now):
             return None
         target = self._noop_writer.target(remote.target, remote.host)
         waits = self._settings.writes_noops and target.budget.ready_at(now) > now
@@ -158,15 +156,15 @@ class ReadScheduler:
 
     # No-op writes.
 
-    def write_noops(self, now: float) -> None:
+    def write_noops(self, now: float, *, arriving: bool = False) -> None:
         """Schedule no-op writes to the members that keep events back.
 
-        They begin in the next iteration of the event loop at the earliest, since more batches may
-        have arrived.
+        ``arriving`` is set while a batch is processed: a write without a delay is then scheduled in
+        the next iteration of the event loop, since more batches may have arrived.
         """
-        self._schedule(self._flow.noop_delay(now, self._remotes))
+        self._schedule(self._flow.noop_delay(now, self._remotes), arriving=arriving)
 
-    def _schedule(self, delay: float) -> None:
+    def _schedule(self, delay: float, *, arriving: bool) -> None:
         at = self._loop.time() + delay
         if self._soon is not None:
             if self._soon_at <= at:
@@ -175,11 +173,16 @@ class ReadScheduler:
             self._soon = None
         if self._stream.awaits_watermarks:
             self._soon_at = at
-            self._soon = self._loop.call_later(delay, self._write_noops)
+            if delay > 0:
+                self._soon = self._loop.call_later(delay, self._write_noops)
+            elif arriving:
+                self._soon = self._loop.call_soon(self._write_noops)
+            else:
+                self._write_noops()
 
     def _write_noops(self) -> None:
         self._soon = None
-        if self._closed or self._unread:
+        if self._unread:
             return
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
         dense, number = rounds.dense(now), rounds.interval_number(now)
@@ -226,7 +229,7 @@ class ReadScheduler:
         More events may wait for the member than when the no-op write was requested.
         """
         remote = self._remotes.get(number)
-        if remote is None or self._closed or self._unread:
+        if remote is None or self._unread:
             return None
         latest = self._stream.laggards().get(number)
         if latest is None or remote.reached > latest:
@@ -259,7 +262,7 @@ class ReadScheduler:
         if moved:
             remote.reached = max(remote.reached, next_tick(past))
             remote.overdue.expect_beyond(past, now)
-        self._schedule(0.0)
+        self._schedule(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
         """Request the remote's watermark, as of now or of ``takes`` seconds from now.

@@ -153,8 +153,8 @@ class RunningStream:
             if pending is not None:
                 pending.cancel()
         try:
-            self._read_scheduler.close()
             self.stop_reading()
+            self._read_scheduler.close()
             self._memory.size = 0
             self.merged.close()
             await self._remotes.wait_closed()
@@ -336,8 +336,6 @@ class RunningStream:
         return task
 
     def _batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
-        if self._closed:
-            return
         actions = self.merged.batch_arrived(remote.number, batch)
         now = self._loop.time()
         if batch.events:
@@ -376,9 +374,12 @@ class RunningStream:
             except CommandError as error:
                 log.info("cannot tell whether a draining shard has left", error=str(error))
                 continue
-            shards, draining = listed.hosts.keys(), listed.draining
-            self._remotes.execute(self.merged.shards_listed(shards, draining, listed.by))
-            self._read_scheduler.write_noops(self._loop.time())
+            if self.merged.error is None:
+                left = self.merged.membership.listed(
+                    listed.hosts.keys(), listed.draining, listed.by
+                )
+                self._remotes.execute(left)
+            self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()
         self._draining = None
 
@@ -404,8 +405,6 @@ class RunningStream:
             self.waiting.schedule_step()
 
     def _remote_failed(self, remote: Remote, error: CommandError) -> None:
-        if self._closed:
-            return
         target, address = remote.target, remote.cursor.address
         log.warning("stream failed", target=target, address=address, error=str(error))
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
