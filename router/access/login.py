@@ -14,7 +14,7 @@ from typing import Any, TypeGuard
 import structlog
 
 from router.access.signing import SignedTimes
-from router.access.users import REFRESH_SECONDS, User, UserName, Users
+from router.access.users import User, UserName, Users
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.client_limits import ClientLimits
@@ -381,18 +381,17 @@ class AccessControl:
         self,
         tasks: OwnedTasks,
         cluster: Cluster,
-        limits: ClientLimits | None = None,
-        certificates: Certificates | None = None,
+        limits: ClientLimits,
+        certificates: Certificates | None,
         *,
-        refresh: float = REFRESH_SECONDS,
+        refresh: float,
     ) -> None:
         self._certificates = certificates
-        limits = limits or ClientLimits()
         self.cluster = cluster
         self.in_progress = FairLimit.of_logins(limits.logins_in_progress)
         self.failed_delay = limits.failed_login_delay
         """Seconds before a refused login is answered."""
-        self.users = Users(cluster, refresh=refresh)
+        self.users = Users(cluster, refresh)
         self.times = SignedTimes(cluster)
         tasks.run(self.users.keep_fresh, name="users")
         tasks.run(self.times.keep_reading, name="keys")

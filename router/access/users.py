@@ -26,7 +26,6 @@ from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
 
 log = structlog.get_logger(component="ACCESS")
 
-REFRESH_SECONDS = 30.0
 _MOST_ASKED = 500
 _ANSWER_TIMEOUT = 10.0
 _WATCH = 2.0
@@ -78,7 +77,7 @@ class Users:
             or more often.
     """
 
-    def __init__(self, cluster: Cluster, *, refresh: float = REFRESH_SECONDS) -> None:
+    def __init__(self, cluster: Cluster, refresh: float) -> None:
         self._cluster = cluster
         self._pause = refresh
         self._changed: Callable[[User], None] = lambda user: None

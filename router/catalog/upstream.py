@@ -71,7 +71,7 @@ class UpstreamMongos:
     ``chosen`` is the index of the mongos in use; ``generation`` counts the switches.
 
     Args:
-        addresses: the mongoses, in order of preference.
+        addresses: the mongoses, one or more, in order of preference.
         moved: called when this process has switched, so that the others do.
         access: how to connect: by TLS or not, and as which user of the router's own on connections
             that serve no client's commands.
@@ -87,8 +87,6 @@ class UpstreamMongos:
         access: Access = OPEN,
         own_id: ObjectId | None = None,
     ) -> None:
-        if not addresses:
-            raise ValueError("an upstream has at least one address")
         self.chosen = 0
         self.generation = 0
         self.addresses = tuple(addresses)

@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from itertools import starmap
 from typing import Any
 
 import structlog
@@ -142,28 +143,24 @@ class ClusterVersion:
     async def _ask_all(self) -> None:
         """Update ``_known``; raises the last failure if no version is known."""
         shards = (await self._cluster.shards()).hosts
-        targets = [*{**shards, self._cluster.catalog: None}]
+        targets: dict[str, str | None] = {self._cluster.catalog: None, **shards}
         if self._upstream is not None:
-            targets.append(_UPSTREAM)
-        failures: list[NetworkError] = []
-        answers = await asyncio.gather(
-            *(self._ask(target, shards.get(target), failures) for target in targets)
-        )
+            targets[_UPSTREAM] = None
+        answers = await asyncio.gather(*starmap(self._ask, targets.items()))
         found = zip(targets, answers, strict=True)
-        versions = {target: answer or self._known.get(target) for target, answer in found}
-        self._known = {target: each for target, each in versions.items() if each is not None}
-        if not self._known:
-            raise failures[-1]
+        known = {target: self._known[target] for target in targets if target in self._known}
+        known |= {target: each for target, each in found if isinstance(each, ServerIdentity)}
+        self._known = known
+        if not known:
+            raise next(each for each in answers if isinstance(each, NetworkError))
         lowest = min(self._known.values(), key=lambda each: each.order)
         if lowest != self._told:
             self._told = lowest
             self._changed(lowest)
             log.info("Speaking for a cluster", version=lowest.version)
 
-    async def _ask(
-        self, target: str, host: str | None, failures: list[NetworkError]
-    ) -> ServerIdentity | None:
-        """Return a server's version; None, with a failure, if it does not tell it in time."""
+    async def _ask(self, target: str, host: str | None) -> ServerIdentity | NetworkError:
+        """Return a server's version; the failure, if it does not tell it in time."""
         try:
             async with asyncio.timeout(self._ask_timeout), AsyncExitStack() as owned:
                 if target == _UPSTREAM:
@@ -180,5 +177,4 @@ class ClusterVersion:
         except (*_Failure, TimeoutError) as error:
             failure = NetworkError(f"{target or 'the upstream'} reports no version: {error!r}")
             log.debug(str(failure))
-            failures.append(failure)
-            return None
+            return failure

@@ -1,6 +1,7 @@
 """The topology version of hello replies, with waiting for a change."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 from bson.int64 import Int64
@@ -57,7 +58,7 @@ class TopologyVersion:
         self._quiesce_until = until
         self.advance()
 
-    def shutdown_error(self) -> CommandError:
+    def _shutdown_error(self) -> CommandError:
         """Return the error for a hello while the router shuts down.
 
         Its label makes a driver that meets the error on a new connection retry the write for which
@@ -86,16 +87,12 @@ class TopologyVersion:
         Raises:
             CommandError: the router shuts down, or ``known`` is ahead of the counter.
         """
-        if self.quiescing:
-            raise self.shutdown_error()
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while self._is_present(known) and not self.quiescing:
+                while not self.quiescing and self._is_present(known):
                     await self._changed.wait()
-        except TimeoutError:
-            pass
         if self.quiescing:
-            raise self.shutdown_error()
+            raise self._shutdown_error()
 
     def _is_present(self, known: dict[str, Any] | None) -> bool:
         if known is None or known.get("processId") != self.process_id:

@@ -10,7 +10,7 @@ import structlog
 
 from router.catalog.upstream import ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
-from router.peers.cursor_ids import CursorIds
+from router.peers.cursor_ids import new_cursor_id, worker_of
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.connection import Address, Connection
 
@@ -82,7 +82,8 @@ class Peers:
     """The other workers, and the way to their parent (docs/workers.md).
 
     Args:
-        ids: this worker's cursor ids.
+        number: this worker's number, from 1.
+        mark: the result of ``new_mark``, the same for all workers.
         count: the number of workers.
         folder: the router's private folder.
         tell_parent: sends the parent a message, whose fields are the arguments.
@@ -90,25 +91,26 @@ class Peers:
 
     def __init__(
         self,
-        ids: CursorIds,
+        number: int,
+        mark: int,
         count: int,
         folder: Path,
         tell_parent: Callable[..., None],
     ) -> None:
-        self.number = ids.worker
+        self.number = number
         self.count = count
         self.tell_parent = tell_parent
-        self._ids = ids
+        self._mark = mark
         others = {*range(1, count + 1)} - {self.number}
         self._others = {other: Peer(folder, other) for other in others}
 
     def new_cursor_id(self) -> int:
         """Return a new id for a cursor of this worker."""
-        return self._ids.new_id()
+        return new_cursor_id(self._mark, self.number)
 
     def owner(self, cursor_id: int) -> Peer | None:
         """Return the other worker that may own a cursor; None for our own and the upstream's."""
-        number = self._ids.owner(cursor_id)
+        number = worker_of(self._mark, cursor_id)
         return self._others.get(number) if number is not None else None
 
     def announce(self, identity: ServerIdentity) -> None:

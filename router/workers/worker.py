@@ -26,7 +26,6 @@ from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.feed.feed import FeedPort
 from router.owned_tasks import OwnedTasks
-from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.service import assemble
@@ -50,8 +49,7 @@ class WorkerRuntime:
 
     def __init__(self, start: WorkerStart, channel: Channel, handoff_socket: socket.socket) -> None:
         self.start = start
-        ids = CursorIds(start.number, start.mark)
-        self.peers = Peers(ids, start.count, start.folder, channel.send)
+        self.peers = Peers(start.number, start.mark, start.count, start.folder, channel.send)
         self._channel = channel
         self._handoff_socket = handoff_socket
         self._busy = _Busy()

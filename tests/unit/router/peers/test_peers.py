@@ -3,13 +3,12 @@
 from pathlib import Path
 from typing import Any
 
-import pytest
 from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.commands.topology_version import TopologyVersion
-from router.peers.cursor_ids import MOST_WORKERS, CursorIds
+from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
 from router.peers.peers import Peers
 from tests.doubles.scripted_server import Asked
 from tests.harness.facade import facade, facade_before
@@ -25,7 +24,7 @@ def get_more(cursor_id: int, **fields: Any) -> dict[str, Any]:
 
 async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Path) -> None:
     """Also if the worker that the id names has died."""
-    looks_like = Int64(CursorIds(1, MARK, lambda bits: 5).new_id())
+    looks_like = Int64(new_cursor_id(MARK, 1))
 
     async def script(asked: Asked) -> None:
         if "killCursors" in asked.command:
@@ -34,10 +33,9 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Pa
         else:
             asked.reply({"of": "upstream", "ok": 1.0})
 
-    ids = CursorIds(2, MARK)
-    peers = Peers(ids, 2, tmp_path, lambda **message: None)
+    peers = Peers(2, MARK, 2, tmp_path, lambda **message: None)
     async with facade_before(script, peers=peers) as (mongos, router, client):
-        router.cursors.new_id = ids.new_id
+        router.cursors.new_id = peers.new_cursor_id
         assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
         ours = (await client.command("db", WATCH))["cursor"]["id"]
         reply = await client.command("db", {"killCursors": "c", "cursors": [ours, looks_like]})
@@ -66,12 +64,6 @@ MARKS = st.integers(0, 2**15 - 1)
 @given(cursor_id=st.integers(-(2**63), 2**63 - 1), mark=MARKS)
 def test_an_id_without_the_mark_has_no_worker(cursor_id: int, mark: int) -> None:
     marked = cursor_id >= 0 and cursor_id >> 48 == mark
-    owner = CursorIds(1, mark).owner(cursor_id)
+    owner = worker_of(mark, cursor_id)
     assert owner is None or marked
     assert owner is None or 1 <= owner <= MOST_WORKERS
-
-
-@pytest.mark.parametrize("worker", [0, -1, MOST_WORKERS + 1])
-def test_the_number_of_workers_is_limited(worker: int) -> None:
-    with pytest.raises(ValueError, match="a worker's number"):
-        CursorIds(worker, 0)
