@@ -11,13 +11,13 @@ from importlib.metadata import (
     requires,
     version,
 )
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from router.config.command_line import (
     FLAGS,
+    ConfigFile,
     Refusal,
     SubCommand,
     parse_assignments,
@@ -156,9 +156,7 @@ def _options(
 def serve(
     *,
     flags: dict[str, Any],
-    config: Annotated[
-        Path | None, typer.Option("--config", "-f", help="A YAML file; names are mongos's.")
-    ] = None,
+    config: ConfigFile = None,
     set_parameter: Annotated[
         list[str] | None, typer.Option("--setParameter", help="name=value; may be repeated.")
     ] = None,

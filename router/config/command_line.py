@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from inspect import Parameter, Signature, signature
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Annotated, Any, Final, get_args
 
 import pydantic
 import typer
@@ -44,6 +44,11 @@ FLAGS: Final[Mapping[str, tuple[str, ...]]] = {
     "systemLog.quiet": ("--quiet",),
 }
 """The flag of a setting, with its other spellings, by the setting's dotted name."""
+
+ConfigFile = Annotated[
+    Path | None, typer.Option("--config", "-f", help="A YAML file; names are mongos's.")
+]
+"""The option of a command that reads the settings."""
 
 _COUNTED: Final = "systemLog.verbosity"
 """The setting whose flag may be repeated, as in -vv."""

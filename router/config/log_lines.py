@@ -17,10 +17,8 @@ log = structlog.get_logger()
 
 _SEVERITY = {
     "critical": "F",
-    "exception": "E",
     "error": "E",
     "warning": "W",
-    "warn": "W",
     "info": "I",
     "debug": "D1",
 }
@@ -111,7 +109,7 @@ class Repeats:
         self, logger: object, method: str, event: MutableMapping[str, Any]
     ) -> MutableMapping[str, Any]:
         """Return the event, with the number of dropped ones; raises structlog.DropEvent."""
-        if method in ("warning", "warn"):
+        if method == "warning":
             words = {
                 name: value for name, value in event.items() if not isinstance(value, (int, float))
             }

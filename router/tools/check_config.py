@@ -3,12 +3,11 @@
 import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from router.config.command_line import read_settings, with_flags
+from router.config.command_line import ConfigFile, read_settings, with_flags
 from router.config.settings import Settings
 from router.config.tracing import Tracing
 
@@ -22,9 +21,7 @@ _COLLECTOR_TIMEOUT = 5.0
 def check_config(
     *,
     flags: dict[str, Any],
-    config: Annotated[
-        Path | None, typer.Option("--config", "-f", help="A YAML file; names are mongos's.")
-    ] = None,
+    config: ConfigFile = None,
     offline: Annotated[
         bool, typer.Option("--offline", help="Read the settings only; connect to nothing.")
     ] = False,

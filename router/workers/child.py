@@ -4,7 +4,7 @@ import asyncio
 import pickle
 import socket
 import sys
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -33,7 +33,7 @@ class WorkerStart:
         started: the start time of the router.
         settings: the router's settings.
         arguments: the router's command line.
-        ports: the parent's listening ports, by the names of the log attributes.
+        port: the router's port for drivers.
         verbosity: the log level at present, which a client may have set.
     """
 
@@ -45,7 +45,7 @@ class WorkerStart:
     started: datetime
     settings: Settings
     arguments: tuple[str, ...]
-    ports: Mapping[str, int]
+    port: int
     verbosity: int
 
 
@@ -57,7 +57,8 @@ _PROGRAM = "router.workers.worker"
 class Child:
     """The parent's handle of one worker, created by ``start``.
 
-    ``drained`` is set when the worker has ended its drain, or is gone.
+    ``drained`` is set when the worker has ended its drain, or is gone. ``clients`` are the
+    addresses of the drivers that it serves, by the numbers of their connections.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class Child:
         self.process = process
         self.drained = asyncio.Event()
         self.load = Load()
+        self.clients: dict[int, str | None] = {}
         self._channel = channel
         self._handoff_socket = handoff_socket
         self._answered = asyncio.Event()
@@ -131,15 +133,13 @@ class Child:
     async def ask_load(self, timeout: float) -> None:
         """Request the worker's load and wait up to ``timeout`` seconds for it.
 
-        A worker that does not answer in time counts as busy. There is no wait for a worker that
-        hangs.
+        A worker that does not answer in time counts as busy until it does, without another wait.
         """
-        if self._answered.is_set():
-            self._answered.clear()
-            self._asked_at = asyncio.get_running_loop().time()
-            self._channel.send(load=True)
-        if self.hangs:
+        if not self._answered.is_set():
             return
+        self._answered.clear()
+        self._asked_at = asyncio.get_running_loop().time()
+        self._channel.send(load=True)
         try:
             async with asyncio.timeout(timeout):
                 await self._answered.wait()

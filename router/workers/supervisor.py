@@ -76,7 +76,7 @@ class Supervisor:
             started=datetime.now(UTC),
             settings=settings,
             arguments=tuple(arguments),
-            ports={},
+            port=0,
             verbosity=0,
         )
         """What all workers start with."""
@@ -115,7 +115,7 @@ class Supervisor:
             ports = {"port": await self._dispatcher.open(DRIVER, net.hosts, net.port)}
             if feed.port is not None:
                 ports["feedPort"] = await self._dispatcher.open(FEED, [feed.bind_ip], feed.port)
-            self._start = replace(self._start, folder=folder, ports=ports)
+            self._start = replace(self._start, folder=folder, port=ports["port"])
             peers = {number: Peer(folder, number) for number in self._numbers}
             for peer in peers.values():
                 owned.callback(peer.close)
@@ -239,7 +239,7 @@ class Supervisor:
             case {"ready": _}:
                 self._add(child)
             case {"ended": connection_id}:
-                self._dispatcher.ended(child.number, connection_id)
+                self._dispatcher.ended(child, connection_id)
             case {"identity": identity} if identity != self._identity:
                 self._identity = identity
                 self._counter += 1

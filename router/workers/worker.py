@@ -62,7 +62,7 @@ class WorkerRuntime:
             listener: serves driver connections.
             feed: serves feed connections.
         """
-        node.port = self.start.ports["port"]
+        node.port = self.start.port
         address = private_address(self.start.folder, self.start.number)
         if os.path.exists(address):  # noqa: ASYNC240 (left by a worker that has died)
             os.unlink(address)
