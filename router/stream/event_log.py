@@ -1,7 +1,6 @@
 """Log of merged events, shared by all its readers: a ring of blocks, bounded in bytes."""
 
 from bisect import bisect_right
-from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
@@ -9,6 +8,7 @@ from typing import Final
 
 from router.memory import EVENT_OVERHEAD, weight
 from router.stream_settings import DEFAULT_BLOCK_SIZES
+from shard_client.remote_cursor.cursor_reply import event_key
 
 ELEMENT_OVERHEAD: Final = 10
 """Bytes that mongos counts on top of each event in a batch: type, array index, terminator."""
@@ -45,19 +45,13 @@ class EventLog:
 
     Each reader keeps the number of its next event. The log holds the numbers from ``start`` up to
     ``end``. ``floor`` is a sort key: every event beyond it is in the log or has not been released
-    yet (docs/design.md#many-clients). ``key_of`` extracts an event's sort key; keys are rarely
-    needed, so the log does not store them. Blocks are joined up to ``join_bytes``.
+    yet (docs/design.md#many-clients). The sort keys of events are rarely needed, so the log does
+    not store them. Blocks are joined up to ``join_bytes``.
     """
 
-    def __init__(
-        self,
-        floor: bytes,
-        key_of: Callable[[bytes], bytes],
-        join_bytes: int = DEFAULT_BLOCK_SIZES.join_bytes,
-    ) -> None:
+    def __init__(self, floor: bytes, join_bytes: int = DEFAULT_BLOCK_SIZES.join_bytes) -> None:
         self.floor = floor
         self.join_bytes = join_bytes
-        self._key_of = key_of
         self.start = 0
         self.end = 0
         self.memory = 0
@@ -112,14 +106,14 @@ class EventLog:
         if index == len(self._blocks):
             return self.end
         block = self._blocks[index]
-        return block.first + bisect_right(block.events, key, key=self._key_of)
+        return block.first + bisect_right(block.events, key, key=event_key)
 
     def events_with_key(self, number: int, key: bytes) -> list[bytes]:
         """Return the events from ``number`` on, within its block, whose sort key is ``key``."""
         block, offset = self._at(number)
-        if self._key_of(block.events[offset]) != key:
+        if event_key(block.events[offset]) != key:
             return []
-        return block.events[offset : bisect_right(block.events, key, lo=offset, key=self._key_of)]
+        return block.events[offset : bisect_right(block.events, key, lo=offset, key=event_key)]
 
     def read(
         self, number: int, max_events: int | None, space: int, *, first: bool
@@ -147,12 +141,12 @@ class EventLog:
             held = accumulate(len(event) + EVENT_OVERHEAD for event in block.events[offset:])
             fits = next((count for count, size in enumerate(held, 1) if size >= memory), end)
             if offset + fits < end:
-                last = self._key_of(block.events[offset + fits - 1])
-                end = bisect_right(block.events, last, lo=offset + fits, key=self._key_of)
+                last = event_key(block.events[offset + fits - 1])
+                end = bisect_right(block.events, last, lo=offset + fits, key=event_key)
         return block.events[offset:end]
 
     def _last_key(self, block: _Block) -> bytes:
-        return block.last_key or self._key_of(block.events[-1])
+        return block.last_key or event_key(block.events[-1])
 
     def _at(self, number: int) -> tuple[_Block, int]:
         blocks = self._blocks

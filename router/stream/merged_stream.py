@@ -21,7 +21,7 @@ from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, KeyedToken, event_key
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, KeyedToken
 
 CONFIG: Final = "config"
 
@@ -54,7 +54,7 @@ class MergedStream:
         sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
     ) -> None:
         self.start_at = start_at
-        self.log = EventLog(first_key(start_at), event_key, sizes.join_bytes)
+        self.log = EventLog(first_key(start_at), sizes.join_bytes)
         self.keep_bytes = 0
         """Bytes of memory of released events that ``log`` keeps."""
         self.error: CommandError | None = None

@@ -1,9 +1,12 @@
 from bisect import bisect_right
+from collections.abc import Iterator
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.memory import weight
+from router.stream import event_log
 from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 
@@ -18,6 +21,13 @@ def key(number: int) -> bytes:
 
 def key_of(event: bytes) -> bytes:
     return event[:KEY_SIZE]
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_keys() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(event_log, "event_key", key_of)
+        yield
 
 
 def event(number: int, size: int) -> bytes:
@@ -70,7 +80,7 @@ def test_a_cut_is_the_longest_front_that_fits(sizes, limit, space, first):
 )
 def test_the_log_keeps_the_latest_events(appends, repeats):
     """Compare content, key positions and reads from each number with those of a plain list."""
-    log = EventLog(b"", key_of)
+    log = EventLog(b"")
     everything: list[bytes] = []
     number = 0
     for sizes, keep in appends:
