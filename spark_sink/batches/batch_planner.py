@@ -1,8 +1,8 @@
 """Plan, on Spark's driver, where the next micro-batch ends and how its tasks divide it.
 
 A batch ends at a cluster time that all shards have passed, so that the events of one cluster time,
-such as those of a transaction on one shard, stay together. The planner reads ahead on a cursor that
-returns only tokens, at most a sample of each batch:
+such as those of a transaction on one shard, stay together. The planner reads ahead, on a cursor
+that returns tokens only, and never more than a sample of a batch:
 
 - If the stream becomes idle within the sample, the batch ends there.
 - Otherwise the event rate gives an estimated end for `max_events`. The planner opens a cursor
