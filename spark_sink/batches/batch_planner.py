@@ -1,8 +1,8 @@
 """Plan, on Spark's driver, where the next micro-batch ends and how its tasks divide it.
 
 A batch ends at a cluster time that all shards have passed, so that the events of one cluster time,
-such as those of a transaction on one shard, stay together. The planner reads ahead on a cursor that
-returns only tokens, at most a sample of each batch:
+such as those of a transaction on one shard, stay together. The planner reads ahead, on a cursor
+that returns tokens only, and never more than a sample of a batch:
 
 - If the stream becomes idle within the sample, the batch ends there.
 - Otherwise the event rate gives an estimated end for `max_events`. The planner opens a cursor
@@ -65,6 +65,8 @@ _END_ATTEMPTS = 2
 """The number of estimates. If all fail, the events are counted."""
 _MAX_COUNTED = 20_000
 """The most events that are counted."""
+_END_SAMPLE = 100
+"""Events after an estimated end that are enough to estimate the next one."""
 _MAX_RANGES = 64
 """The most ranges of a batch."""
 _QUIET = 1
@@ -268,6 +270,10 @@ class BatchPlanner:
         else:
             quiet_until = sample.tokens[0].cluster_time if sample.tokens else self.quiet_until
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
+        if len(sample.tokens) >= _END_SAMPLE and self._event_rate.is_known:
+            far = self._estimated_end(sample.tokens, most, stop)
+            if far is not None:
+                return PlannedBatch(start, far, most, quiet_until)
         self._read_sample(sample, most, stop)
         if not sample.tokens:
             end = self._idle_end(start, sample.cursor.position, least)
@@ -383,7 +389,7 @@ class BatchPlanner:
         sample = _Sample(self._stream(candidate))
         tokens = sample.tokens
         with closing(sample.cursor):
-            while len(tokens) < SAMPLE_SIZE and self._clock() < until:
+            while len(tokens) < _END_SAMPLE and self._clock() < until:
                 is_first = not tokens
                 if self._read(sample):
                     until = self._clock() + SAMPLE_SECONDS if is_first else until

@@ -179,10 +179,6 @@ def _bound(router: tuple[str, int]) -> socket.socket:
         probe.connect(address)  # sends nothing, but chooses the interface
         host = probe.getsockname()[0]
     inbox = socket.socket(family, socket.SOCK_DGRAM)
-    try:
-        inbox.bind((host, 0))
-        inbox.setblocking(False)
-    except OSError:
-        inbox.close()
-        raise
+    inbox.bind((host, 0))
+    inbox.setblocking(False)
     return inbox

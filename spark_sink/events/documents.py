@@ -40,7 +40,7 @@ def stored(
 
 
 def to_document(value: Any) -> Any:
-    """Return a value for json.dumps; a class with `AS_LIST` becomes the list of its fields."""
+    """Return a value for json.dumps."""
     match value:
         case Timestamp():
             return time_document(value)
@@ -55,13 +55,12 @@ def to_document(value: Any) -> Any:
     if not is_dataclass(value):
         return value
     found = {}
-    as_list = hasattr(value, "AS_LIST")
     for each in fields(value):
         content = getattr(value, each.name)
-        if as_list or content != _default(each):
+        if content != _default(each):
             write = each.metadata.get("write") or to_document
             found[_name(each)] = None if content is None else write(content)
-    return list(found.values()) if as_list else found
+    return found
 
 
 def from_document(kind: type[_Kind], document: Any) -> _Kind:
@@ -69,11 +68,8 @@ def from_document(kind: type[_Kind], document: Any) -> _Kind:
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
-    known = _fields(cast("Any", kind))
-    if isinstance(document, list):
-        document = dict(zip(known, document, strict=True))
     found = {}
-    for name, (field, read) in known.items():
+    for name, (field, read) in _fields(cast("Any", kind)).items():
         if name in document:
             content = document[name]
             found[field.name] = None if content is None else read(content)

@@ -26,7 +26,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -50,7 +50,6 @@ _PADS = pa.array([b"\0" * size for size in range(8)], pa.binary())
 class Checksum:
     """The number of rows, and the sum of their hashes in hexadecimal digits."""
 
-    AS_LIST: ClassVar = True
     rows: int = 0
     hashes: str = "0"
 

@@ -154,16 +154,12 @@ class SignalFolder:
         try:
             document = json_util.loads(text)
         except (ValueError, TypeError, BSONError, RecursionError) as error:
-            if self._is_fresh(file):
+            if file.mtime is not None and self._now() - file.mtime.timestamp() < _WRITE_TIMEOUT:
                 return None
             return ReceivedSignal(name, f"the file is not JSON: {error}")
         if not isinstance(document, dict):
             return ReceivedSignal(name, "the file must contain a JSON object")
         return ReceivedSignal(_id_text(document.get("id", name)), document)
-
-    def _is_fresh(self, file: fs.FileInfo) -> bool:
-        written: datetime | None = file.mtime
-        return written is not None and self._now() - written.timestamp() < _WRITE_TIMEOUT
 
 
 def send(folder: str, document: dict[str, Any]) -> str:

@@ -333,7 +333,6 @@ class SignalProcessor:
     def __init__(
         self, client: RouterClient, options: StreamOptions, snapshots: QuerySnapshots
     ) -> None:
-        self._client = client
         self._snapshots = snapshots
         self.has_more = False
         """Whether more signals may wait than the last batch has received."""
@@ -343,7 +342,9 @@ class SignalProcessor:
         if collection is not None:
             self._lost = _LOST.format(".".join(collection))
             watch = partial(client.watch_inserts, *collection, max_await=_AWAIT)
-            self._collection = SignalCollection(watch, self._newest, options.retry_policy)
+            self._collection = SignalCollection(
+                watch, lambda: client.with_retries(client.clocks).cluster_time, options.retry_policy
+            )
 
     def receive(self, state: SignalState, position: Position) -> SignalState:
         """Return the state after new signals, at a position of the stream. Raises StreamError.
@@ -384,6 +385,3 @@ class SignalProcessor:
         """Kill the cursor on the collection."""
         if self._collection is not None:
             self._collection.close()
-
-    def _newest(self) -> Timestamp:
-        return self._client.with_retries(self._client.clocks).cluster_time

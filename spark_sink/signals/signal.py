@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any, ClassVar
+from typing import Any
 
 from bson import json_util
 from bson.errors import BSONError
@@ -42,7 +42,6 @@ class SignalError(ValueError):
 class DocumentFilter:
     """A filter, in canonical extended JSON, for collections that are named as in Signal."""
 
-    AS_LIST: ClassVar = True
     collections: str
     filter: str
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any
 
 from bson import json_util
 from bson.codec_options import DatetimeConversion
@@ -64,7 +64,6 @@ class LostDocument:
     `key` is its `_id` as canonical extended JSON, `token` the event's.
     """
 
-    AS_LIST: ClassVar = True
     database: str
     collection: str
     key: str
@@ -96,7 +95,6 @@ class Chunk:
 class Mark:
     """Where a part of a snapshot begins: the id of a collection, and an `_id` as in Chunk."""
 
-    AS_LIST: ClassVar = True
     collection: str = ""
     key: str | None = field(default=None, metadata=stored("", json.loads, json.dumps))
 

@@ -13,12 +13,7 @@ from typing import Any, cast
 import pyarrow as pa
 from pymongo.errors import PyMongoError
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
+from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from spark_sink.errors import without_traceback
 from spark_sink.events.heartbeats import heartbeats
@@ -63,12 +58,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the micro-batch after `start` ends. Raises StreamError."""
-        if isinstance(limit, ReadMaxRows):
-            max_events: int | None = limit.max_rows
-        elif isinstance(limit, ReadAllAvailable):
-            max_events = None
-        else:
-            raise TypeError(f"an unknown read limit: {limit}")
+        max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with without_traceback():
             latest = self._planner.plan(Offset.read(start), max_events)
             return start if latest is None else latest.write()

@@ -58,27 +58,20 @@ def main() -> None:
     """The child: one line with what to guard, then nothing until the parent is gone."""
     guarded = json_util.loads(sys.stdin.readline() or "null")
     sys.stdin.read()
-    if guarded is not None:
-        _end(guarded["uri"], guarded["session"])
-
-
-def _end(uri: str, session: Mapping[str, Any]) -> None:
+    if guarded is None:
+        return
     from pymongo import MongoClient  # the child stays small while it waits
     from pymongo.errors import PyMongoError
 
     milliseconds = int(_TIMEOUT * 1000)
     client: MongoClient[dict[str, Any]] = MongoClient(
-        uri,
+        guarded["uri"],
         appname="mergerouter-spark",
         serverSelectionTimeoutMS=milliseconds,
         socketTimeoutMS=milliseconds,
     )
-    try:
-        client.admin.command("endSessions", [session])
-    except PyMongoError:
-        return  # an unreachable router times cursors out by itself
-    finally:
-        client.close()
+    with client, contextlib.suppress(PyMongoError):  # an unreachable router times cursors out
+        client.admin.command("endSessions", [guarded["session"]])
 
 
 if __name__ == "__main__":
