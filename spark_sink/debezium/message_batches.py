@@ -23,7 +23,7 @@ from spark_sink.debezium.schemas import with_schemas
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
 from spark_sink.rows.arrow_types import batch_of, rows_in
-from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.layouts import Values
 
 # The most bytes of events whose messages are made together, unless one is larger.
 _MADE_TOGETHER = 32 * 1024 * 1024
@@ -67,7 +67,7 @@ def made_of(
         part = batch.slice(start, rows)
         events = part.column("event").cast(pa.binary())
         with without_traceback():
-            made = maker.of_events(JoinedEvents.of_column(events))
+            made = maker.of_events(Values.of(events))
         yield part, made
 
 

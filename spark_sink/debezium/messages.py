@@ -25,14 +25,7 @@ from spark_sink.events.header import OPERATIONS, READ, namespace_of
 from spark_sink.events.heartbeats import HEARTBEAT
 from spark_sink.events.slices import Slice, fields_of
 from spark_sink.rows.arrow_types import batch_of
-from spark_sink.rows.layouts import (
-    Field,
-    JoinedEvents,
-    Layout,
-    all_layouts_of,
-    in_order,
-    layouts_of,
-)
+from spark_sink.rows.layouts import Layout, Values, all_layouts_of, in_order, layouts_of
 from spark_sink.rows.text_columns import Pieces, joined_text
 
 _CACHED_NAMES = 10_000
@@ -74,14 +67,14 @@ class MessageMaker:
         }
         self._namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
 
-    def of_events(self, events: JoinedEvents) -> pa.RecordBatch:
+    def of_events(self, events: Values) -> pa.RecordBatch:
         """Return the messages of events, in their order, as the columns MESSAGE.
 
         Raises InvalidBSON, LookupError for an event that lacks a field, and the transform's errors.
         """
         parts: list[pa.RecordBatch] = []
         for layout in all_layouts_of(events):
-            slices, codes = layout.distinct(b"operationType")
+            slices, codes = layout.fields[b"operationType"].distinct()
             for code, each in enumerate(slices):
                 part = layout if len(slices) == 1 else layout.chosen(codes == code)
                 kind = each.text()
@@ -101,21 +94,21 @@ class MessageMaker:
 
     def _changes(self, layout: Layout, kind: str | None) -> Iterator[pa.RecordBatch]:
         """Return the messages of changes of one kind, and those of tombstones."""
-        joined, fields, size = layout.joined, layout.fields, len(layout.rows)
+        fields, size = layout.fields, len(layout.rows)
         ms, times = self._times(layout, is_read=kind == READ)
-        slices, places = layout.distinct(b"ns")
+        slices, places = fields[b"ns"].distinct()
         found = zip(*(self._namespace(each.value) for each in slices), strict=True)
         name, topic, database, collection = (_taken(each, places) for each in found)
-        key = joined_text(['{"id":"', *self._keys(joined, fields[b"documentKey"]), '"}'], size)
+        key = joined_text(['{"id":"', *self._keys(fields[b"documentKey"]), '"}'], size)
         session, number, transaction = self._transactions(layout)
-        before, after = (self._document(joined, fields.get(name)) for name in _DOCUMENTS)
+        before, after = (self._document(fields.get(name)) for name in _DOCUMENTS)
         value = value_pieces(
             {
                 **self._constants,
                 **times,
                 "before": before,
                 "after": after,
-                "description": self._descriptions(joined, fields.get(b"updateDescription")),
+                "description": self._descriptions(fields.get(b"updateDescription")),
                 "database": database,
                 "collection": collection,
                 "session": session,
@@ -136,7 +129,7 @@ class MessageMaker:
         """Return what the transform makes of the messages with these topics and values."""
         transform, tombstones = self._options.transform, self._options.tombstones
         assert transform is not None
-        events = layout.joined.column(layout.rows).to_pylist()
+        events = layout.documents.to_list()
         found = (
             (row, index, *message, None, None, None)
             for row, event, topic, value in zip(
@@ -148,24 +141,23 @@ class MessageMaker:
         )
         return batch_of(found, MESSAGE)
 
-    def _document(self, joined: JoinedEvents, field: Field | None) -> Pieces:
-        if field is None or field.kind != DOCUMENT:
+    def _document(self, documents: Values | None) -> Pieces:
+        if documents is None or documents.kind != DOCUMENT:
             return ["null"]
-        return ['"', *self._strict.values(joined, field), '"']
+        return ['"', *self._strict.values(documents), '"']
 
-    def _keys(self, joined: JoinedEvents, field: Field) -> Pieces:
+    def _keys(self, keys: Values) -> Pieces:
         """Return the texts of the `_id` of document keys."""
         parts = []
-        for layout in all_layouts_of(joined.of_field(field)):
-            texts = self._identifier.values(joined, layout.fields[b"_id"])
+        for layout in all_layouts_of(keys):
+            texts = self._identifier.values(layout.fields[b"_id"])
             parts.append((layout.rows, joined_text(texts, len(layout.rows))))
         return [in_order(parts)]
 
-    def _descriptions(self, joined: JoinedEvents, field: Field | None) -> Pieces:
+    def _descriptions(self, described: Values | None) -> Pieces:
         """Return the descriptions of updates, together where no field or element was removed."""
-        if field is None or field.kind != DOCUMENT:
+        if described is None or described.kind != DOCUMENT:
             return ["null"]
-        described = joined.of_field(field)
         layouts, left = layouts_of(described)
         parts, others = [], [left]
         for layout in layouts:
@@ -178,13 +170,13 @@ class MessageMaker:
                 removed = layout.fields[name]
                 common &= removed.stops - removed.starts == _EMPTY_ARRAY
             if common.any():
-                texts = self._updated.values(described, updated.chosen(common))
+                texts = self._updated.values(updated.chosen(common))
                 pieces = ['{"removedFields":null,"updatedFields":"', *texts]
                 whole = joined_text([*pieces, '","truncatedArrays":null}'], int(common.sum()))
                 parts.append((layout.rows[common], whole))
             others.append(layout.rows[~common])
         rest = np.concatenate(others)
-        alone = map(self._description, joined.of_field(field.chosen(rest)).values())
+        alone = map(self._description, described.chosen(rest).to_list())
         return [in_order([*parts, (rest, pa.array(alone, pa.string()))])]
 
     def _description(self, description: bytes) -> str:
@@ -211,8 +203,8 @@ class MessageMaker:
         size = len(layout.rows)
         if session is None or number is None or number.kind not in (INT32, INT64):
             return ["null"], ["null"], pa.nulls(size, pa.string())
-        texts = joined_text(self._strict.values(layout.joined, session), size)
-        numbers = layout.integers(b"txnNumber", "<i4" if number.kind == INT32 else "<i8")
+        texts = joined_text(self._strict.values(session), size)
+        numbers = number.integers("<i4" if number.kind == INT32 else "<i8")
         name = joined_text(['"', texts, ":", _text(numbers), '"'], size)
         return ['"', texts, '"'], [_text(numbers)], name
 
@@ -221,16 +213,16 @@ class MessageMaker:
 
         Of a snapshot's documents only those of incremental ones have cluster times.
         """
-        if layout.fields[b"clusterTime"].kind != TIMESTAMP:
+        time, wall = layout.fields[b"clusterTime"], layout.fields.get(b"wallTime")
+        if time.kind != TIMESTAMP:
             raise LookupError("clusterTime")
-        ns = layout.integers(b"clusterTime", "<u4", 4) * 1_000_000_000
-        order, wall = layout.integers(b"clusterTime", "<u4"), layout.fields.get(b"wallTime")
+        ns, order = time.integers("<u4", 4) * 1_000_000_000, time.integers("<u4")
         shown: str | pa.Array = "null"
         snapshot: str | pa.Array = "false"
         if is_read:
             signals, codes = [_NOTHING], np.zeros(len(layout.rows), np.int64)
             if b"signal" in layout.fields:
-                signals, codes = layout.distinct(b"signal")
+                signals, codes = layout.fields[b"signal"].distinct()
             kinds = [_snapshot_of(each) for each in signals]
             snapshot = _taken(kinds, codes)
             is_incremental = np.array([each == "incremental" for each in kinds])[codes]
@@ -238,7 +230,7 @@ class MessageMaker:
             ns = np.where(is_incremental, ns, now)
             order = np.where(is_incremental, order, _NO_ORDER)
         elif wall is not None and wall.kind == DATE:
-            walls = layout.integers(b"wallTime", "<i8")
+            walls = wall.integers("<i8")
             shown = _text(walls)
             if not self._options.is_old:
                 ns = walls * 1_000_000

@@ -26,7 +26,7 @@ from spark_sink.events.applied_updates import updated
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
-from spark_sink.rows.layouts import JoinedEvents, Places, all_layouts_of, in_order
+from spark_sink.rows.layouts import Places, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
@@ -303,13 +303,13 @@ def _documents_in(events: pa.Array) -> pa.Array:
     Raises InvalidBSON.
     """
     parts: list[tuple[Places, pa.Array]] = []
-    for layout in all_layouts_of(JoinedEvents.of_column(events)):
+    for layout in all_layouts_of(Values.of(events)):
         full, kind = (layout.fields.get(name) for name in _OF_DOCUMENT)
         if full is None or full.kind != DOCUMENT or kind is None:
             parts.append((layout.rows, pa.nulls(len(layout.rows), pa.binary())))
             continue
-        documents = layout.column(b"fullDocument")
-        kinds, codes = layout.distinct(b"operationType")
+        documents = full.column()
+        kinds, codes = kind.distinct()
         if any(each.value == _DELETE for each in kinds):
             living = pa.array([each.value != _DELETE for each in kinds]).take(pa.array(codes))
             documents = pc.if_else(living, documents, None)

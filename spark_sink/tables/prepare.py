@@ -23,7 +23,7 @@ from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, field_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, batch_of, rows_in
 from spark_sink.rows.extended_json import JsonColumns, canonical_json
-from spark_sink.rows.layouts import JoinedEvents, Layout, Places, all_layouts_of, in_order
+from spark_sink.rows.layouts import Layout, Places, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.rows.text_columns import joined_text
 from spark_sink.tables.ddl_events import DdlEvent
@@ -88,39 +88,38 @@ class Prepare:
             return batch_of((), _PREPARED_ARROW)
         parts: list[tuple[Places, pa.RecordBatch]] = []
         former: dict[int, bytes] = {}
-        for layout in all_layouts_of(JoinedEvents.of_column(rows["event"])):
-            field = layout.fields.get(b"documentKey")
-            if field is None or field.kind != DOCUMENT or b"splitEvent" in layout.fields:
-                first = None if field is None else layout.slices(b"documentKey")[0]
+        for layout in all_layouts_of(Values.of(rows["event"])):
+            found = layout.fields.get(b"documentKey")
+            if found is None or found.kind != DOCUMENT or b"splitEvent" in layout.fields:
+                first = None if found is None else found.slices()[0]
                 parts.append((layout.rows, self._inapplicable(first, len(layout.rows))))
                 continue
-            documents, changed = layout.documents(b"documentKey"), _changed_keys(layout)
-            if changed:
-                keys = layout.values(b"documentKey")
+            if changed := _changed_keys(layout):
+                keys = found.to_list()
                 for index, key in changed.items():
                     former[int(layout.rows[index])], keys[index] = keys[index], key
-                documents = JoinedEvents(keys)
-            parts.append((layout.rows, self._keys_of(documents)))
+                found = Values.of(keys)
+            parts.append((layout.rows, self._keys_of(found)))
         prepared = _with_keys(rows, in_order(parts), rows["event"])
         if not former:
             return prepared
-        keys = list(former.values())
-        events = pa.array(map(_delete_of, keys), pa.binary())
-        removed = self._keys_of(JoinedEvents(keys))
+        events = pa.array(map(_delete_of, former.values()), pa.binary())
+        removed = self._keys_of(Values.of(list(former.values())))
         return pa.concat_batches(
             [prepared, _with_keys(rows.take(pa.array(list(former))), removed, events)]
         )
 
-    def _keys_of(self, documents: JoinedEvents) -> pa.RecordBatch:
+    def _keys_of(self, documents: Values) -> pa.RecordBatch:
         """Return the columns _KEYS of events with these keys of documents."""
         try:
             return self._read_keys(documents)
         except UNREADABLE:
-            if len(documents.ends) == 1:
-                return self._inapplicable(Slice(DOCUMENT, documents.values()[0]), 1)
-        return pa.concat_batches([self._keys_of(JoinedEvents([key])) for key in documents.values()])
+            if len(documents) == 1:
+                return self._inapplicable(documents.slices()[0], 1)
+        each = (documents.chosen(np.array([row])) for row in range(len(documents)))
+        return pa.concat_batches(map(self._keys_of, each))
 
-    def _read_keys(self, documents: JoinedEvents) -> pa.RecordBatch:
+    def _read_keys(self, documents: Values) -> pa.RecordBatch:
         texts = JsonColumns(canonical=True)
         parts = []
         for layout in all_layouts_of(documents):
@@ -128,7 +127,7 @@ class Prepare:
             if len(arrays) > 1:
                 arrays = [joined_text(["[", *_between(arrays), "]"], len(layout.rows))]
             parts.append((layout.rows, arrays[0]))
-        kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(documents.ends))
+        kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(documents))
         arrays = [in_order(parts), texts.texts(documents), kinds]
         return pa.RecordBatch.from_arrays(arrays, schema=_KEYS)
 
@@ -183,13 +182,14 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
     An `_id` may become an equal number of another type, or a document with such numbers.
     """
     full = layout.fields.get(b"fullDocument")
-    kinds, codes = layout.distinct(b"operationType")
+    kinds, codes = layout.fields[b"operationType"].distinct()
     if full is None or full.kind != DOCUMENT or _REPLACE not in kinds:
         return {}
     replaces = np.flatnonzero(codes == kinds.index(_REPLACE))
     chosen = layout.chosen(replaces)
     found = {}
-    pairs = zip(chosen.values(b"documentKey"), chosen.values(b"fullDocument"), strict=True)
+    keys, documents = (chosen.fields[each].to_list() for each in (b"documentKey", b"fullDocument"))
+    pairs = zip(keys, documents, strict=True)
     for index, (key, document) in zip(replaces.tolist(), pairs, strict=True):
         if document.startswith(key[4:-1], 4):
             continue

@@ -23,7 +23,7 @@ from spark_sink.debezium.options import MessageOptions, sanitized
 from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import heartbeat
 from spark_sink.rows.arrow_types import rows_in
-from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.layouts import Values
 from tests.debezium import values
 from tests.unit.spark_sink.debezium.made_messages import LSID, NOW, event, messages
 
@@ -291,7 +291,7 @@ def _compare(options: MessageOptions, events: list[bytes]) -> None:
 
 
 def _messages(maker: MessageMaker, events: list[bytes]) -> list[tuple[Any, ...]]:
-    return list(rows_in(maker.of_events(JoinedEvents(events))))
+    return list(rows_in(maker.of_events(Values.of(events))))
 
 
 def _template(chance: Random) -> dict[str, Any]:
