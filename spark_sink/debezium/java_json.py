@@ -16,11 +16,10 @@ import re
 import struct
 import sys
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from functools import lru_cache
-from itertools import groupby
 from json.encoder import encode_basestring
 from typing import Any
 
@@ -272,19 +271,11 @@ _WRITTEN = {
 @lru_cache(1)
 def _uncommon_characters() -> re.Pattern[str]:
     """Return a pattern of the characters that the driver escapes in addition to JSON's."""
-    codes = (
-        code for code in range(0x7F, 0x10000) if unicodedata.category(chr(code)) not in _WRITTEN
-    )
-    ranges = "".join(f"{chr(first)}-{chr(last)}" for first, last in _ranges(codes))
-    return re.compile(f"[{ranges}\U00010000-{chr(sys.maxunicode)}]")
+    plane = map(chr, range(0x7F, 0x10000))
+    others = "".join(each for each in plane if unicodedata.category(each) not in _WRITTEN)
+    return re.compile(f"[{others}\U00010000-{chr(sys.maxunicode)}]")
 
 
 def _as_units(match: re.Match[str]) -> str:
     units = match[0].encode("utf-16-be", "surrogatepass").hex()
     return "".join(f"\\u{units[start : start + 4]}" for start in range(0, len(units), 4))
-
-
-def _ranges(numbers: Iterable[int]) -> Iterator[tuple[int, int]]:
-    for _, group in groupby(enumerate(numbers), lambda pair: pair[1] - pair[0]):
-        members = [number for _, number in group]
-        yield members[0], members[-1]

@@ -76,15 +76,10 @@ NO_ROWS = Checksum()
 
 
 def _slices(rows: pa.Table | pa.RecordBatch) -> Iterator[pa.RecordBatch]:
-    batches = [rows]
-    if isinstance(rows, pa.Table):
-        count = max(1, rows.num_rows * _SLICE_BYTES // max(1, rows.nbytes))
-        parts = (rows.slice(start, count) for start in range(0, rows.num_rows, count))
-        batches = [batch for part in parts for batch in part.combine_chunks().to_batches()]
-    for batch in batches:
-        count = max(1, batch.num_rows * _SLICE_BYTES // max(1, batch.nbytes))
-        for start in range(0, batch.num_rows, count):
-            yield batch.slice(start, count)
+    count = max(1, rows.num_rows * _SLICE_BYTES // max(1, rows.nbytes))
+    for start in range(0, rows.num_rows, count):
+        part = rows.slice(start, count)
+        yield from part.combine_chunks().to_batches() if isinstance(part, pa.Table) else [part]
 
 
 def _hashes(columns: dict[str, pa.Array], count: int) -> Words:

@@ -18,7 +18,6 @@ import hmac
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 from shard_client.bson.values import ARRAY, DOCUMENT, NULL, OBJECT_ID, STRING, UNDEFINED
 from spark_sink.errors import StreamError
@@ -87,8 +86,8 @@ class FieldEdit:
 
     database: str
     collection: str
-    path: tuple[str, ...]
-    renamed: str | None = None
+    path: _Path
+    renamed: bytes | None = None
     mask: Mask | None = None
 
     def salted(self, salt: bytes | None) -> FieldEdit:
@@ -96,7 +95,7 @@ class FieldEdit:
         mask = None if self.mask is None else replace(self.mask, salt=salt or b"")
         return replace(self, mask=mask)
 
-    def meets(self, path: Sequence[str]) -> bool:
+    def meets(self, path: Sequence[bytes]) -> bool:
         """Return whether the path lies within the field of this entry, or contains it."""
         return all(a == b for a, b in zip(self.path, path, strict=False))
 
@@ -109,17 +108,9 @@ class FieldEdit:
             collection is None or _matches(self.collection, collection)
         )
 
-    @cached_property
-    def _names(self) -> _Path:
-        return tuple(name.encode() for name in self.path)
-
-    @cached_property
-    def _new(self) -> bytes | None:
-        return None if self.renamed is None else self.renamed.encode()
-
     def edited(self, value: Slice) -> Slice:
         """Return a document with this edit. Raises InvalidBSON."""
-        return self._edited(value, self._names)
+        return self._edited(value, self.path)
 
     def described(self, description: Slice) -> Slice:
         """Return an update description with this edit. Raises InvalidBSON."""
@@ -182,7 +173,7 @@ class FieldEdit:
         value is that of the field or of a part of it, None if neither lies within the other.
         Elements of arrays are edited, too. In a path that is not exact a number may be a name.
         """
-        names = self._names
+        names = self.path
         found = 0
         for index, part in enumerate(parts):
             name = b"%d" % part if isinstance(part, int) and not is_exact else part
@@ -191,9 +182,9 @@ class FieldEdit:
                 if found == len(names):
                     if self.mask is not None:
                         return parts, ()
-                    if self._new is None:
+                    if self.renamed is None:
                         return None, None
-                    return (*parts[:index], self._new, *parts[index + 1 :]), None
+                    return (*parts[:index], self.renamed, *parts[index + 1 :]), None
             elif isinstance(part, bytes) or found == 0:
                 return parts, None
         return parts, names[found:]
@@ -213,10 +204,10 @@ class FieldEdit:
             found = [
                 (n, self._edited(inner, within) if n == name else inner) for n, inner in fields
             ]
-        elif self._new is None:
+        elif self.renamed is None:
             found = [each for each in fields if each[0] != name]
         elif any(each == name for each, _ in fields):
-            new = self._new
+            new = self.renamed
             kept = (each for each in fields if each[0] != new or new == name)
             found = [(new if each == name else each, inner) for each, inner in kept]
         else:
@@ -270,18 +261,18 @@ class FieldEdits:
 def key_is_masked(edit: FieldEdit, namespace: str) -> StreamError:
     """Return the error for a mask of a field that all events of a collection have in their keys."""
     return StreamError(
-        f"option 'field.masks': {'.'.join(edit.path)} is a part of the key of the documents of "
-        f"{namespace}, which every event and its token contain: it cannot be masked"
+        f"option 'field.masks': {b'.'.join(edit.path).decode()} is a part of the key of the "
+        f"documents of {namespace}, which every event and its token contain: it cannot be masked"
     )
 
 
-def _paths_in(value: Slice, before: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+def _paths_in(value: Slice, before: _Path = ()) -> Iterator[_Path]:
     """Return the paths of the values in a document, whose names may be paths."""
     if value.kind != DOCUMENT:
         yield before
         return
     for name, inner in elements_of(value.value):
-        yield from _paths_in(inner, (*before, *name.decode(errors="replace").split(".")))
+        yield from _paths_in(inner, (*before, *name.split(b".")))
 
 
 def _text(value: Slice) -> bytes:
@@ -327,7 +318,7 @@ def masked_fields(text: str) -> tuple[FieldEdit, ...]:
                 f"constant=TEXT, not {each!r}"
             )
         edit = replace(_entry(path), mask=mask)
-        if edit.path[0] == "_id":
+        if edit.path[0] == b"_id":
             raise ValueError(
                 "_id is in the key and in the token of every event: it cannot be masked"
             )
@@ -343,4 +334,5 @@ def _entry(text: str, renamed: str | None = None) -> FieldEdit:
     database, *others = text.split(".")
     if not database or len(others) < 2 or not all(others):
         raise ValueError(f"must be database.collection.field, not {text!r}")
-    return FieldEdit(database, others[0], tuple(others[1:]), renamed)
+    new = None if renamed is None else renamed.encode()
+    return FieldEdit(database, others[0], tuple(map(str.encode, others[1:])), new)

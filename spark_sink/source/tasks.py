@@ -73,7 +73,7 @@ def require_maskable(client: RouterClient, options: StreamOptions) -> None:
         return
     for each in found:
         for edit in options.masked_fields:
-            is_of_key = any(edit.meets(field.split(".")) for field in each.key)
+            is_of_key = any(edit.meets(field.encode().split(b".")) for field in each.key)
             if is_of_key and edit.concerns(each.database, each.name):
                 raise key_is_masked(edit, str(each))
 

@@ -65,12 +65,12 @@ def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> No
     parsed = parse_options({"uri": settings.uri, **other.options})
     assert parsed.scope.accepts("shop", "a.b")
     assert not parsed.scope.accepts("shop", "orders")
-    assert [each.path for each in parsed.edits] == [("x", "y"), ("z",), ("q",)]
+    assert [each.path for each in parsed.edits] == [(b"x", b"y"), (b"z",), (b"q",)]
     assert all(each.concerns("shop", "a.b") for each in parsed.edits)
     [mask] = parse_options({"uri": settings.uri, **orders.options}).edits
     assert mask.mask is not None
     assert (mask.path, mask.mask.rule, mask.mask.salt) == (
-        ("card", "number"), "hash", b"0123456789abcdef",
+        (b"card", b"number"), "hash", b"0123456789abcdef",
     )  # fmt: skip
 
 
