@@ -56,8 +56,8 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
             f"the tables of the job in {folder.address} are not of one query: restore the folder "
             "from a backup, or start the job in another one"
         )
-    for name in lacking_tables(kept, done):
-        raise _lacks_batches(folder, name)
+    if lacking := lacking_tables(kept, done):
+        raise _lacks_batches(folder, lacking[0])
     if not why or not newest:
         return None
     offsets = {each.number - 1: each.begin for each in newest if each.begin}

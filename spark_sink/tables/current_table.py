@@ -286,13 +286,10 @@ class CurrentTable:
         are if theirs does not fit the table any more.
         """
         form, rewrites_all = self.form, self._is_rewritten
-        task = partial(
-            MergeTask,
-            self.address,
-            None if upsert.quarantine is None else upsert.quarantine.address,
-            None if upsert.batch is None else upsert.batch.number,
-            fold=plan.fold,
-        )
+        quarantine = None
+        if upsert.quarantine is not None and upsert.batch is not None:
+            quarantine = upsert.quarantine.address, upsert.batch.number
+        task = partial(MergeTask, self.address, quarantine, fold=plan.fold)
         untouched = partial(merges_of_rest, plan.ranges, plan.merges)  # as long as the table
         pending = [*plan.merges, *(untouched() if rewrites_all else ())]
         merged = list[tuple[Merge, MergeReport]]()

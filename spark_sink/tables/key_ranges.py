@@ -144,7 +144,7 @@ class KeyRanges:
         rows = rows.append_column("several", several).filter(pc.is_valid(partitions))
         rows = rows.take(pc.sort_indices(rows["first"])).combine_chunks()
         rows = rows.set_column(1, "last", _apart(rows)).select(_RANGES.names).cast(_RANGES)
-        apart = len(rows) < 2 or pc.all(pc.greater(rows["first"][1:], rows["last"][:-1])).as_py()
+        apart = pc.all(pc.greater(rows["first"][1:], rows["last"][:-1])).as_py()
         names = pc.list_flatten(rows["partitions"])
         return cls(rows if apart and len(names.unique()) == len(names) else _joined(rows))
 
@@ -331,13 +331,12 @@ def _joined(rows: pa.Table) -> pa.Table:
 def _apart(rows: pa.Table) -> pa.ChunkedArray:
     """Return the last places of files, lowered where only statistics overlap, and not rows.
 
-    A file of several collections that ends within its last one, or within its last database, is
-    followed by a file of nothing else (`_RangeFiles`), whose statistics have a place between their
-    rows unless two long keys are too alike (`with_keys`): these files are one range.
+    If a file of several collections ends within one of them, or within a database, its statistics
+    reach to the end of that, but its rows do not: the next file has only the rest of it
+    (`_RangeFiles`). So the rows of the file are before the first place of the next one. Where long
+    keys that begin alike hide that place (`with_keys`), the two files remain one range.
     """
     last = rows["last"]
-    if len(rows) < 2:
-        return last
     overlaps = pc.less_equal(rows["first"][1:], last[:-1])
     chosen = pc.and_(overlaps, rows["several"][:-1])
     chosen = pc.indices_nonzero(chosen).to_pylist()

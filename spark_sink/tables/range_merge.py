@@ -70,8 +70,8 @@ class MergeTask:
 
     Args:
         address: the table's.
-        quarantine: the address of the table for events that cannot be applied; None if they fail.
-        batch: the number of the batch, which these events get.
+        quarantine: the address of the table for events that cannot be applied, and the number of
+            the batch, which these events get; None if they fail.
         merge: the places, the files with their rows, and the groups of changes there.
         fold: applies changes to rows.
         form: the columns of the table.
@@ -79,8 +79,7 @@ class MergeTask:
     """
 
     address: str
-    quarantine: str | None
-    batch: int | None
+    quarantine: tuple[str, int] | None
     merge: Merge
     fold: Fold
     form: TableForm
@@ -163,7 +162,8 @@ class _Merging:
         self._groups = groups
         self._table = _RangeFiles(task)
         self._lost: list[LostDocument] = []
-        self._problems = Parts(task.quarantine or task.address, arrow_schema(UNAPPLIED))
+        address, _ = task.quarantine or (task.address, None)
+        self._problems = Parts(address, arrow_schema(UNAPPLIED))
         self._added = NO_ROWS
 
     def report(self) -> MergeReport:
@@ -251,10 +251,10 @@ class _Merging:
     def _quarantine(self, rows: pa.Table) -> None:
         if not rows.num_rows:
             return
-        if self._task.quarantine is None or self._task.batch is None:
+        if self._task.quarantine is None:
             raise StreamError(f"{rows['problem'][0]}. A job writes it to its table quarantine")
         events = rows.append_column("event", rows["document"])
-        self._problems.add(numbered(events, self._task.batch))
+        self._problems.add(numbered(events, self._task.quarantine[1]))
 
 
 class _RangeFiles:
