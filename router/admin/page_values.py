@@ -93,7 +93,7 @@ _SILENT_JOB: Final = 60.0
 """Seconds after which a job that does not report is in trouble: it reports every 10 s."""
 
 
-def status_view(status: RouterStatus, history: History | None = None) -> dict[str, Any] | None:
+def status_view(status: RouterStatus, history: History) -> dict[str, Any] | None:
     """Return the view of a status collected with details; None if no process answered.
 
     ``span`` is the number of seconds that the lanes show. ``other_bytes`` are what
@@ -107,8 +107,7 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
     sample = sample_of(status)
     if sample is None:
         return None
-    past = History() if history is None else history
-    past.add(sample)
+    history.add(sample)
     total, now = status.total, sample.at
     own = total["status"]
     unusable = _unusable(status)
@@ -135,15 +134,15 @@ def status_view(status: RouterStatus, history: History | None = None) -> dict[st
         "waiting": total["waitingStreams"],
         "received_events": sample.received,
         "delivered_events": sample.delivered,
-        "received_rates": past.rates("received"),
-        "delivered_rates": past.rates("delivered"),
+        "received_rates": history.rates("received"),
+        "delivered_rates": history.rates("delivered"),
         "buffered_bytes": held,
         "other_bytes": max(0, held - sum(row["heldBytes"] for row in streams)),
         "buffer_limit_bytes": total["bufferLimitBytes"],
         "cpu_seconds": total["cpuTime"],
         "resident_bytes": total["residentBytes"],
         "span": span,
-        "lanes": list(_lanes(status, span, past)),
+        "lanes": list(_lanes(status, span, history)),
         "stream_rows": streams,
         "client_rows": total["cursorList"],
         "troubling_unread": _TROUBLING_UNREAD,

@@ -70,7 +70,7 @@ async def test_the_newest_report_of_all_workers_counts() -> None:
     ended = asdict(replace(before, arrived=now + timedelta(seconds=1), ended=True))
     other = {**worker, "worker": 2, "jobs": [ended]}
     for processes, shown in (([worker], 1), ([worker, other], 0), ([other, worker], 0)):
-        view = status_view(RouterStatus(processes, len(processes)))
+        view = status_view(RouterStatus(processes, len(processes)), History())
         assert view is not None
         assert len(view["job_rows"]) == shown
 
