@@ -35,7 +35,6 @@ from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.views import View
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.cluster_clock import ClusterClock
@@ -101,7 +100,7 @@ def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
         for _ in range(3):
             names = {f"shard{n}": "" for n in range(shards)}
             stream = MergedStream(request, names, start_at=_START, topology_from=_START)
-            position = LogReader(View(stream), starting_point(request, _START, 1))
+            position = LogReader(stream, starting_point(request, _START, 1))
             config, *remotes = stream.openings
             end = KeyedToken.of(ResumeToken.high_water_mark(Timestamp((1 << 32) - 1, 1), 1).raw)
             stream.batch_arrived(config.remote, CursorBatch(7, [], end, 0))

@@ -19,14 +19,11 @@ _Mode = Literal["auto", "always", "never"]
 
 
 class BlockSizes(NamedTuple):
-    """Sizes of the runs, blocks and log entries of a merged stream."""
+    """Sizes of the blocks and log entries of a merged stream."""
 
     events: int = 2000
     """Approximate maximum of events per block: few enough to stay in a core's own cache during the
     merge, many enough that cutting them out of each remote's run costs little."""
-    coalesce_bytes: int = 256 * 1024
-    """Size up to which a remote's batches are joined into one run, so that many tiny batches stay
-    cheap."""
     join_bytes: int = 64 * 1024
     """Size up to which a log joins blocks, so that a log of single events has few of them."""
 
@@ -301,8 +298,8 @@ class StreamSettings(RemoteSettings):
     reply_bytes: int = 16 * _MIB
     """Maximum bytes of events in one reply to a client."""
     reply_target_bytes: int = 4 * _MIB
-    """Size of a reply to a client that sets no batchSize; as many bytes are merged ahead. It makes
-    the cost of a reply small, and keeps the client busy while the next reply is prepared."""
+    """Size of a reply to a client that sets no batchSize. It makes the cost of a reply small, and
+    keeps the client busy while the shards send what comes next."""
     replies_bytes: int = parameter(
         "repliesBytes", 128 * _MIB, "Events in the replies to all clients together.", least=1
     )

@@ -10,8 +10,8 @@ from shard_client.errors import CommandError
 _T = TypeVar("_T")
 
 
-async def result_of(task: asyncio.Task[_T], cancelled: str) -> _T:
-    """Return the result of a task that the caller's cancellation does not end.
+async def result_of(task: asyncio.Future[_T], cancelled: str) -> _T:
+    """Return the result of a task or a future that the caller's cancellation does not end.
 
     Raises what the task raises, or CommandError 91 with the message ``cancelled`` if another has
     cancelled it.

@@ -2,6 +2,7 @@
 
 import base64
 import hashlib
+from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
@@ -159,8 +160,7 @@ class MergedCursor:
         without other readers are closed soon.
         """
         killed = CommandError(ErrorCode.CursorKilled, "operation was interrupted")
-        try:
+        with ExitStack() as closing:
+            closing.callback(self._ticket.end)
+            closing.callback(self._reader.close)
             self._reader.interrupt(reason or killed)
-            self._reader.close()
-        finally:
-            self._ticket.end()

@@ -304,9 +304,10 @@ class PathReader:
             found = layout.read(data, self._slots, allowance)
             if found is not None:
                 return found
-        found = self.walk(data, allowance)
+        walked: list[list[Element]] = [[] for _ in self.paths]
+        allowance.left = read_fields(data, 0, self._root, walked, allowance.left)
         self._learn(data)
-        return found
+        return walked
 
     def value(self, data: bytes) -> Value | None:
         """Return the value at the only path, or None: then use ``read``.
@@ -320,13 +321,6 @@ class PathReader:
                 if found is not None:
                     return found
         return None
-
-    def walk(self, data: bytes, allowance: Allowance | None = None) -> list[list[Element]]:
-        """Return what ``read`` returns, by a walk over the document's fields."""
-        found: list[list[Element]] = [[] for _ in self.paths]
-        allowance = allowance or Allowance()
-        allowance.left = read_fields(data, 0, self._root, found, allowance.left)
-        return found
 
     def _learn(self, data: bytes) -> None:
         """Learn the layout of a document that has had none."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from struct import Struct
 from typing import Any, Final, NamedTuple
@@ -80,6 +81,7 @@ async def find_documents(
     return Found(documents, size, None)
 
 
+@dataclass
 class _Group:
     """The wanted documents of one collection.
 
@@ -87,33 +89,26 @@ class _Group:
     single keys. ``failure`` ended the lookups; it concerns all other keys.
     """
 
-    def __init__(
-        self,
-        reads: UpstreamReads,
-        first: Lookup,
-        held: Holding,
-        same_collection: bool,
-        read_preference: Mapping[str, Any] | None,
-    ) -> None:
-        self._reads = reads
-        self._source = first.source
-        self._first_key = first.key.raw
-        self._held = held
-        self._collection = first.source.collection
-        self._time = first.time
-        self._same_collection = same_collection
-        self._read_preference = read_preference
-        self._keys: dict[bytes, DocumentKey] = {}
-        limit = reads.settings.failure_timeout
+    reads: UpstreamReads
+    first: Lookup
+    held: Holding
+    same_collection: bool
+    read_preference: Mapping[str, Any] | None
+    keys: dict[bytes, DocumentKey] = field(default_factory=dict)
+    results: dict[bytes, bytes | None] = field(default_factory=dict)
+    errors: dict[bytes, CommandError] = field(default_factory=dict)
+    failure: CommandError | None = None
+    size: int = 0
+
+    def __post_init__(self) -> None:
+        self._source, self._time = self.first.source, self.first.time
+        self._collection = self._source.collection
+        limit = self.reads.settings.failure_timeout
         self._half = limit / 2
         self._deadline = asyncio.get_running_loop().time() + limit
-        self.results: dict[bytes, bytes | None] = {}
-        self.errors: dict[bytes, CommandError] = {}
-        self.failure: CommandError | None = None
-        self.size = 0
 
     def add(self, lookup: Lookup) -> None:
-        self._keys.setdefault(lookup.key.raw, lookup.key)
+        self.keys.setdefault(lookup.key.raw, lookup.key)
         self._time = lookup.time
 
     async def run(self, *, needed: bool) -> None:
@@ -124,15 +119,15 @@ class _Group:
         """
         try:
             try:
-                for keys in requests_of(self._keys.values()):
+                for keys in requests_of(self.keys.values()):
                     if not await self._find(keys):
                         break
             except TimeoutError:
-                await self._find_each([*self._keys.values()])
-            first = self._first_key
+                await self._find_each([*self.keys.values()])
+            first = self.first.key.raw
             if needed and first not in self.results and first not in self.errors:
                 self._deadline += max(0.0, self._half - self._left())
-                await self._find_one(self._keys[first])
+                await self._find_one(self.keys[first])
         except CommandError as error:
             self.failure = error
 
@@ -169,7 +164,7 @@ class _Group:
         for key in keys:
             if key.raw in self.results:
                 continue
-            if self.size > self._reads.target_bytes(self._held) or self._left() <= 0:
+            if self.size > self.reads.target_bytes(self.held) or self._left() <= 0:
                 return False
             await self._find_one(key)
         return True
@@ -217,19 +212,19 @@ class _Group:
             command["collation"] = {"locale": "simple"}
         if count is not None:
             command |= {"hint": {"_id": 1}, "batchSize": count + 1}
-        if self._same_collection:
+        if self.same_collection:
             command["collectionUUID"] = Binary(self._source.uuid, UUID_SUBTYPE)
         increment, seconds = _timestamp(self._time)
         command["readConcern"] = {
             "level": "majority",
             "afterClusterTime": Timestamp(seconds, increment),
         }
-        if self._read_preference is not None:
-            command["$readPreference"] = self._read_preference
+        if self.read_preference is not None:
+            command["$readPreference"] = self.read_preference
         read = partial(
-            self._reads.read,
-            held=self._held,
-            most_bytes=self._reads.target_bytes(self._held),
+            self.reads.read,
+            held=self.held,
+            most_bytes=self.reads.target_bytes(self.held),
             deadline=self._deadline if count is None else self._deadline - self._half,
         )
         try:

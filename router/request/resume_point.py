@@ -119,10 +119,10 @@ class ResumePoint:
             end = bisect_right(events, event_key(events[end]), lo=end, key=event_key)
         return events[:end]
 
-    def waits(self, low_watermark: bytes | None) -> bool:
+    def waits(self, low_watermark: bytes) -> bool:
         """Return whether events wait although no more events of their cluster time will come."""
         same_time = self._token.data[:TIME_DIGITS]
-        return bool(self._waiting) and (low_watermark or b"")[:TIME_DIGITS] > same_time
+        return bool(self._waiting) and low_watermark[:TIME_DIGITS] > same_time
 
     def drop_seen(self, events: list[bytes], *, all_arrived: bool = False) -> list[bytes]:
         """Return the events beyond the token; ``events`` are merged and in order.

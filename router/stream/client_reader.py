@@ -301,7 +301,7 @@ class ClientReader:
         """Join ``main``, a stream of ``source``, if it has the next events."""
         log_reader = self.log_reader
         left, low_watermark = log_reader.view, log_reader.view.low_watermark
-        if self.stream is None or low_watermark is None or not main.has_opened:
+        if self.stream is None or not (low_watermark and main.has_opened):
             return False
         if main.is_late(cluster_time_of(low_watermark)):
             return False
@@ -347,7 +347,7 @@ class ClientReader:
         """
         view, own = self.log_reader.view, self._candidates.own
         if isinstance(view, PartialView) and view.wider_stream_ended:
-            self._beyond = view.low_watermark or b""
+            self._beyond = view.low_watermark
         elif error.code != ErrorCode.CappedPositionLost and self._source is not own:
             self._streams.record_failure(self._candidates, self._source, error, self._since)
             self._record_source(own)
@@ -367,13 +367,10 @@ class ClientReader:
         """
         if not (self.is_moving or self._closed):
             self._leave(self.log_reader.view)
-            self._streams.moving += 1
-            self._moving = self._streams.spawn(self._finish_move, "move to another stream")
-            self._moving.add_done_callback(self._moved)
+            move = self._moving = self._streams.spawn(self._finish_move, "move to another stream")
+            self._streams.moving.add(move)
+            move.add_done_callback(self._streams.moving.discard)
         return Batch([], 0, self.log_reader.high_water_mark, closed=False)
-
-    def _moved(self, move: asyncio.Task[None]) -> None:
-        self._streams.moving -= 1
 
     async def _finish_move(self) -> None:
         try:

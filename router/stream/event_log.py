@@ -2,12 +2,12 @@
 
 from bisect import bisect_right
 from collections.abc import Callable
+from dataclasses import dataclass
 from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
-from router.memory import EVENT_OVERHEAD
-from router.stream.merger import Block
+from router.memory import EVENT_OVERHEAD, weight
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 
 ELEMENT_OVERHEAD: Final = 10
@@ -16,6 +16,28 @@ ELEMENT_OVERHEAD: Final = 10
 
 _first: Final = attrgetter("first")
 _memory: Final = attrgetter("memory")
+
+
+@dataclass(slots=True)
+class _Block:
+    """Events of ``size`` bytes, of which ``first`` is the number of the first one.
+
+    ``last_key`` is the sort key of the last event, None if it has not been extracted.
+    """
+
+    first: int
+    events: list[bytes]
+    size: int
+    last_key: bytes | None
+
+    @property
+    def memory(self) -> int:
+        return weight(len(self.events), self.size)
+
+    @property
+    def end(self) -> int:
+        """The number after that of the last event."""
+        return self.first + len(self.events)
 
 
 class EventLog:
@@ -40,30 +62,22 @@ class EventLog:
         self.end = 0
         self.memory = 0
         """Bytes of memory that the events in the log take."""
-        self._blocks: list[Block] = []
+        self._blocks: list[_Block] = []
 
-    def append(self, block: Block) -> None:
-        """Append merged events; the log takes ownership of the block."""
-        if not self.extend(block.events, block.size, block.last_key):
-            block.first = self.end
-            self._blocks.append(block)
-            self.end += len(block.events)
-            self.memory += block.memory
-
-    def extend(self, events: list[bytes], size: int, last_key: bytes | None = None) -> bool:
-        """Append events, ``size`` bytes in all, to the newest block; False if they do not fit.
+    def append(self, events: list[bytes], size: int, last_key: bytes | None = None) -> None:
+        """Append events, ``size`` bytes in all; the log takes ownership of the list.
 
         ``last_key`` is the sort key of the last event, if known.
         """
-        if not self._blocks or (last := self._blocks[-1]).size + size > self.join_bytes:
-            return False
-        last.events += events
-        last.size += size
-        last.last_key = last_key
         count = len(events)
+        if self._blocks and (last := self._blocks[-1]).size + size <= self.join_bytes:
+            last.events += events
+            last.size += size
+            last.last_key = last_key
+        else:
+            self._blocks.append(_Block(self.end, events, size, last_key))
         self.end += count
         self.memory += size + EVENT_OVERHEAD * count
-        return True
 
     def trim(self, keep: int) -> None:
         """Drop the oldest blocks beyond ``keep`` bytes of memory; the newest block always stays."""
@@ -137,10 +151,10 @@ class EventLog:
                 end = bisect_right(block.events, last, lo=offset + fits, key=self._key_of)
         return block.events[offset:end]
 
-    def _last_key(self, block: Block) -> bytes:
+    def _last_key(self, block: _Block) -> bytes:
         return block.last_key or self._key_of(block.events[-1])
 
-    def _at(self, number: int) -> tuple[Block, int]:
+    def _at(self, number: int) -> tuple[_Block, int]:
         blocks = self._blocks
         block = blocks[-1]
         if number < block.first:

@@ -16,7 +16,6 @@ from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
 from router.memory import EVENT_OVERHEAD, weight
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Block
 from router.stream.views import (
     RENAME,
     Incarnation,
@@ -116,7 +115,7 @@ class FanOut:
         earlier event of that time could end the view.
         """
         if stream_filter is None and namespace is None:
-            return View(self.stream)
+            return self.stream
         log = self.stream.log
         number = log.number_beyond(after)
         equal = (other for other in self._positions if other.number == number)
@@ -155,7 +154,7 @@ class FanOut:
 
     def forget(self, view: View, number: int) -> None:
         """Drop the events of a part before ``number``, which have been read."""
-        if view.log.start < number and view in self._parts:
+        if isinstance(view, PartialView) and view.log.start < number and view in self._parts:
             before = view.log.memory
             view.log.forget(number)
             self.held_bytes += view.log.memory - before
@@ -269,9 +268,7 @@ class FanOut:
 
     def _deliver(self, position: LogPosition, incarnation: Incarnation) -> None:
         """Append the events that an incarnation has taken to the logs of its views."""
-        low_watermark = position.low_watermark
-        if low_watermark is not None:
-            incarnation.advance_to(low_watermark)
+        incarnation.advance_to(position.low_watermark)
         events = incarnation.delivered()
         if events:
             self._route(events, incarnation.views)
@@ -336,8 +333,7 @@ class FanOut:
         count = len(events)
         size = len(events[0]) if count == 1 else sum(map(len, events))
         log = view.log
-        if not log.extend(events, size):
-            log.append(Block(events, size))
+        log.append(events, size)
         self.held_bytes += size + EVENT_OVERHEAD * count
         held = log.memory
         if held >= self.full:

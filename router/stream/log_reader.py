@@ -44,6 +44,7 @@ class LogReader:
         "_point",
         "_resume",
         "_rewritten",
+        "_stream",
         "_taken",
         "number",
         "view",
@@ -80,7 +81,7 @@ class LogReader:
         if self._after is None or not view.ended:
             return False
         # From the end's own time on, a separate stream would end at the same event.
-        return self._after[:TIME_DIGITS] > (view.low_watermark or b"")[:TIME_DIGITS]
+        return self._after[:TIME_DIGITS] > view.low_watermark[:TIME_DIGITS]
 
     @property
     def at_start(self) -> bool:
@@ -97,12 +98,12 @@ class LogReader:
     @property
     def needs_spans(self) -> frozenset[ShardSpan]:
         """The spans, removed shards included, that the next stream must cover."""
-        return self.view.stream.membership.spans_beyond(self.needs)
+        return self._stream.membership.spans_beyond(self.needs)
 
     @property
     def reached(self) -> bytes:
         """The sort key beyond which it has read nothing, if it has read all that is ready."""
-        return max(self.needs, self.view.low_watermark or b"")
+        return max(self.needs, self.view.low_watermark)
 
     def continue_on(self, view: View) -> None:
         """Continue on ``view``, which covers all events beyond ``needs``.
@@ -126,11 +127,10 @@ class LogReader:
         ``opened`` returns the view of it to read, given the sort key beyond which events are
         needed. Return whether the log reader moved.
         """
-        own = self.view
         if self._resume is not None or self._fill() or self._over or self.lost:
             return False
         reached = self.reached
-        if not stream.covers(reached, own.stream.membership.spans_beyond(reached)):
+        if not stream.covers(reached, self._stream.membership.spans_beyond(reached)):
             return False
         self._read_from(opened(reached), reached)
         return True
@@ -138,6 +138,7 @@ class LogReader:
     def _read_from(self, view: View, after: bytes) -> None:
         self.view = view
         """What it reads."""
+        self._stream = view if isinstance(view, MergedStream) else view.stream
         self._after: bytes | None = after
         self.number = view.log.number_beyond(after)
         """The number of the next event that it reads from the view's log."""
@@ -189,7 +190,7 @@ class LogReader:
                 if max_events != 0:
                     self._raise_mark()
                     return Batch([], 0, self._mark.token, closed=True)
-            elif max_events != 0 or self.view.stream.refused:
+            elif max_events != 0 or self._stream.refused:
                 raise error.with_change_stream_label()
         if not more and max_events != 0 and not self.lost:
             self._raise_mark()
@@ -234,7 +235,7 @@ class LogReader:
             self._after = None
         if self._resume is None:
             return
-        for key in self.view.stream.skipped_invalidates:
+        for key in self._stream.skipped_invalidates:
             self._resume.skipped_invalidates(key)
         events = self._resume.concerned(log.rest_of_block(self.number))
         self._drop_seen(self._resume, events)

@@ -71,7 +71,7 @@ class Membership:
         start_at: Timestamp,
         *,
         topology: bool = False,
-        watermark: bytes | None = None,
+        watermark: bytes = b"",
         skips_at: bytes | None = None,
     ) -> OpenRemote:
         """Add a remote; ``watermark`` and ``skips_at`` are as for ``RemoteQueue``."""
@@ -173,7 +173,7 @@ class Membership:
         for number in sorted(self.leaving):
             remote = self._merger.remotes[number]
             removed_at = remote.removed_at
-            if removed_at is not None and (remote.watermark or b"") >= removed_at:
+            if removed_at is not None and remote.watermark >= removed_at:
                 self.leaving.discard(number)
                 self._merger.retire_remote(number, before=removed_at)
                 gone.append(CloseRemote(number))

@@ -21,7 +21,7 @@ from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, event_key
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, KeyedToken, event_key
 
 CONFIG: Final = "config"
 
@@ -38,8 +38,8 @@ class MergedStream:
 
     Pass it replies and errors with ``batch_arrived`` and ``remote_failed``, execute the actions
     that it returns, and read it through any number of log readers. ``log`` keeps the latest
-    released events: up to ``keep_bytes`` of memory, and always the newest block. Raises
-    CommandError ShardNotFound if the request is for one shard that does not exist.
+    released events: up to ``keep_bytes``, and always the newest block. Raises CommandError
+    ShardNotFound if the request is for one shard that does not exist.
     """
 
     def __init__(
@@ -51,12 +51,12 @@ class MergedStream:
         topology_from: Timestamp | None,
         spans: Iterable[ShardSpan] = (),
         draining: Iterable[str] = (),
-        keep_bytes: int = 0,
         sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
     ) -> None:
         self.start_at = start_at
         self.log = EventLog(first_key(start_at), event_key, sizes.join_bytes)
-        self.keep_bytes = keep_bytes
+        self.keep_bytes = 0
+        """Bytes of memory of released events that ``log`` keeps."""
         self.error: CommandError | None = None
         self.refused = False
         """Whether the error is that of a remote's opening."""
@@ -64,7 +64,7 @@ class MergedStream:
         """The sort keys of the invalidates that no client receives."""
         self.block_events = sizes.events
         """Approximate maximum of events that one ``release`` appends to the log."""
-        self.merger = Merger(sizes)
+        self.merger = Merger(sizes.events)
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
         self.membership = Membership(self.merger, start_at)
@@ -140,13 +140,6 @@ class MergedStream:
             return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]
         return actions + self.membership.close_removed()
 
-    def shards_listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
-        """Process the shard list, read by the time ``by``: draining shards may have left.
-
-        ``draining`` are those of ``shards`` that drain.
-        """
-        return self.membership.listed(shards, draining, by) if self.error is None else []
-
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """Record a remote's permanent failure; readers get ``error`` after the ready events.
 
@@ -191,12 +184,22 @@ class MergedStream:
                 self._unread = {}
                 return False
             self._unread = block.shares
-            self.log.append(block)
+            self.log.append(block.events, block.size, block.last_key)
             self.log.trim(self.keep_bytes)
         except Exception as error:  # noqa: BLE001 - whatever it is, the block may be lost
             self.fail(error)
             return False
         return True
+
+    @property
+    def low_watermark(self) -> bytes:
+        """The sort key up to which all events are in the log once nothing is ready, or b""."""
+        return self.merger.low_watermark
+
+    @property
+    def high_water_mark(self) -> KeyedToken | None:
+        """The high water mark of a client that has read everything, or None."""
+        return self.merger.high_water_mark
 
     @property
     def reached(self) -> bytes:
@@ -208,7 +211,7 @@ class MergedStream:
         """Whether everything up to an invalidate is released: no events follow."""
         low_watermark = self.merger.low_watermark
         return (
-            low_watermark is not None
+            bool(low_watermark)
             and not self.merger.ready
             and any(
                 self.merger.remotes[number].invalidated
@@ -222,9 +225,9 @@ class MergedStream:
     def is_held_back(self) -> bool:
         """Whether the low watermark holds back all buffered events.
 
-        Valid after ``merge_ahead``. Events that a silent remote holds back count too.
+        Events that a silent remote holds back count too.
         """
-        return self.merger.has_buffered and not (self._unread or self.merger.has_merged_ahead)
+        return self.merger.has_buffered and not (self._unread or self.merger.ready)
 
     @property
     def _slowest_holds_back(self) -> bool:
@@ -234,7 +237,7 @@ class MergedStream:
             self.is_held_back
             and slowest is not None
             and self._can_advance(slowest)
-            and (self.watermark(slowest) or b"") < self.merger.last_key
+            and self.watermark(slowest) < self.merger.last_key
         )
 
     @property
@@ -249,7 +252,7 @@ class MergedStream:
 
     def is_needed(self, number: int) -> bool:
         """Return whether the stream goes on only once this remote's watermark has advanced."""
-        if self._slowest_holds_back and (self.watermark(number) or b"") < self.merger.last_key:
+        if self._slowest_holds_back and self.watermark(number) < self.merger.last_key:
             return True
         return number in self.membership.leaving and self._can_advance(number)
 
@@ -290,10 +293,10 @@ class MergedStream:
         """Bytes of memory that the stream's events take, buffered or in the log."""
         return self.merger.buffered + self.log.memory
 
-    def watermark(self, remote: int) -> bytes | None:
-        """Return the sort key of the remote's watermark, or None before its first batch."""
+    def watermark(self, remote: int) -> bytes:
+        """Return the sort key of the remote's watermark, or b"" before its first batch."""
         queue = self.merger.remotes.get(remote)
-        return None if queue is None else queue.watermark
+        return b"" if queue is None else queue.watermark
 
     def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
         """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""

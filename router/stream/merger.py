@@ -4,15 +4,15 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from operator import itemgetter
-from typing import Final, NoReturn
+from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
 from sortedcontainers import SortedList
 
 from router.memory import weight
-from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
+from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, KeyedToken
 
@@ -57,13 +57,9 @@ _raw_event: Final = itemgetter(1)
 class MergeOrderError(Exception):
     """A remote broke its watermark: a batch out of order, or a watermark that went backwards."""
 
-    def __init__(self, remote: int, message: str) -> None:
-        super().__init__(f"remote {remote}: {message}")
-        self.remote = remote
-
 
 class _Run:
-    """The rest of one or more batches of a remote; ``events`` before ``start`` are consumed."""
+    """The rest of a batch of a remote; ``events`` before ``start`` are consumed."""
 
     __slots__ = ("events", "last", "size", "start")
 
@@ -77,7 +73,7 @@ class _Run:
 class RemoteQueue:
     """What a merge holds of one remote, which the merger and the membership change.
 
-    ``watermark`` is a sort key, None until the first reply. A watermark that is passed to the
+    ``watermark`` is a sort key, b"" until the first reply. A watermark that is passed to the
     constructor is assumed: the shard cannot have an event below it, as it joined later.
     ``eligible`` is whether the watermark may become the high water mark. The remote's change
     stream has ended at its watermark once it is ``invalidated``; its shard is gone once the
@@ -92,14 +88,14 @@ class RemoteQueue:
     )  # fmt: skip
 
     def __init__(
-        self, opening: OpenRemote, watermark: bytes | None = None, skips_at: bytes | None = None
+        self, opening: OpenRemote, watermark: bytes = b"", skips_at: bytes | None = None
     ) -> None:
         self.opening = opening
         self.runs: deque[_Run] = deque()
         self.buffered = 0
         """Bytes of memory that its unreleased events take."""
         self.watermark = watermark
-        self.eligible = watermark is None and not opening.topology
+        self.eligible = not (watermark or opening.topology)
         self.invalidated = False
         self.removed_at: bytes | None = None
         self.skips_at = skips_at
@@ -119,9 +115,8 @@ class RemoteQueue:
     @property
     def mark(self) -> KeyedToken | None:
         """The watermark, if it may become the high water mark."""
-        if self.watermark is None or not self.eligible:
-            return None
-        return KeyedToken(self.watermark, self._token)
+        may_become = self.watermark and self.eligible
+        return KeyedToken(self.watermark, self._token) if may_become else None
 
     # Its life.
 
@@ -143,41 +138,34 @@ class RemoteQueue:
 
     # Its events.
 
-    def add_batch(
-        self, events: list[Event], reached: KeyedToken, size: int, coalesced: int
-    ) -> None:
+    def add_batch(self, events: list[Event], reached: KeyedToken, size: int) -> None:
         """Add one batch: ``events`` of ``size`` bytes in order, then the watermark ``reached``.
 
-        Takes ownership of the list. Runs grow up to ``coalesced`` bytes. Raises MergeOrderError,
-        and adds nothing, if the batch is out of order, goes below the earlier watermark or above
-        the new one.
+        Takes ownership of the list. Raises MergeOrderError, and adds nothing, if the batch is out
+        of order, goes below the earlier watermark or above the new one.
         """
         key, watermark = reached.key, self.watermark
-        if watermark is not None and key < watermark:
-            self._refuse(f"its watermark went back from {_time(watermark)} to {_time(key)}")
+        if key < watermark:
+            raise MergeOrderError(
+                f"its watermark went back from {_time(watermark)} to {_time(key)}"
+            )
         if events:
-            if watermark is not None and events[0][0] < watermark:
+            if events[0][0] < watermark:
                 early = _time(events[0][0])
-                self._refuse(f"an event at {early} came after the watermark {_time(watermark)}")
+                raise MergeOrderError(
+                    f"an event at {early} came after the watermark {_time(watermark)}"
+                )
             if events[-1][0] > key:
                 late = _time(events[-1][0])
-                self._refuse(f"an event at {late} lies above its watermark {_time(key)}")
+                raise MergeOrderError(f"an event at {late} lies above its watermark {_time(key)}")
             # Sorting a sorted list is the fastest check that it is sorted.
             if sorted(events, key=_sort_key) != events:
-                self._refuse("a batch is not in the order of its tokens")
+                raise MergeOrderError("a batch is not in the order of its tokens")
         self.eligible = self._is_eligible(key, has_events=bool(events))
         self.watermark, self._token = reached
         if not events or self.opening.topology:
             return
         self.buffered += weight(len(events), size)
-        if self.runs:
-            last = self.runs[-1]
-            # Do not extend a run that is being consumed: its events are freed at its end.
-            if not last.start and last.size + size <= coalesced:
-                last.events.extend(events)
-                last.size += size
-                last.last = events[-1][0]
-                return
         self.runs.append(_Run(events, size))
 
     def _is_eligible(self, key: bytes, *, has_events: bool) -> bool:
@@ -187,12 +175,7 @@ class RemoteQueue:
             return key != self._skipped
         if has_events:
             return False
-        return self.eligible or (
-            self.has_replied and self.watermark is not None and key > self.watermark
-        )
-
-    def _refuse(self, message: str) -> NoReturn:
-        raise MergeOrderError(self.opening.remote, message)
+        return self.eligible or (self.has_replied and key > self.watermark)
 
     def bound(self, count: int, bound: bytes) -> bytes:
         """Return the smaller of ``bound`` and the sort key of the remote's ``count``-th event."""
@@ -247,7 +230,7 @@ class RemoteQueue:
         """Drop all events and the watermark, as if the remote had never replied."""
         self.runs.clear()
         self.buffered = 0
-        self.watermark, self._token = None, b""
+        self.watermark = self._token = b""
 
 
 def _time(key: bytes) -> str:
@@ -255,30 +238,17 @@ def _time(key: bytes) -> str:
     return key[:TIME_DIGITS].decode("ascii", "replace")
 
 
-@dataclass(slots=True)
-class Block:
-    """Merged events in order: what the merge releases, and what a log keeps.
+class Block(NamedTuple):
+    """Merged events in order, which the merge releases.
 
-    ``size`` is their size in bytes. ``last_key`` is the sort key of the last event, None if it has
-    not been extracted. ``shares`` maps each remote to the memory that its events take. ``first`` is
-    the number of the first event in a log.
+    ``size`` is their size in bytes. ``last_key`` is the sort key of the last event. ``shares`` maps
+    each remote to the memory that its events take.
     """
 
     events: list[bytes]
     size: int
-    last_key: bytes | None = None
-    shares: Mapping[int, int] = field(default_factory=dict)
-    first: int = 0
-
-    @property
-    def memory(self) -> int:
-        """Bytes of memory that the events take."""
-        return weight(len(self.events), self.size)
-
-    @property
-    def end(self) -> int:
-        """The number after that of the last event in a log."""
-        return self.first + len(self.events)
+    last_key: bytes
+    shares: Mapping[int, int]
 
 
 class Merger:
@@ -291,16 +261,14 @@ class Merger:
     docs/protocol.md#sharded-cluster.
     """
 
-    def __init__(self, sizes: BlockSizes = DEFAULT_BLOCK_SIZES) -> None:
-        self._sizes = sizes
+    def __init__(self, block_events: int = DEFAULT_BLOCK_SIZES.events) -> None:
+        """``block_events`` is the approximate maximum of events in a block."""
+        self._block_events = block_events
         self.remotes: dict[int, RemoteQueue] = {}
         """The remotes that the merge waits for, by number."""
         # Remotes with buffered events. Most remotes have none most of the time.
         self._nonempty: dict[int, RemoteQueue] = {}
-        self._silent: set[int] = set()
         self._watermarks: SortedList[tuple[bytes, int]] = SortedList()
-        self._ahead: deque[Block] = deque()
-        self._ahead_size = 0
         self.buffered = 0
         """Bytes of memory that the unreleased events of all remotes take."""
 
@@ -311,10 +279,7 @@ class Merger:
         """
         number = remote.opening.remote
         self.remotes[number] = remote
-        if remote.watermark is None:
-            self._silent.add(number)
-        else:
-            self._watermarks.add((remote.watermark, number))
+        self._watermarks.add((remote.watermark, number))
 
     def retire_remote(self, number: int, *, before: bytes | None = None) -> None:
         """Stop waiting for a remote: it no longer holds the low watermark back.
@@ -329,9 +294,7 @@ class Merger:
             self.buffered += remote.buffered - held
             if not remote.runs:
                 self._nonempty.pop(number, None)
-        self._silent.discard(number)
-        if remote.watermark is not None:
-            self._watermarks.remove((remote.watermark, number))
+        self._watermarks.remove((remote.watermark, number))
 
     def add_batch(self, number: int, events: list[Event], reached: KeyedToken, size: int) -> None:
         """Add one batch of a remote: ``events`` in order, then the watermark ``reached``.
@@ -342,11 +305,8 @@ class Merger:
         """
         remote = self.remotes[number]
         watermark, held = remote.watermark, remote.buffered
-        remote.add_batch(events, reached, size, self._sizes.coalesce_bytes)
-        if watermark is None:
-            self._silent.discard(number)
-        else:
-            self._watermarks.remove((watermark, number))
+        remote.add_batch(events, reached, size)
+        self._watermarks.remove((watermark, number))
         self._watermarks.add((reached.key, number))
         if remote.buffered != held:
             self.buffered += remote.buffered - held
@@ -355,29 +315,21 @@ class Merger:
     def clear(self) -> None:
         """Drop all events and watermarks: nothing is released from now on."""
         self._nonempty.clear()
-        self._watermarks = SortedList()
-        self._ahead.clear()
-        self._ahead_size = self.buffered = 0
-        self._silent = set(self.remotes)
+        self._watermarks = SortedList((b"", number) for number in self.remotes)
+        self.buffered = 0
         for remote in self.remotes.values():
             remote.clear()
 
     @property
-    def low_watermark(self) -> bytes | None:
-        """The smallest watermark: nothing beyond it is released. None while a remote is silent."""
-        if self._silent or not self._watermarks:
-            return None
-        key: bytes = self._watermarks[0][0]
+    def low_watermark(self) -> bytes:
+        """The smallest watermark: nothing beyond it is released. b"" while a remote is silent."""
+        key: bytes = self._watermarks[0][0] if self._watermarks else b""
         return key
 
     @property
     def slowest_remote(self) -> int | None:
         """The remote with the smallest watermark; a silent remote precedes all others."""
-        if self._silent:
-            return min(self._silent)
-        if not self._watermarks:
-            return None
-        slowest: int = self._watermarks[0][1]
+        slowest: int | None = self._watermarks[0][1] if self._watermarks else None
         return slowest
 
     @property
@@ -386,76 +338,43 @@ class Merger:
 
         It is that of a client that has received all blocks, when nothing is ready.
         """
-        key = self.low_watermark
-        if key is None:
-            return None
-        marks = (self.remotes[number].mark for number in self.remotes_at(key))
+        marks = (self.remotes[number].mark for number in self.remotes_at(self.low_watermark))
         return next(filter(None, marks), None)
 
     @property
-    def has_merged_ahead(self) -> bool:
-        """Whether a block that was merged ahead is available to ``next_block``."""
-        return bool(self._ahead)
-
-    @property
     def has_buffered(self) -> bool:
-        """Whether events are buffered that are not merged yet."""
+        """Whether events are buffered."""
         return bool(self._nonempty)
 
     @property
     def ready(self) -> bool:
         """Whether ``next_block`` has anything to release."""
-        if self._ahead:
-            return True
         low_watermark = self.low_watermark
-        head = None if low_watermark is None else self.first_key
-        return head is not None and low_watermark is not None and head <= low_watermark
-
-    @property
-    def first_key(self) -> bytes | None:
-        """The smallest sort key among the buffered events that are not merged yet."""
-        firsts = [remote.runs[0] for remote in self._nonempty.values()]
-        return min([run.events[run.start][0] for run in firsts], default=None)
+        firsts = (remote.runs[0] for remote in self._nonempty.values())
+        return any(run.events[run.start][0] <= low_watermark for run in firsts)
 
     @property
     def last_key(self) -> bytes:
-        """The largest sort key among the buffered events that are not merged yet, or b""."""
+        """The largest sort key among the buffered events, or b""."""
         return max([remote.runs[-1].last for remote in self._nonempty.values()], default=b"")
 
     def remotes_below(self, key: bytes) -> Sequence[int]:
         """Return the remotes with watermarks below ``key``, lowest first, without silent ones."""
-        return [remote for _, remote in self._watermarks.irange(maximum=(key, -1))]
+        return [remote for mark, remote in self._watermarks.irange(maximum=(key, -1)) if mark]
 
     def remotes_at(self, key: bytes) -> Sequence[int]:
         """Return the remotes whose watermark is exactly ``key``."""
         return [remote for _, remote in self._watermarks.irange((key, -1), (key, sys.maxsize))]
-
-    def merge_ahead(self, size: int) -> None:
-        """Merge ready events before ``next_block`` needs them, up to ``size`` bytes ahead."""
-        while self._ahead_size < size and (block := self._merge()) is not None:
-            self._ahead.append(block)
-            self._ahead_size += block.size
 
     def next_block(self) -> Block | None:
         """Release the next block, or return None when nothing is ready.
 
         Events with equal keys come in the order of their remotes' numbers.
         """
-        if self._ahead:
-            self._ahead_size -= self._ahead[0].size
-        block = self._ahead.popleft() if self._ahead else self._merge()
-        if block is not None:
-            for number, held in block.shares.items():
-                self.buffered -= held
-                if number in self.remotes:
-                    self.remotes[number].buffered -= held
-        return block
-
-    def _merge(self) -> Block | None:
         bound = self.low_watermark
-        if bound is None or not self._nonempty:
+        if not (bound and self._nonempty):
             return None
-        share = 1 + self._sizes.events // len(self._nonempty)
+        share = 1 + self._block_events // len(self._nonempty)
         for remote in self._nonempty.values():
             bound = remote.bound(share, bound)
         merged: list[Event] = []
@@ -469,8 +388,11 @@ class Merger:
                 shares[number] = weight(count, size)
         if not shares:
             return None
-        for number in shares:
-            if not self._nonempty[number].runs:
+        for number, held in shares.items():
+            remote = self._nonempty[number]
+            remote.buffered -= held
+            self.buffered -= held
+            if not remote.runs:
                 del self._nonempty[number]
         if len(shares) > 1:
             # Timsort finds the presorted runs and merges them. It is stable: ties keep their order.

@@ -5,8 +5,6 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 """
 
 import asyncio
-from enum import Enum, auto
-from functools import lru_cache
 from typing import Any, Final, Protocol
 
 import structlog
@@ -53,21 +51,6 @@ _NOT_ALLOWED = frozenset(
 )
 
 
-class NoOpResult(Enum):
-    """The outcome of a no-op write."""
-
-    UNWANTED = auto()
-    """Not sent: no request still wanted the no-op write when the member's budget allowed it."""
-    FAILED = auto()
-    """The command failed; how far the member's oplog has advanced is unknown."""
-    READ = auto()
-    """The member has answered a read; how far its oplog has advanced is unknown."""
-    THERE = auto()
-    """The member's oplog was already past the time; a majority may not have replicated it yet."""
-    ACKNOWLEDGED = auto()
-    """A majority of the replica set has a no-op after the time."""
-
-
 class NoOpClient(Protocol):
     """Requests no-op writes for its remotes, by number."""
 
@@ -82,8 +65,13 @@ class NoOpClient(Protocol):
         """Record that the write is being sent; it is expected to take ``takes`` seconds."""
         ...
 
-    def noop_done(self, number: int, result: NoOpResult) -> None:
-        """Record the result of the request."""
+    def noop_done(self, number: int, *, moved: bool | None) -> None:
+        """Record the result of the request.
+
+        ``moved`` is whether the member's oplog is known to be past the time, though a majority may
+        not have replicated that yet. None if the write was not sent: no request still wanted it
+        when the member's budget allowed it.
+        """
         ...
 
 
@@ -136,9 +124,8 @@ class NoOpWriter:
             self._ended.add(task)
 
 
-@lru_cache(maxsize=1)
 def _command(past: Timestamp, cluster_time: bytes | None) -> bytes:
-    """Return the raw command that writes a no-op after a time: one for all members that need it."""
+    """Return the raw command that writes a no-op after a time."""
     command: dict[str, Any] = {
         "appendOplogNote": 1,
         "maxClusterTime": next_tick(past),
@@ -213,20 +200,20 @@ class NoOpTarget:
                 waiting, self._waiting = self._waiting, []
                 times = (client.noop_wanted(number) for client, number in waiting)
                 wanted = [past for past in times if past is not None]
-                result = NoOpResult.UNWANTED
-                begun = loop.time()
+                moved: bool | None = None
                 if wanted:
+                    begun = loop.time()
                     self.budget.spend(begun)
                     for client, number in waiting:
                         client.noop_sent(number, self._takes)
-                    result = await self._write(max(wanted))
-                if result is NoOpResult.FAILED:
-                    self._not_before = loop.time() + self._backoff.next_pause()
-                elif wanted:
-                    self._backoff.reset()
-                    self._takes += (loop.time() - begun - self._takes) / _MEMORY
+                    moved = await self._write(max(wanted))
+                    if self._failing:
+                        self._not_before = loop.time() + self._backoff.next_pause()
+                    else:
+                        self._backoff.reset()
+                        self._takes += (loop.time() - begun - self._takes) / _MEMORY
                 for client, number in waiting:
-                    client.noop_done(number, result)
+                    client.noop_done(number, moved=moved)
                 await self._learn_oplog_size()
         finally:
             self._task = None
@@ -241,8 +228,11 @@ class NoOpTarget:
                 return
             await asyncio.sleep(turn - now)
 
-    async def _write(self, past: Timestamp) -> NoOpResult:
-        """Send one no-op write, or a read if the member refuses no-op writes."""
+    async def _write(self, past: Timestamp) -> bool:
+        """Send one no-op write, or a read if the member refuses no-op writes.
+
+        Return whether the member's oplog is known to be past the time, which a read does not show.
+        """
         error: Exception | None = None
         for _ in range(_ATTEMPTS):
             kept = self._keep_connection()
@@ -250,7 +240,8 @@ class NoOpTarget:
                 await self._ask(past)
             except CommandError as failure:
                 if failure.code == ErrorCode.StaleClusterTime:
-                    return NoOpResult.THERE
+                    self._failing = False
+                    return True  # it was there already
                 error = failure
                 if failure.code not in _NOT_ALLOWED:
                     self._drop_connection()
@@ -270,11 +261,11 @@ class NoOpTarget:
                     break
             else:
                 self._failing = False
-                return NoOpResult.ACKNOWLEDGED if self._by_noop else NoOpResult.READ
+                return self._by_noop
         report = log.debug if self._failing else log.info
         report("no-op write failed", target=self._name, error=str(error))
         self._failing = True
-        return NoOpResult.FAILED
+        return False
 
     def _keep_connection(self) -> bool:
         """Close a connection to a replaced replica set; return whether a connection is left."""

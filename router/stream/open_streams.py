@@ -2,31 +2,42 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Set
+from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any, Final
+from functools import partial
+from itertools import count
+from typing import Any, Final, TypeVar
 
 import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, may_be_view
+from router.catalog.shared_answer import result_of
 from router.loads import MemberLoads
 from router.memory import Memory
 from router.request.stream_request import AtTime, StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
+from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
-from router.stream.opening import ClusterTimeFetcher, StreamOpening
+from router.stream.opening import ClusterTimeFetcher, locate
 from router.stream.remotes import StreamResources
-from router.stream.running_stream import RunningStream
+from router.stream.running_stream import CLOSED, RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
+from shard_client import spans
 from shard_client.bson.resume_token import first_key
+from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.replica_set.replica_set import ReadPreference
 
 log = structlog.get_logger()
 
+_T = TypeVar("_T")
+
 _LEAST_REPLY: Final = 64 * 1024
+
+_NUMBERS: Final = count(1)
 
 
 class OpenStreams:
@@ -43,8 +54,8 @@ class OpenStreams:
         self.admission = Admission(settings, memory)
         self.cluster = cluster
         self.policy = SharingPolicy(settings, lambda: cluster.undefined_is_null)
-        self.moving = 0
-        """Readers that are moving to another stream."""
+        self.moving: set[asyncio.Task[None]] = set()
+        """The tasks of readers that are moving to another stream."""
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
         self.moves_to_own = 0
@@ -52,11 +63,12 @@ class OpenStreams:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.cluster_time = ClusterTimeFetcher(cluster, settings)
-        self._by_key: dict[bytes, list[StreamOpening]] = {}
+        self._by_key: dict[bytes, list[RunningStream]] = {}
         """The streams by their identity; readers that have caught up join the first one."""
-        self._keys: dict[StreamOpening, bytes | None] = {}
-        """Each stream's identity; None for one that is not shared."""
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._locating: dict[bytes, asyncio.Task[MergedStream]] = {}
+        """The streams whose shards or start are not known yet, by their identity."""
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._closed = False
 
     async def find_or_open(
         self,
@@ -74,30 +86,42 @@ class OpenStreams:
         ``needed`` are the shard spans to read, including those of shards that have left.
         Remotes that are opened for it are charged to ``quota``. Raises CommandError.
         """
-        key = request.sharing_key if self._settings.share else None
+        key = request.sharing_key if self._settings.share else b"alone %d" % next(_NUMBERS)
         while True:
-            streams = [] if key is None else self._by_key.get(key, [])
-            locating = next((stream for stream in streams if stream.is_locating), None)
-            if locating is not None:
-                await locating.located()
+            locating = self._locating.get(key)
+            if locating is not None and not locating.done():
+                await asyncio.wait((locating,))
+                if not locating.cancelled():
+                    locating.result()  # a retry would fail as well
                 continue
+            streams = self._by_key.get(key, [])
             if start_at is None and any(stream.healthy for stream in streams):
                 start_at = (await self.cluster_time.now(request)).time
                 continue
             joined = None
             if start_at is not None:
                 joined = self._find(streams, start_at, after or first_key(start_at), needed)
-            opening = joined or self._new(key, request, start_at, quota, needed)
-            opening.enter()
-            try:
-                stream = await opening.opened()
+            if joined is None:
+                stream = await self._new(key, request, start_at, quota, needed)
+            else:
+                stream = await self._enter(joined)
+            with ExitStack() as leaving:
+                leaving.callback(stream.leave)
                 start_at = start_at or stream.merged.start_at
                 if stream.merged.covers(after or first_key(start_at), needed):
+                    leaving.pop_all()
                     return stream, start_at
-            except BaseException:
-                opening.leave()
-                raise
-            opening.leave()  # other readers have advanced past the start during the opening
+                # Other readers have advanced past the start during the opening.
+
+    async def _enter(self, stream: RunningStream) -> RunningStream:
+        """Return a stream with one reader added, once it is open. Raises CommandError."""
+        stream.enter()
+        try:
+            await stream.opened()
+        except BaseException:
+            stream.leave()
+            raise
+        return stream
 
     async def find_or_open_patiently(
         self,
@@ -125,11 +149,11 @@ class OpenStreams:
 
     def _find(
         self,
-        streams: list[StreamOpening],
+        streams: list[RunningStream],
         start_at: Timestamp,
         after: bytes,
         needed: Set[ShardSpan],
-    ) -> StreamOpening | None:
+    ) -> RunningStream | None:
         """Return a stream that covers the events after ``after`` and is not far behind, or None.
 
         If the reader has a backlog, a stream without readers is used only if it has reached
@@ -137,74 +161,105 @@ class OpenStreams:
         stream takes the place of one that is far behind as the one that others join.
         """
         in_backlog = not self.is_recent(start_at)
-        for opening in streams:
-            stream = opening.stream
-            if stream is None or self._is_late(opening, start_at):
-                continue
-            if not stream.merged.covers(after, needed):
+        for stream in streams:
+            if self._is_late(stream, start_at) or not stream.merged.covers(after, needed):
                 continue
             if in_backlog and not stream.readers and stream.merged.reached < after:
                 continue
             if self._is_late(streams[0], start_at):
-                streams.remove(opening)
-                streams.insert(0, opening)
-            return opening
+                streams.remove(stream)
+                streams.insert(0, stream)
+            return stream
         return None
 
-    def _new(
+    async def _new(
         self,
-        key: bytes | None,
+        key: bytes,
         request: StreamRequest,
         start_at: Timestamp | None,
         quota: Quota,
         needed: Set[ShardSpan],
-    ) -> StreamOpening:
+    ) -> RunningStream:
+        """Return a new stream with one reader added, once it is open. Raises CommandError."""
+        self._check_not_closed()
         ticket = self.admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
         if start_at is not None and (needed or not request.starts_after_invalidate):
             request = replace(request, start=AtTime(start_at))
-        streams = [] if key is None else self._by_key.setdefault(key, [])
-        is_joined = streams and not self._is_late(streams[0], start_at)
-        charged = self.resources._replace(memory=self.resources.memory.of(quota.user))
-        opening = StreamOpening(request, charged, self.cluster_time, ticket, self._gone, needed)
-        self._keys[opening] = key
-        streams.insert(len(streams) if is_joined else 0, opening)
-        return opening
+        settings = self._settings
+        if request.passthrough_to_shard is not None:
+            settings = settings.for_one_shard()
+        memory = self.resources.memory.of(quota.user)
+        resources = self.resources._replace(settings=settings, memory=memory)
+        most = self.opening_time(request)
+        deadline = self._loop.time() + most
+        stream: RunningStream | None = None
+        with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
+            try:
+                merged = await self._locate(key, request, settings, needed)
+                self._check_not_closed()
+                stream = RunningStream(request, merged, resources, ticket, partial(self._gone, key))
+                streams = self._by_key.setdefault(key, [])
+                is_joined = streams and not self._is_late(streams[0], start_at)
+                streams.insert(len(streams) if is_joined else 0, stream)
+                stream.open(most, deadline)
+                return await self._enter(stream)
+            except BaseException as error:
+                if stream is None:
+                    ticket.end()
+                if isinstance(error, CommandError) or not isinstance(error, Exception):
+                    raise
+                log.error("opening broke", exc_info=error)
+                if stream is not None:
+                    self._gone(key, stream)
+                raise CommandError.unexpected(error) from error
 
-    def _is_late(self, opening: StreamOpening, start_at: Timestamp | None) -> bool:
+    async def _locate(
+        self, key: bytes, request: StreamRequest, settings: StreamSettings, needed: Set[ShardSpan]
+    ) -> MergedStream:
+        """Return the merged stream of a request, in a task that ``close`` can cancel."""
+        work = partial(locate, request, self.cluster, settings, self.cluster_time, needed)
+        task = self._locating[key] = self.spawn(work, "locate a stream")
+        try:
+            return await result_of(task, CLOSED)
+        finally:
+            task.cancel()
+            del self._locating[key]
+
+    def _check_not_closed(self) -> None:
+        if self._closed:
+            raise CommandError(ErrorCode.ShutdownInProgress, CLOSED).with_change_stream_label()
+
+    def _is_late(self, stream: RunningStream, start_at: Timestamp | None) -> bool:
         """Return whether a stream is too far behind for a reader that starts at ``start_at``."""
         newest = self.cluster.clock.time
         time = min(filter(None, (start_at, newest)), default=None)
-        if time is None or opening.stream is None:
-            return not opening.healthy
-        return not opening.healthy or opening.stream.is_late(time)
+        return not stream.healthy if time is None else stream.is_late(time)
 
-    def _gone(self, opening: StreamOpening) -> None:
-        if opening not in self._keys:
+    def _gone(self, key: bytes, stream: RunningStream) -> None:
+        streams = self._by_key.get(key, [])
+        if stream not in streams:
             return
-        key = self._keys.pop(opening)
-        streams = [] if key is None else self._by_key.get(key, [])
-        if opening in streams:
-            if streams[0] is opening:
-                streams.insert(1, streams.pop())
-            streams.remove(opening)
-        if key is not None and not streams:
-            self._by_key.pop(key, None)
-        self.spawn(opening.close, "close remotes")
+        if streams[0] is stream:
+            streams.insert(1, streams.pop())
+        streams.remove(stream)
+        if not streams:
+            del self._by_key[key]
+        self.spawn(stream.close, "close remotes")
 
     def stream_to_join(self, key: bytes) -> RunningStream | None:
         """Return the stream of this identity that readers join once they have caught up."""
         streams = self._by_key.get(key)
-        return streams[0].stream if streams else None
+        return streams[0] if streams else None
 
     def serves(self, key: bytes) -> bool:
         """Return whether the stream of this identity is open, or being opened."""
-        streams = self._by_key.get(key)
-        return bool(streams and streams[0].healthy)
+        main = self.stream_to_join(key)
+        return key in self._locating or (main is not None and main.healthy)
 
     def admits(self, key: bytes, quota: Quota) -> bool:
         """Return whether ``quota`` may read the stream ``key`` beside those that move now."""
-        return self.serves(key) or self.admission.streams_left(quota) > self.moving
+        return self.serves(key) or self.admission.streams_left(quota) > len(self.moving)
 
     def is_recent(self, time: Timestamp) -> bool:
         """Return whether a reader that starts at ``time`` has no backlog to read."""
@@ -238,7 +293,7 @@ class OpenStreams:
         share = self._settings.replies_bytes // max(1, self.policy.clients)
         return min(self._settings.reply_bytes, max(_LEAST_REPLY, share))
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, None]], name: str) -> asyncio.Task[None]:
+    def spawn(self, work: Callable[[], Coroutine[Any, Any, _T]], name: str) -> asyncio.Task[_T]:
         """Run ``work`` in a task for which ``close`` waits."""
         task = self._loop.create_task(work(), name=name)
         task.add_done_callback(self._tasks.discard)
@@ -247,9 +302,13 @@ class OpenStreams:
 
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
+        self._closed = True
         await self.resources.noop_writer.close()
-        for opening in list(self._keys):
-            self._gone(opening)
+        for locating in self._locating.values():
+            locating.cancel()
+        for key, streams in list(self._by_key.items()):
+            for stream in list(streams):
+                self._gone(key, stream)
         await self.cluster_time.close()
         while self._tasks:
             await asyncio.wait(self._tasks)

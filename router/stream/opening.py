@@ -1,8 +1,8 @@
-"""The opening of a stream: which shards it reads and from when, until they have answered
+"""The opening of a stream: which shards it reads, and from when
 (docs/design.md#opening-and-resuming)."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Set
 from functools import partial
 from typing import NamedTuple
 
@@ -11,15 +11,11 @@ from bson.timestamp import Timestamp
 
 from router.bson_text import plain
 from router.catalog.cluster import Cluster, ShardList, connected, stream_tasks
-from router.catalog.shared_answer import SharedAnswer, result_of
+from router.catalog.shared_answer import SharedAnswer
 from router.request.stream_request import StreamRequest
-from router.stream.admission import Ticket
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
-from router.stream.remotes import StreamResources
-from router.stream.running_stream import RunningStream
 from router.stream_settings import StreamSettings
-from shard_client import spans
 from shard_client.bson.resume_token import first_key, next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, from_network
@@ -157,158 +153,41 @@ def _no_shards() -> CommandError:
     return CommandError(ErrorCode.ShardNotFound, "No shards found")
 
 
-class StreamOpening:
-    """The opening of a stream, in a task of its own, which no client's cancellation ends.
+async def locate(
+    request: StreamRequest,
+    cluster: Cluster,
+    settings: StreamSettings,
+    cluster_time: ClusterTimeFetcher,
+    needed: Set[ShardSpan],
+) -> MergedStream:
+    """Return the merged stream of a request, with its shards and its start.
 
-    First it locates the stream: its shards and its start. From then on it has a ``stream``, which
-    merges replies while other remotes are awaited, and which readers may enter. It ends once
-    the stream is open, or with an error. Those that enter before the stream is located are its
-    first readers.
-
-    ``cluster_time`` returns the start of a stream that starts now; ``ticket`` is returned once the
-    remotes are closed. ``gone`` is called when no reader can enter any more: run ``close`` then.
-    ``needed`` are the shard spans of the stream that its client has left: they are read even if
-    their shards have left. Must be created in a running loop.
+    ``cluster_time`` returns the start of a stream that starts now. ``needed`` are the shard spans
+    of the stream that its client has left: they are read even if their shards have left. Raises
+    CommandError, labelled as mongos labels it, after ``open_timeout`` at the latest; 70
+    ShardNotFound if the cluster has no shards.
     """
-
-    def __init__(
-        self,
-        request: StreamRequest,
-        resources: StreamResources,
-        cluster_time: ClusterTimeFetcher,
-        ticket: Ticket,
-        gone: Callable[["StreamOpening"], None],
-        needed: Set[ShardSpan] = frozenset(),
-    ) -> None:
-        self.stream: RunningStream | None = None
-        """The stream, once it is located."""
-        if request.passthrough_to_shard is not None:
-            resources = resources._replace(settings=resources.settings.for_one_shard())
-        self._request = request
-        self._resources = resources
-        self._cluster_time = cluster_time
-        self._ticket = ticket
-        self._gone = gone
-        self._needed = needed
-        self._readers = 0
-        self._closed = False
-        loop = asyncio.get_running_loop()
-        self._located: asyncio.Future[None] = loop.create_future()
-        self._task = loop.create_task(self._open(), name="open remotes")
-
-    async def _open(self) -> RunningStream:
-        request, resources = self._request, self._resources
-        preference = ReadPreference.of(request.read_preference)
-        most = resources.settings.opening_time(preference)
-        deadline = asyncio.get_running_loop().time() + most
-        try:
-            with spans.recorded("open remotes", {"db.system.name": "mongodb"}):
-                merged = await self._locate()
-                stream = RunningStream(request, merged, resources, self._end, self._readers)
-                self.stream = stream
-                self._located.set_result(None)
-                await stream.open(most, deadline)
-        except BaseException as error:
-            self._end()
-            if isinstance(error, CommandError) or not isinstance(error, Exception):
-                raise
-            log.error("opening broke", exc_info=error)
-            raise CommandError.unexpected(error) from error
-        return stream
-
-    async def _locate(self) -> MergedStream:
-        """Return the merged stream of the request, with its shards and its start.
-
-        Raises CommandError, labelled as mongos labels it, after ``open_timeout`` at the latest; 70
-        ShardNotFound if the cluster has no shards.
-        """
-        request, (cluster, settings, *_) = self._request, self._resources
-        start_at = request.start_time
-        if start_at is None:
-            start_at, listed = await self._cluster_time.now(request)
-        else:
-            listed = await cluster.shards(settings.open_timeout)
-        shards = listed.hosts
-        if not shards and request.passthrough_to_shard is None:
-            raise _no_shards()
-        # A listed shard without a known end is still there. A missing shard without a known end
-        # left by the time the list was read, not long before.
-        left_by = first_key(next_tick(listed.by))
-        known = (
-            span._replace(until=left_by)
-            if span.until is None and span.shard not in shards
-            else span
-            for span in self._needed
-        )
-        return MergedStream(
-            request,
-            shards,
-            start_at=start_at,
-            topology_from=listed.before,
-            spans=sorted(known, key=lambda span: span[:3]),
-            draining=listed.draining,
-            sizes=settings.blocks,
-        )
-
-    @property
-    def is_locating(self) -> bool:
-        """Whether its shards or its start are not known yet."""
-        return self.stream is None and not self._task.done()
-
-    @property
-    def healthy(self) -> bool:
-        """Whether it is opening or open, and its stream has neither failed nor ended."""
-        opened = self._task
-        if self._closed or (opened.done() and (opened.cancelled() or opened.exception())):
-            return False
-        return self.stream is None or self.stream.healthy
-
-    async def located(self) -> None:
-        """Wait until its shards and its start are known, or it is closed.
-
-        Raises CommandError if they cannot be determined: a retry by the caller would fail as well.
-        """
-        await asyncio.wait((self._task, self._located), return_when=asyncio.FIRST_COMPLETED)
-        if self.stream is None and not self._task.cancelled():
-            await self.opened()
-
-    async def opened(self) -> RunningStream:
-        """Return the stream once it is open, as ``RunningStream.open`` says.
-
-        Raises CommandError, the first failure.
-        """
-        return await result_of(self._task, "the stream was closed while it was being opened")
-
-    def enter(self) -> None:
-        """Add a reader."""
-        if self.stream is None:
-            self._readers += 1
-        else:
-            self.stream.enter()
-
-    def leave(self) -> None:
-        """Remove a reader; without one it is closed before it is located, later as the stream."""
-        if self.stream is not None:
-            self.stream.leave()
-            return
-        self._readers -= 1
-        if not self._readers:
-            self._end()
-
-    def _end(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._gone(self)
-
-    async def close(self) -> None:
-        """End the opening and close its stream, within bounded time. Idempotent."""
-        self._closed = True
-        self._task.cancel()
-        try:
-            await asyncio.wait((self._task,))
-            if not self._task.cancelled():
-                self._task.exception()  # of which there may be no waiter
-            if self.stream is not None:
-                await self.stream.close()
-        finally:
-            self._ticket.end()
+    start_at = request.start_time
+    if start_at is None:
+        start_at, listed = await cluster_time.now(request)
+    else:
+        listed = await cluster.shards(settings.open_timeout)
+    shards = listed.hosts
+    if not shards and request.passthrough_to_shard is None:
+        raise _no_shards()
+    # A listed shard without a known end is still there. A missing shard without a known end left
+    # by the time the list was read, not long before.
+    left_by = first_key(next_tick(listed.by))
+    known = (
+        span._replace(until=left_by) if span.until is None and span.shard not in shards else span
+        for span in needed
+    )
+    return MergedStream(
+        request,
+        shards,
+        start_at=start_at,
+        topology_from=listed.before,
+        spans=sorted(known, key=lambda span: span[:3]),
+        draining=listed.draining,
+        sizes=settings.blocks,
+    )

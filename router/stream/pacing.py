@@ -278,14 +278,27 @@ class FlowControl:
         self._memory = memory
         self._read_until = 0.0
         self._ahead = settings.first_ahead_bytes
-        self.pace = Pace(settings)
         self.rounds = Rounds(settings)
+        self._interval = settings.active_for
+        """The average interval between the stream's events."""
+        self._events_at = -inf
 
     def events_arrived(self, remote: ReadState, events: int, now: float) -> None:
         """Record that a remote's reply had events."""
-        self.pace.record_events(now)
+        # A long pause is capped, since it does not predict the pace after it.
+        passed = min(now - self._events_at, 2 * self._settings.active_for)
+        self._interval += (passed - self._interval) / _AVERAGED
+        self._events_at = now
         if remote.idle:
             self.rounds.charge(events, now)
+
+    def is_active(self, now: float) -> bool:
+        """Return whether events arrive in quick succession."""
+        return max(self._interval, now - self._events_at) < self._settings.active_for
+
+    def is_lively(self, now: float) -> bool:
+        """Return whether an event has arrived within the last second."""
+        return now - self._events_at < _LIVELY
 
     def client_read(self, now: float) -> None:
         """Record that a client reads the stream or waits for it."""
@@ -297,7 +310,7 @@ class FlowControl:
 
     def clients_left(self) -> None:
         """Record that the last client has left, so that nothing more is read ahead."""
-        self._read_until = float("-inf")
+        self._read_until = -inf
 
     def is_unread(self, now: float) -> bool:
         """Return whether no client has read the stream for so long that prefetching stops."""
@@ -350,7 +363,7 @@ class FlowControl:
             return COLLECTING if collects else 0.0
         settings = self._settings
         # If events arrive quickly, most members get past them by themselves.
-        least = settings.await_watermark if self.pace.active(now) else 0.0
+        least = settings.await_watermark if self.is_active(now) else 0.0
         return max(settings.noop_delay, least)
 
     def wait(
@@ -411,29 +424,3 @@ class FlowControl:
             return Wait(min(self._settings.await_quiet, _COLLECTED), until)
         # The no-op write in the next round ends the delay, unless the stream has no events then.
         return Wait(self._settings.await_quiet, until + 0.5 / rounds.per_second)
-
-
-class Pace:
-    """The average interval between a stream's events."""
-
-    __slots__ = ("_interval", "_last", "_settings")
-
-    def __init__(self, settings: StreamSettings) -> None:
-        self._settings = settings
-        self._interval = settings.active_for
-        self._last = float("-inf")
-
-    def record_events(self, now: float) -> None:
-        """Record the arrival of a batch with events."""
-        # A long pause is capped, since it does not predict the pace after it.
-        passed = min(now - self._last, 2 * self._settings.active_for)
-        self._interval += (passed - self._interval) / _AVERAGED
-        self._last = now
-
-    def active(self, now: float) -> bool:
-        """Return whether events arrive in quick succession."""
-        return max(self._interval, now - self._last) < self._settings.active_for
-
-    def lively(self, now: float) -> bool:
-        """Return whether an event has arrived within the last second."""
-        return now - self._last < _LIVELY

@@ -8,11 +8,11 @@ from bson.timestamp import Timestamp
 
 from router.stream.fan_out import FanOut
 from router.stream.merged_stream import MergedStream
-from router.stream.noop_writer import NoOpResult
 from router.stream.pacing import COLLECTING, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
 from shard_client.bson.resume_token import cluster_time_of, next_tick
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 log = structlog.get_logger()
 
@@ -54,7 +54,6 @@ class ReadScheduler:
         self._soon: asyncio.Handle | None = None
         self._soon_at = 0.0
         self._later: asyncio.TimerHandle | None = None
-        self._closed = False
 
     def client_reads(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""
@@ -64,8 +63,7 @@ class ReadScheduler:
             self.read_on()
 
     def close(self) -> None:
-        """Write no more no-ops."""
-        self._closed = True
+        """Write no more no-ops, once the remotes are closed."""
         for timer in (self._soon, self._later):
             if timer is not None:
                 timer.cancel()
@@ -73,38 +71,28 @@ class ReadScheduler:
     # GetMores.
 
     def batch_arrived(
-        self,
-        number: int,
-        events: int,
-        reached: Timestamp | None,
-        now: float,
-        *,
-        complete: bool,
-        opening: bool,
+        self, remote: Remote, batch: CursorBatch, now: float, *, opening: bool
     ) -> None:
         """Decide whether a remote's next getMore is sent, and with what wait and batch size.
 
-        Call it for each reply of the remote ``number``, once the merged stream has processed it:
-        it had so many ``events``, and shows that the member's oplog ends at ``reached``, if given;
-        ``complete`` is whether it is known that the member had no more events. While the stream is
+        Call it for each reply, once the merged stream has processed it. While the stream is
         ``opening``, no remote is paused although no client reads.
         """
-        remote = self._remotes.get(number)
-        if remote is None:
+        number, events = remote.number, len(batch.events)
+        if self._remotes.get(number) is None:
             return
         flow, stream, cursor = self._flow, self._stream, remote.cursor
-        remote.record(events, reached, now, complete=complete)
+        remote.record(events, batch.operation_time, now, complete=batch.complete)
         if events:
             flow.events_arrived(remote, events, now)
-        size = self._memory.batch_bytes
-        if self._fan_out.readers:
-            size = min(size, flow.batch_bytes(len(self._remotes), filtered=True))
-        cursor.aim_at(size)
+        filtered = self._fan_out.readers > 0
+        size = flow.batch_bytes(len(self._remotes), filtered=filtered)
+        cursor.aim_at(min(size, self._memory.batch_bytes))
         needed = stream.is_needed(number)
         if events or needed:
             self.write_noops(now, arriving=True)
         key = stream.watermark(number)
-        watermark = None if key is None else cluster_time_of(key)
+        watermark = cluster_time_of(key) if key else None
         if watermark is not None and remote.overdue.waiting:
             self._check_progress(remote, watermark, now)
         if not needed:
@@ -147,7 +135,7 @@ class ReadScheduler:
 
     def _next_noop(self, remote: Remote, now: float) -> float | None:
         """Return the seconds to the member's next no-op if no budget allows a watermark before."""
-        if not remote.idle or remote.topology or not self._flow.pace.lively(now):
+        if not remote.idle or remote.topology or not self._flow.is_lively(now):
             return None
         target = self._noop_writer.target(remote.target, remote.host)
         waits = self._settings.writes_noops and target.budget.ready_at(now) > now
@@ -194,7 +182,7 @@ class ReadScheduler:
 
     def _write_noops(self) -> None:
         self._soon = None
-        if self._closed or self._unread:
+        if self._unread:
             return
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
         dense, number = rounds.dense(now), rounds.interval_number(now)
@@ -241,7 +229,7 @@ class ReadScheduler:
         More events may wait for the member than when the no-op write was requested.
         """
         remote = self._remotes.get(number)
-        if remote is None or self._closed or self._unread:
+        if remote is None or self._unread:
             return None
         latest = self._stream.laggards().get(number)
         if latest is None or remote.reached > latest:
@@ -260,18 +248,18 @@ class ReadScheduler:
             remote.reset_wait()
             self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
-    def noop_done(self, number: int, result: NoOpResult) -> None:
+    def noop_done(self, number: int, *, moved: bool | None) -> None:
         """Record the result of a no-op write, and look whether members still keep events back."""
         remote = self._remotes.get(number)
         if remote is None:
             return
         now, past = self._loop.time(), remote.noop.past
-        if result is NoOpResult.UNWANTED:
+        if moved is None:
             remote.noop.state = "idle"
             remote.round = -1
         else:
             remote.noop.record_end(now)
-        if result in {NoOpResult.THERE, NoOpResult.ACKNOWLEDGED}:
+        if moved:
             remote.reached = max(remote.reached, next_tick(past))
             remote.overdue.expect_beyond(past, now)
         self._schedule(0.0, arriving=True)

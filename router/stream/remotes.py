@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import structlog
@@ -17,7 +16,7 @@ from router.request.stream_request import StreamRequest, shard_command, topology
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import Action, OpenRemote, ReopenRemote
 from router.stream.noop_writer import NoOpWriter
-from router.stream.pacing import FlowControl, ReadState
+from router.stream.pacing import ReadState
 from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import cluster_time_of
@@ -108,7 +107,7 @@ class Remote(ReadState):
             "target": self.target,
             "address": cursor.address,
             "state": self.state,
-            "watermark": None if watermark is None else cluster_time_of(watermark),
+            "watermark": cluster_time_of(watermark) if watermark else None,
             "events": Int64(self.events),
             "bufferedBytes": Int64(merged.buffered_bytes(self.number)),
             "reopened": cursor.reopenings,
@@ -130,7 +129,6 @@ class Remotes:
     Args:
         request: what the shards are asked for.
         merged: the merge of the remotes.
-        flow: decides the size of the batches.
         resources: what the streams of the process share.
         start: runs a function in a task: its name, the function, the function's arguments.
         batch_arrived: called with each batch of an open remote.
@@ -141,7 +139,6 @@ class Remotes:
         self,
         request: StreamRequest,
         merged: MergedStream,
-        flow: FlowControl,
         resources: StreamResources,
         *,
         start: Callable[..., asyncio.Task[None]],
@@ -150,7 +147,6 @@ class Remotes:
     ) -> None:
         self._request = request
         self._merged = merged
-        self._flow = flow
         self._resources = resources
         self._start = start
         self._batch_arrived = batch_arrived
@@ -187,7 +183,7 @@ class Remotes:
         """
         for action in actions:
             if isinstance(action, OpenRemote):
-                cursor = self._new_cursor(action, len(self) + 1, action.start_at)
+                cursor = self._new_cursor(action, action.start_at)
                 remote = Remote(action, cursor, self._resources.settings)
                 log.debug("open remote", target=action.target, start_at=action.start_at)
                 self._by_number[action.remote] = remote
@@ -197,17 +193,15 @@ class Remotes:
             elif isinstance(action, ReopenRemote):
                 remote = known
                 self._close_cursor(remote)
-                remote.cursor = self._new_cursor(remote, len(self), action.start_after)
+                remote.cursor = self._new_cursor(remote, action.start_after)
             else:
                 self._close(known)
                 continue
             name = f"remote cursor {remote.target}"
             self._start(name, self._read, remote, remote.cursor, context=spans.apart())
 
-    def _new_cursor(
-        self, remote: OpenRemote | Remote, remotes: int, first: Timestamp | bytes
-    ) -> RemoteCursor:
-        """Return a cursor from ``first`` on, that of one of so many ``remotes``."""
+    def _new_cursor(self, remote: OpenRemote | Remote, first: Timestamp | bytes) -> RemoteCursor:
+        """Return a cursor from ``first`` on."""
         request, (cluster, settings, loads, _, _) = self._request, self._resources
         topology = remote.topology
 
@@ -226,7 +220,7 @@ class Remotes:
             dialer=cluster.dialer(remote.target, remote.host or None, preference=preference),
             opening=command,
             clock=cluster.clock,
-            settings=replace(settings, batch_target_bytes=self._flow.batch_bytes(remotes)),
+            settings=settings,
             sent=loads.of(remote.target),
             probing=probing,
         )

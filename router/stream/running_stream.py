@@ -6,15 +6,17 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
 from functools import cached_property
 from itertools import count
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
+from router.catalog.shared_answer import result_of
 from router.memory import Holding
 from router.request.stream_request import StreamRequest
+from router.stream.admission import Ticket
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
@@ -31,6 +33,7 @@ from shard_client.remote_cursor.cursor_reply import CursorBatch
 log = structlog.get_logger()
 
 _NUMBERS = count(1)
+CLOSED: Final = "the stream was closed while it was being opened"
 _LONGEST = 200
 """Most characters of the options and stages in a stream's description."""
 
@@ -41,8 +44,8 @@ class RunningStream:
     It ends soon after the last reader has left. Readers pass their log readers to ``take`` and
     ``wait``.
 
-    ``gone`` is called when no reader can enter any more: run ``close`` then.
-    ``readers`` have entered already. Must be created in a running loop.
+    ``ticket`` is returned once the remotes are closed. ``gone`` is called when no reader can enter
+    any more: run ``close`` then. Must be created in a running loop.
     """
 
     def __init__(
@@ -50,11 +53,11 @@ class RunningStream:
         request: StreamRequest,
         merged: MergedStream,
         resources: StreamResources,
-        gone: Callable[[], None],
-        readers: int = 0,
+        ticket: Ticket,
+        gone: Callable[["RunningStream"], None],
     ) -> None:
         self.merged = merged
-        self.readers = readers
+        self.readers = 0
         """The number of readers."""
         self.number = next(_NUMBERS)
         """A number that no other stream of the process has."""
@@ -63,29 +66,26 @@ class RunningStream:
         self._loads = resources.loads
         self._settings = settings = resources.settings
         self._memory = Holding(resources.memory)
+        self._ticket = ticket
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._waiting_since: float | None = None
         """The time since which the low watermark has held back events."""
         self.fan_out = FanOut(merged, settings.share_filter_bytes)
-        self.waiting = WaitingReaders(merged, self.fan_out, self._loop.time)
-        self._step_at = math.inf
-        """The time of the next step of the views; infinity if none is due."""
-        self._next_step: asyncio.Handle | None = None
+        self.waiting = WaitingReaders(merged, self.fan_out, self._stepped)
         self._flow = flow = FlowControl(settings, resources.memory)
         self._remotes = remotes = Remotes(
-            request, merged, flow, resources,
+            request, merged, resources,
             start=self._start, batch_arrived=self._batch_arrived, failed=self._remote_failed,
         )  # fmt: skip
         self._read_scheduler = ReadScheduler(
             merged, remotes, self.waiting, self.fan_out, flow, resources
         )
-        self.has_opened = False
-        """Whether the remotes have answered, as ``open`` says."""
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks that read remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
-        self._answered: asyncio.Future[None] = self._loop.create_future()
+        self._opened: asyncio.Future[None] = self._loop.create_future()
+        self._opening: asyncio.TimerHandle | None = None
         self._events = 0
         self._waited_at = self._loop.time()
         """The time at which a client last stopped waiting."""
@@ -95,28 +95,51 @@ class RunningStream:
 
     # Life cycle.
 
-    async def open(self, most: float, deadline: float) -> None:
-        """Open the remotes and wait until each has answered; after the deadline, one shard.
+    def open(self, most: float, deadline: float) -> None:
+        """Begin to open the remotes; ``opened`` waits for them up to the deadline.
 
-        ``most`` is the seconds up to ``deadline``, for messages. Raises CommandError, the first
-        failure.
+        ``most`` is the seconds up to ``deadline``, for messages.
         """
+        self._opening = self._loop.call_at(deadline, self._end_opening, most)
         self._read_scheduler.client_reads()
         self._remotes.execute(self.merged.openings)
-        try:
-            async with asyncio.timeout_at(deadline):
-                await self._answered
-        except TimeoutError:
-            remotes = self._remotes
-            late = sorted(remote.target for remote in remotes if not remote.opened)
-            missing = f"no answer from {', '.join(late)} within {most} s"
-            # A shard has accepted the request: the others are waited for in an open stream.
-            if not any(remote.opened and not remote.topology for remote in remotes):
-                raise CommandError(
-                    ErrorCode.FailedToSatisfyReadPreference, missing
-                ).with_change_stream_label() from None
+
+    def _end_opening(self, most: float) -> None:
+        """Open the stream with the shards that have answered by the deadline, one at least."""
+        if self._opened.done():
+            return
+        late = sorted(remote.target for remote in self._remotes if not remote.opened)
+        missing = f"no answer from {', '.join(late)} within {most} s"
+        # A shard has accepted the request: the others are waited for in an open stream.
+        if any(remote.opened and not remote.topology for remote in self._remotes):
             log.warning("stream opened without some shards", missing=missing)
-        self.has_opened = True
+            self._opened.set_result(None)
+        else:
+            self._fail_opening(
+                CommandError(
+                    ErrorCode.FailedToSatisfyReadPreference, missing
+                ).with_change_stream_label()
+            )
+
+    def _fail_opening(self, error: CommandError) -> None:
+        """Let ``opened`` raise ``error``, unless the stream has opened."""
+        if not self._opened.done():
+            self._opened.set_exception(error)
+            self._opened.exception()  # of which there may be no waiter
+            self._end()
+
+    @property
+    def has_opened(self) -> bool:
+        """Whether the remotes have answered, as ``opened`` says."""
+        opened = self._opened
+        return opened.done() and not (opened.cancelled() or opened.exception())
+
+    async def opened(self) -> None:
+        """Wait until each remote has answered; after the deadline, one shard.
+
+        Raises CommandError, the first failure, or 91 if the stream is closed meanwhile.
+        """
+        await result_of(self._opened, CLOSED)
 
     async def close(self) -> None:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
@@ -124,19 +147,24 @@ class RunningStream:
         Idempotent.
         """
         self._closed = True
-        for pending in (self._lingering, self._draining, self._next_step):
+        self._opened.cancel()
+        self.waiting.cancel_step()
+        for pending in (self._opening, self._lingering, self._draining):
             if pending is not None:
                 pending.cancel()
-        self._read_scheduler.close()
-        self.stop_reading()
-        self._memory.size = 0
-        self.merged.close()
-        await self._remotes.wait_closed()
+        try:
+            self.stop_reading()
+            self._read_scheduler.close()
+            self._memory.size = 0
+            self.merged.close()
+            await self._remotes.wait_closed()
+        finally:
+            self._ticket.end()
 
     def _end(self) -> None:
         if not self._closed:
             self._closed = True
-            self._gone()
+            self._gone(self)
 
     def enter(self) -> None:
         """Add a reader."""
@@ -232,7 +260,7 @@ class RunningStream:
         is_part = isinstance(log_reader.view, PartialView)
         try:
             if max_events != 0 and not log_reader.is_ready() and is_part:
-                self._advance(asked=True)
+                self.waiting.advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:
             self._stop_if_broken()
@@ -244,7 +272,7 @@ class RunningStream:
         self._count()
         self._flow.client_took(batch.size)
         if not is_part:
-            self._schedule_step()
+            self.waiting.schedule_step()
             self._read_scheduler.read_on()
         return batch
 
@@ -262,52 +290,22 @@ class RunningStream:
         timer = self._loop.call_later(timeout, complete, waiter)
         try:
             self.waiting.add(log_reader, waiter)
-            self._schedule_step()
+            self.waiting.schedule_step()
             woken_at = await waiter
             if woken_at is not None:
                 self._loads.reply_delays.record(self._loop.time() - woken_at)
         finally:
             timer.cancel()
-            self.waiting.remove(log_reader.view)
+            self.waiting.remove(log_reader)
             self._waited_at = self._loop.time()
             scheduler.client_reads()
 
-    def _schedule_step(self) -> None:
-        """Let the views take a step when one is due."""
-        due = self.waiting.due()
-        if due >= self._step_at:
-            return
-        if self._next_step is not None:
-            self._next_step.cancel()
-        self._step_at = due
-        if due <= self._loop.time():
-            self._next_step = self._loop.call_soon(self._step)
-        else:
-            self._next_step = self._loop.call_at(due, self._step)
-
-    def _step(self, *, asked: bool = False) -> None:
-        """Let the views take a step, and resume reading as far as that frees budget."""
-        try:
-            if self._next_step is not None:
-                self._next_step.cancel()
-            self._next_step, self._step_at = None, math.inf
-            self.waiting.step(asked=asked)
-            self._stop_if_broken()
-            self._count()
-            self._read_scheduler.read_on()
-            self._read_scheduler.write_noops(self._loop.time())
-            self._schedule_step()
-        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
-            self._next_step, self._step_at = None, math.inf
-            self.waiting.fail(error)
-
-    def _advance(self, *, asked: bool = False) -> None:
-        """Let the views take a step now, unless they will in this iteration of the event loop.
-
-        Readers that never wait depend on it: they have ``asked``.
-        """
-        if self._step_at > -math.inf:
-            self._step(asked=asked)
+    def _stepped(self) -> None:
+        """Resume reading as far as a step of the views has freed budget."""
+        self._stop_if_broken()
+        self._count()
+        self._read_scheduler.read_on()
+        self._read_scheduler.write_noops(self._loop.time())
 
     def stop_reading(self) -> None:
         """Kill the remote cursors; released events can still be read."""
@@ -338,10 +336,7 @@ class RunningStream:
         return task
 
     def _batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
-        if self._closed:
-            return
-        number = remote.number
-        actions = self.merged.batch_arrived(number, batch)
+        actions = self.merged.batch_arrived(remote.number, batch)
         now = self._loop.time()
         if batch.events:
             load = self._loads.of(remote.target)
@@ -354,15 +349,10 @@ class RunningStream:
             self._remotes.execute(actions)
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self._start("watch draining shards", self._watch_draining)
-        self._read_scheduler.batch_arrived(
-            number, len(batch.events), batch.operation_time, now,
-            complete=batch.complete, opening=not self.has_opened,
-        )  # fmt: skip
-        if not self._answered.done() and all(other.opened for other in self._remotes):
-            self._answered.set_result(None)
+        self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
+        if not self._opened.done() and all(other.opened for other in self._remotes):
+            self._opened.set_result(None)
         self._pass_on()
-        # Prepare the next reply while the client processes the last one.
-        self.merged.merger.merge_ahead(self._settings.reply_target_bytes)
         if self._waiting_since is not None and not self.merged.is_held_back:
             self._loads.low_watermark_waits.record(self._loop.time() - self._waiting_since)
             self._waiting_since = None
@@ -384,8 +374,11 @@ class RunningStream:
             except CommandError as error:
                 log.info("cannot tell whether a draining shard has left", error=str(error))
                 continue
-            shards, draining = listed.hosts.keys(), listed.draining
-            self._remotes.execute(self.merged.shards_listed(shards, draining, listed.by))
+            if self.merged.error is None:
+                left = self.merged.membership.listed(
+                    listed.hosts.keys(), listed.draining, listed.by
+                )
+                self._remotes.execute(left)
             self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()
         self._draining = None
@@ -400,34 +393,30 @@ class RunningStream:
             log.warning("stream failed", error=str(error))
         else:
             log.error("stream broke", error=str(error), exc_info=cause)
-        if not self._answered.done():
-            self._answered.set_exception(error)
+        self._fail_opening(error)
         self.stop_reading()
 
     def _pass_on(self) -> None:
         """Wake the readers that have something to read, since a batch has been merged."""
         self.waiting.wake_for_release()
         if self.waiting.has_parts:
-            self._advance()
+            self.waiting.advance()
         else:
-            self._schedule_step()
+            self.waiting.schedule_step()
 
     def _remote_failed(self, remote: Remote, error: CommandError) -> None:
-        if self._closed:
-            return
         target, address = remote.target, remote.cursor.address
         log.warning("stream failed", target=target, address=address, error=str(error))
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
             # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self.merged.remote_failed(remote.number, error, address)
-        if not self._answered.done():
-            if remote.opened:
-                # A getMore failed while other remotes were being opened; the client's first
-                # getMore raises the error.
-                self._answered.set_result(None)
-            else:
-                self._answered.set_exception(error.with_change_stream_label())
+        if not remote.opened:
+            self._fail_opening(error.with_change_stream_label())
+        elif not self._opened.done():
+            # A getMore failed while other remotes were being opened; the client's first getMore
+            # raises the error.
+            self._opened.set_result(None)
         self.stop_reading()
 
     def _count(self) -> None:

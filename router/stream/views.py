@@ -119,45 +119,11 @@ class Traffic:
         return max(0, self._bytes - self._passed_bytes) / max(1, self._events)
 
 
-class View:
-    """All events of a merged stream, read from the stream's own log."""
-
-    __slots__ = ("log", "stream")
-
-    def __init__(self, stream: MergedStream, log: EventLog | None = None) -> None:
-        self.stream = stream
-        self.log = stream.log if log is None else log
-
-    def release(self) -> bool:
-        """Append the next events to the log; return False if nothing is ready."""
-        return self.stream.release()
-
-    @property
-    def high_water_mark(self) -> KeyedToken | None:
-        """The high water mark of a client that has read everything, or None."""
-        return self.stream.merger.high_water_mark
-
-    @property
-    def low_watermark(self) -> bytes | None:
-        """The sort key up to which all events are in the log once nothing is ready."""
-        return self.stream.merger.low_watermark
-
-    @property
-    def error(self) -> CommandError | None:
-        """The error that ended the stream after the log's end."""
-        return self.stream.error
-
-    @property
-    def ended(self) -> bool:
-        """Whether the stream has ended with an invalidate and nothing is left to append."""
-        return self.stream.ended
-
-
 _TIME_AND_VERSION: Final = TIME_DIGITS + 4
 """Length of the part of a sort key that holds the cluster time and the version."""
 
 
-class PartialView(View):
+class PartialView:
     """The events of a merged stream that belong to a namespace and pass a filter.
 
     It is readable like the merged stream of that namespace and filter, with its invalidate and its
@@ -168,7 +134,9 @@ class PartialView(View):
     failed, and ``waited_for`` is whether the reader waits for more of them.
     """
 
-    __slots__ = ("failure", "filter", "incarnation", "on_events", "position", "waited_for")
+    __slots__ = (
+        "failure", "filter", "incarnation", "log", "on_events", "position", "stream", "waited_for",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -177,8 +145,8 @@ class PartialView(View):
         stream_filter: StreamFilter,
         floor: bytes,
     ) -> None:
-        stream = position.stream
-        super().__init__(stream, EventLog(floor, event_key, stream.log.join_bytes))
+        self.stream = position.stream
+        self.log = EventLog(floor, event_key, self.stream.log.join_bytes)
         self.position = position
         self.incarnation = incarnation
         self.filter = stream_filter
@@ -205,10 +173,10 @@ class PartialView(View):
         return self.position.high_water_mark
 
     @property
-    def low_watermark(self) -> bytes | None:
-        """The sort key up to which all events are in the log."""
+    def low_watermark(self) -> bytes:
+        """The sort key up to which all events are in the log; b"" after a failure."""
         if self.failure is not None:
-            return None
+            return b""
         incarnation = self.incarnation
         if incarnation.ended and incarnation.end is not None:
             return incarnation.end.key
@@ -236,6 +204,10 @@ class PartialView(View):
         """Whether the wider stream has ended with an invalidate of its own, but not this one."""
         incarnation = self.incarnation
         return not (incarnation.namespace is None or incarnation.ended) and self.position.ended
+
+
+View = MergedStream | PartialView
+"""What a client reads: all events of a merged stream, from the stream's own log, or a part."""
 
 
 class ViewsByFilter:
@@ -347,7 +319,7 @@ class LogPosition:
         """The number of the incarnations that are databases'."""
         self.ending: dict[Incarnation, None] = {}
         """The incarnations whose end has arrived, but not the events that may come before it."""
-        self._last: bytes | None = None
+        self._last = b""
         self._mark: KeyedToken | None = None
 
     def __iter__(self) -> Iterator[PartialView]:
@@ -432,8 +404,8 @@ class LogPosition:
         return self._done and self.stream.ended
 
     @property
-    def low_watermark(self) -> bytes | None:
-        """The sort key up to which its views have all events."""
+    def low_watermark(self) -> bytes:
+        """The sort key up to which its views have all events, or b""."""
         return self.stream.merger.low_watermark if self._done else self._last
 
     @property
@@ -445,7 +417,7 @@ class LogPosition:
         takes its place, except at an invalidate, which ends every stream.
         """
         if not self._done:
-            return None if self._last is None else self._mark_before(self._last)
+            return self._mark_before(self._last) if self._last else None
         mark = self.stream.merger.high_water_mark
         if mark is None or self.stream.ended or is_high_water_mark(mark.key):
             return mark

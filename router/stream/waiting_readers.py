@@ -11,7 +11,7 @@ from typing import Any, Final
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.views import PartialView, View
+from router.stream.views import PartialView
 
 Waiter = asyncio.Future[float | None]
 """Completed when a reader need not wait any longer, with the time if events are ready for it."""
@@ -38,9 +38,9 @@ class WaitingReaders:
     """Lets released events be passed on to views, and wakes the readers that wait for events.
 
     A reader of the whole stream is woken as soon as a block is released. A reader of a part is
-    woken by events that its own view gets, not by others. Its owner takes a ``step`` whenever one
-    is ``due``: that passes events on for a millisecond, and the next block is released when it is
-    done, so that neither a backlog nor costly filters delay other tasks.
+    woken by events that its own view gets, not by others. A step passes events on for a
+    millisecond, and the next block is released when it is done, so that neither a backlog nor
+    costly filters delay other tasks.
 
     During a backlog a reader with few events waits for more, so that replies have many events each.
     It is woken
@@ -48,15 +48,22 @@ class WaitingReaders:
     - when it has many events, when it has had some for the delay, or at the backlog's end;
     - but not before the replies to the readers woken last can have been sent.
 
-    ``clock`` is the event loop's.
+    ``stepped`` is called after each step. Must be created in a running loop.
     """
 
-    def __init__(self, stream: MergedStream, fan_out: FanOut, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, stream: MergedStream, fan_out: FanOut, stepped: Callable[[], None] = lambda: None
+    ) -> None:
         self._stream = stream
         self._fan_out = fan_out
-        self._clock = clock
+        self._stepped = stepped
+        self._loop = asyncio.get_running_loop()
+        self._clock = self._loop.time
+        self._next_step: asyncio.Handle | None = None
+        self._step_at = inf
+        """The time of the next step; infinity if none is to come."""
         # The readers that wait: of the whole stream, and of parts.
-        self._whole: dict[View, Waiter] = {}
+        self._whole: dict[LogReader, Waiter] = {}
         self._parts: dict[PartialView, Waiter] = {}
         self._block_events = stream.block_events
         # The readers that are to be woken, and when they got events, the first ones first.
@@ -87,7 +94,7 @@ class WaitingReaders:
         """Let a reader wait until its view has got an event or is over."""
         view = log_reader.view
         if not isinstance(view, PartialView):
-            self._whole[view] = waiter
+            self._whole[log_reader] = waiter
             return
         self._parts[view] = waiter
         view.waited_for = True
@@ -97,9 +104,10 @@ class WaitingReaders:
         else:
             view.on_events = partial(self._serve, view, waiter)
 
-    def remove(self, view: View) -> None:
-        """Let the reader of a view wait no longer."""
-        self._whole.pop(view, None)
+    def remove(self, log_reader: LogReader) -> None:
+        """Let a reader wait no longer."""
+        view = log_reader.view
+        self._whole.pop(log_reader, None)
         if isinstance(view, PartialView):
             self._parts.pop(view, None)
             self._served.pop(view, None)
@@ -146,7 +154,30 @@ class WaitingReaders:
         """Whether readers of parts wait."""
         return bool(self._parts)
 
-    def due(self) -> float:
+    def schedule_step(self) -> None:
+        """Take a step when one is due."""
+        due = self._due()
+        if due >= self._step_at:
+            return
+        self.cancel_step()
+        self._step_at = due
+        if due <= self._clock():
+            self._next_step = self._loop.call_soon(self.step)
+        else:
+            self._next_step = self._loop.call_at(due, self.step)
+
+    def cancel_step(self) -> None:
+        """Take no step, until one is scheduled."""
+        if self._next_step is not None:
+            self._next_step.cancel()
+        self._next_step, self._step_at = None, inf
+
+    def advance(self, *, asked: bool = False) -> None:
+        """Take a step now, unless one comes in this iteration of the event loop; as ``step``."""
+        if self._step_at > -inf:
+            self.step(asked=asked)
+
+    def _due(self) -> float:
         """Return the time at which a step is due: a past one for at once, infinity for never."""
         if self._fan_out.behind:
             return -inf
@@ -162,21 +193,24 @@ class WaitingReaders:
     def step(self, *, asked: bool = False) -> None:
         """Pass a part of the released events on, and wake the readers whose time has come.
 
-        ``asked`` is whether a reader that does not wait has read everything. Raises what the stream
-        or a filter raises: call ``fail`` then.
+        ``asked`` is whether a reader that does not wait has read everything. An exception ends all
+        views, which may lack events then; their readers may continue elsewhere.
         """
-        if asked or self._parts or self._fan_out.behind:
-            self._pass()
-            self._are_new = False
-            if not self._is_more and (self._stream.ended or self._stream.error is not None):
-                self.wake()
-            else:
-                self._wake_served()
-
-    def fail(self, error: Exception) -> None:
-        """End all views, which may lack events now; their readers may continue elsewhere."""
-        self._fan_out.fail(error)
-        self._wake(self._parts)
+        try:
+            self.cancel_step()
+            if asked or self._parts or self._fan_out.behind:
+                self._pass()
+                self._are_new = False
+                if not self._is_more and (self._stream.ended or self._stream.error is not None):
+                    self.wake()
+                else:
+                    self._wake_served()
+            self._stepped()
+            self.schedule_step()
+        except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
+            self._next_step, self._step_at = None, inf
+            self._fan_out.fail(error)
+            self._wake(self._parts)
 
     @property
     def _delay(self) -> float:

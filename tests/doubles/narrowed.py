@@ -28,9 +28,8 @@ class PartOfStream:
         start_at: Timestamp,
         topology_from: Timestamp,
     ) -> None:
-        self.wide = MergedStream(
-            request, shards, start_at=start_at, topology_from=topology_from, keep_bytes=1 << 30
-        )
+        self.wide = MergedStream(request, shards, start_at=start_at, topology_from=topology_from)
+        self.wide.keep_bytes = 1 << 30
         self.fan_out = FanOut(self.wide, 1 << 30)
         point = starting_point(narrow, start_at, 1)
         name = None if narrow.collection is None else narrow.collection.encode()

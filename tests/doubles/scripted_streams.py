@@ -15,7 +15,6 @@ from router.request.stream_request import StreamRequest
 from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import Action, CloseRemote, OpenRemote, ReopenRemote
-from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_data, token_of
 
@@ -87,7 +86,7 @@ class PrivateStream(MergedStream):
         **more: Any,
     ) -> None:
         super().__init__(request, shards, start_at=start_at, topology_from=topology_from, **more)
-        self.log_reader = LogReader(View(self), starting_point(request, start_at, token_version))
+        self.log_reader = LogReader(self, starting_point(request, start_at, token_version))
 
     @property
     def ready(self) -> bool:

@@ -31,8 +31,9 @@ def _change(target: object, **attributes: object) -> None:
 def _low_watermark_of_the_fastest() -> Iterator[None]:
     """Release events up to the largest watermark instead of the smallest."""
 
-    def low_watermark(merger: Merger) -> bytes | None:
-        return None if merger._silent else merger._watermarks[-1][0]
+    def low_watermark(merger: Merger) -> bytes:
+        keys = [key for key, _ in merger._watermarks] or [b""]
+        return keys[0] and keys[-1]
 
     with mock.patch.object(Merger, "low_watermark", property(low_watermark)):
         yield
@@ -42,11 +43,9 @@ def _low_watermark_of_the_fastest() -> Iterator[None]:
 def _low_watermark_without_the_config_server() -> Iterator[None]:
     """Leave the config server out of the low watermark, so that new shards are found too late."""
 
-    def low_watermark(merger: Merger) -> bytes | None:
-        watermarks = [
-            each.watermark for each in merger.remotes.values() if not each.opening.topology
-        ]
-        return None if None in watermarks else min(watermarks, default=None)  # type: ignore[type-var]
+    def low_watermark(merger: Merger) -> bytes:
+        shards = (each for each in merger.remotes.values() if not each.opening.topology)
+        return min((each.watermark for each in shards), default=b"")
 
     with mock.patch.object(Merger, "low_watermark", property(low_watermark)):
         yield

@@ -149,7 +149,7 @@ class Scenario:
             settings_of_streams(parameters),
             reply_target_bytes=size,
             large_reply_bytes=size,
-            blocks=BlockSizes(max(1, size // 500), coalesce_bytes=size, join_bytes=size),
+            blocks=BlockSizes(max(1, size // 500), join_bytes=size),
             **self._plan.limits,
         )
 

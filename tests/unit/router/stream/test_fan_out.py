@@ -86,8 +86,9 @@ def test_an_exception_ends_the_views_without_a_watermark(
         patch.setattr(FilterIndex, "route", fail)
         reading.pass_on()
     assert told == [view]
-    assert low_watermark is not None
-    assert view.low_watermark is view.high_water_mark is None
+    assert low_watermark
+    assert not view.low_watermark
+    assert view.high_water_mark is None
     assert view.error is not None
     assert view.error.__cause__ is error
     assert RESUMABLE_LABEL not in view.error.labels, "the client's own stream may not fail"
@@ -139,7 +140,7 @@ def test_views_that_the_log_has_left_behind_fail() -> None:
     reading.stream.log.trim(0)
     reading.pass_on()
     assert view.error is not None
-    assert view.low_watermark is None
+    assert not view.low_watermark
 
 
 STEP = 0.001

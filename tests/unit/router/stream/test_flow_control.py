@@ -11,7 +11,6 @@ from router.stream.pacing import (
     FlowControl,
     Memory,
     NoOpState,
-    Pace,
     ReadState,
     Rounds,
     TokenBucket,
@@ -27,28 +26,28 @@ MIB = 1024 * 1024
 # The pace of events.
 
 
-def pace_of(interval: float, count: int = 100) -> tuple[Pace, float]:
-    """Return a pace after ``count`` events ``interval`` seconds apart, and the time."""
-    pace, now = Pace(LIMITS), 0.0
+def paced(interval: float, count: int = 100) -> tuple[FlowControl, float]:
+    """Return a flow control after ``count`` events ``interval`` seconds apart, and the time."""
+    flow, now = FlowControl(LIMITS, Memory(1 << 40)), 0.0
     for _ in range(count):
         now += interval
-        pace.record_events(now)
-    return pace, now
+        flow.events_arrived(ReadState(LIMITS), 1, now)
+    return flow, now
 
 
 def test_an_active_stream_becomes_quiet_and_active_again_soon():
-    assert not Pace(LIMITS).lively(0.0)
+    assert not paced(0.0, 0)[0].is_lively(0.0)
     for interval, active in ((0.0001, True), (0.003, True), (0.005, False), (3600.0, False)):
-        pace, now = pace_of(interval)
-        assert (pace.active(now), pace.lively(now)) == (active, True)
-    pace, now = pace_of(0.002)
-    assert not pace.active(now + LIMITS.active_for)
-    assert pace.lively(now + 0.5)
-    assert not pace.lively(now + 2.0)
+        flow, now = paced(interval)
+        assert (flow.is_active(now), flow.is_lively(now)) == (active, True)
+    flow, now = paced(0.002)
+    assert not flow.is_active(now + LIMITS.active_for)
+    assert flow.is_lively(now + 0.5)
+    assert not flow.is_lively(now + 2.0)
     hour = now + 3600.0
     for number in range(12):
-        pace.record_events(hour + number * 0.002)
-    assert pace.active(hour + 0.024)
+        flow.events_arrived(ReadState(LIMITS), 1, hour + number * 0.002)
+    assert flow.is_active(hour + 0.024)
 
 
 # Prefetching.
@@ -181,7 +180,7 @@ def test_noops_are_written_later_while_events_come_quickly():
     flow = FlowControl(LIMITS, Memory(MIB))
     assert flow.noop_delay(100.0, []) == LIMITS.noop_delay == 0
     for number in range(20):
-        flow.pace.record_events(100.0 + 0.001 * number)
+        flow.events_arrived(ReadState(LIMITS), 1, 100.0 + 0.001 * number)
     assert flow.noop_delay(100.02, []) == GATE
     assert flow.noop_delay(101.0, []) == 0
 

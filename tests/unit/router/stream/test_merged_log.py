@@ -5,7 +5,6 @@ from hypothesis import strategies as st
 
 from router.memory import weight
 from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
-from router.stream.merger import Block
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 
 JOIN_BYTES = DEFAULT_BLOCK_SIZES.join_bytes
@@ -31,7 +30,7 @@ def events(*sizes: int, first: int = 0) -> list[bytes]:
 
 def append(log: EventLog, appended: list[bytes]) -> None:
     known = key_of(appended[-1]) if len(appended) % 2 else None
-    log.append(Block(list(appended), sum(map(len, appended)), known))
+    log.append(list(appended), sum(map(len, appended)), known)
 
 
 # How a batch is cut.

@@ -9,7 +9,7 @@ from bson import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.loads import MemberLoads
-from router.stream.noop_writer import NoOpResult, NoOpWriter
+from router.stream.noop_writer import NoOpWriter
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
 from tests.harness.until import until
@@ -30,7 +30,7 @@ class Requests:
         self.done = 0
         self.sent: list[float] = []
         self.wanted: list[Timestamp | None] = []
-        self.results: list[NoOpResult] = []
+        self.results: list[bool | None] = []
 
     def ask(self, past: Timestamp | None) -> None:
         self.wanted.append(past)
@@ -42,9 +42,9 @@ class Requests:
     def noop_sent(self, number: int, takes: float) -> None:
         self.sent.append(takes)
 
-    def noop_done(self, number: int, result: NoOpResult) -> None:
+    def noop_done(self, number: int, *, moved: bool | None) -> None:
         self.done += 1
-        self.results.append(result)
+        self.results.append(moved)
 
     async def once(self, past: Timestamp | None) -> None:
         wanted = self.done + 1
@@ -66,7 +66,7 @@ async def test_a_noop_advances_the_member_beyond_the_requested_time(cluster: Scr
     assert member.commands["appendOplogNote"] == 2, (
         "a member that is already past the time writes no note"
     )
-    assert requests.results == [NoOpResult.ACKNOWLEDGED, NoOpResult.THERE]
+    assert requests.results == [True, True]
     load = requests.loads.of("s1")
     assert (load.noop_commands, load.noop_writes, load.noop_write_bytes) == (2, 1, 101)
     await requests.noop_writer.close()
@@ -82,7 +82,7 @@ async def test_a_member_that_refuses_noop_writes_is_read_from_immediately_and_la
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 1)
     await requests.once(Timestamp(98, 2))
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
-    assert requests.results == [NoOpResult.READ] * 2, "a read may not show the requested time"
+    assert requests.results == [False, False], "a read may not show the requested time"
     await requests.noop_writer.close()
 
 
@@ -118,7 +118,7 @@ async def test_a_noop_write_that_is_no_longer_needed_is_skipped(
     requests, member = Requests(cluster, noop_burst=1.0), cluster.shards["s1"]
     for past in (Timestamp(200, 1), None, None):
         await requests.once(past)
-    assert requests.results == [NoOpResult.ACKNOWLEDGED, NoOpResult.UNWANTED, NoOpResult.UNWANTED]
+    assert requests.results == [True, None, None]
     assert len(requests.sent) == member.commands["appendOplogNote"] == 1
     await requests.noop_writer.close()
 
@@ -148,10 +148,10 @@ async def test_a_noop_without_a_majority_is_not_acknowledged(cluster: ScriptedCl
     requests, member = Requests(cluster), cluster.shards["s1"]
     member.unreplicated = True
     await requests.once(Timestamp(200, 1))
-    assert requests.results == [NoOpResult.FAILED]
+    assert requests.results == [False]
     member.unreplicated = False
     await requests.once(Timestamp(300, 1))
-    assert requests.results[-1] is NoOpResult.ACKNOWLEDGED
+    assert requests.results[-1]
     await requests.noop_writer.close()
 
 
@@ -171,7 +171,7 @@ async def test_a_removed_shard_gets_a_noop_write_while_another_joins(cluster: Sc
     requests.ask(Timestamp(200, 5))
     requests.noop_writer.target("s2", cluster.shards["s2"].host)
     await until(lambda: requests.done == 1)
-    assert requests.results == [NoOpResult.ACKNOWLEDGED]
+    assert requests.results == [True]
     await requests.noop_writer.close()
 
 

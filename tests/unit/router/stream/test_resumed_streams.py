@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from router.stream.log_reader import Batch
-from router.stream.views import View
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
@@ -85,7 +84,7 @@ class WanderingDriver(Driver):
         shards, spans = len(self.scripts) - 1, () if resumes else reader.needs_spans
         self.stream = make(options=start, shards=shards, version=version, spans=spans)
         if not resumes:
-            reader.continue_on(View(self.stream))
+            reader.continue_on(self.stream)
             self.stream.log_reader = reader
         self.pending.clear()
         self.act(self.stream.openings)
@@ -153,7 +152,7 @@ def test_a_client_that_moves_between_events_with_one_token_gets_each_once():
         each.batch_arrived(CONFIG, batch([], hwm(50)))
     reader = first.log_reader
     found = reader.take(1).events
-    reader.continue_on(View(second))
+    reader.continue_on(second)
     assert found + reader.take(None).events == [raw for _, raw in [*twins, at(30, A), at(30, B)]]
 
 
@@ -162,7 +161,7 @@ def test_a_client_moves_only_to_a_stream_that_has_its_next_events():
     for upto, moves in ((20, False), (40, True)):
         feed(own, upto=upto)
         own.take(None)
-        assert own.log_reader.switch_to(other, lambda _: View(other)) is moves
+        assert own.log_reader.switch_to(other, lambda _: other) is moves
 
 
 def invalidated(
@@ -225,7 +224,7 @@ class MovingDriver(Driver):
                 shards=len(self.scripts) - 1,
                 spans=reader.needs_spans,
             )
-            reader.continue_on(View(self.stream))
+            reader.continue_on(self.stream)
             self.stream.log_reader = reader
             self.pending.clear()
             self.act(self.stream.openings)

@@ -8,8 +8,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import connected
 from router.cursors.registry import CursorRegistry
-from router.stream.membership import ShardSpan, covers_all
-from router.stream.merged_stream import MergedStream
+from router.stream.membership import Membership, ShardSpan, covers_all
 from router.stream.merger import CloseRemote
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
@@ -35,9 +34,9 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     assert stream.batch_arrived(CONFIG, draining("shard1", 20, 50)) == []
     assert stream.membership.draining == {"shard1"}
     both = {"shard0", "shard1"}
-    assert stream.shards_listed(both, {"shard1"}, Timestamp(30, 1)) == []
+    assert stream.membership.listed(both, {"shard1"}, Timestamp(30, 1)) == []
     assert stream.laggards() == {}
-    assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
+    assert stream.membership.listed({"shard0"}, set(), Timestamp(40, 1)) == []
     assert stream.membership.draining == set()
     assert stream.laggards() == {B: Timestamp(40, 2)}
     arrive(stream, A, upto=50)
@@ -54,7 +53,7 @@ def test_a_shard_that_stopped_draining_is_kept():
     stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
     stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
     assert stream.membership.draining == set()
-    assert stream.shards_listed({"shard0"}, set(), Timestamp(40, 1)) == []
+    assert stream.membership.listed({"shard0"}, set(), Timestamp(40, 1)) == []
     assert arrive(stream, B, upto=50) == []
 
 
@@ -168,7 +167,7 @@ async def test_a_stream_that_cannot_watch_a_draining_shard_fails(
     """It would not notice that the shard has left, and wait for it without end."""
     registry = cluster.registry(removed_shards_interval=0.01)
     cursor, _ = await registry.open(stream(), OWNER)
-    monkeypatch.setattr(MergedStream, "shards_listed", None)
+    monkeypatch.setattr(Membership, "listed", None)
     drain(cluster)
     with pytest.raises(CommandError) as caught:
         await read_until(cursor, 1)

@@ -32,7 +32,8 @@ _RUNS = 30
 
 
 _LAST = frozenset(
-    {"__init__", "guarded", "_stop_if_broken", "clear", "close", "fail", "stop_reading"}
+    {"__init__", "guarded", "_fail_opening", "_stop_if_broken", "clear", "close", "fail"}
+    | {"stop_reading"}
 )
 """Functions that end what an exception has interrupted: a second one there would end nothing."""
 

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from math import inf
 
 import pytest
 from bson import Timestamp
@@ -30,7 +29,7 @@ ALL = {"$gte": 0}
 class Backlog:
     """One shard's stream with several blocks of events; each tenant has every 100th event.
 
-    Steps are taken when they are due, as a running stream does. ``passed`` is called in each.
+    ``passed`` is called in each step.
     """
 
     def __init__(
@@ -39,12 +38,10 @@ class Backlog:
         command = {"aggregate": 1, "pipeline": [{"$changeStream": {}}], "cursor": {}}
         request = parse_request("db", command)
         self.stream = MergedStream(request, {"s0": "h:1"}, start_at=START, topology_from=START)
-        self.loop = asyncio.get_running_loop()
         self.fan_out = FanOut(self.stream, kept_bytes)
-        self.readers = WaitingReaders(self.stream, self.fan_out, self.loop.time)
+        self.readers = WaitingReaders(self.stream, self.fan_out)
         self.point = starting_point(request, START, 1)
         self.size = size
-        self.next_step: asyncio.Handle | None = None
         pass_on = self.fan_out.step
 
         def step(clock: Callable[[], float], seconds: float) -> None:
@@ -52,19 +49,6 @@ class Backlog:
             passed()
 
         self.fan_out.step = step  # type: ignore[method-assign]
-
-    def schedule(self) -> None:
-        if self.next_step is not None:
-            self.next_step.cancel()
-        due = self.readers.due()
-        if due <= self.loop.time():
-            self.next_step = self.loop.call_soon(self.step)
-        elif due < inf:
-            self.next_step = self.loop.call_at(due, self.step)
-
-    def step(self, *, asked: bool = False) -> None:
-        self.readers.step(asked=asked)
-        self.schedule()
 
     def reader(self, tenant: int | Mapping[str, int]) -> LogReader:
         wanted = compile_filter([{"$match": {"fullDocument.tenant": tenant}}])
@@ -89,7 +73,7 @@ class Backlog:
         """Let a reader wait; return what is done when it is woken."""
         waiter: Waiter = asyncio.get_running_loop().create_future()
         self.readers.add(reader, waiter)
-        self.schedule()
+        self.readers.schedule_step()
         return waiter
 
     async def wait(self, *readers: LogReader) -> None:
@@ -98,7 +82,7 @@ class Backlog:
         async with asyncio.timeout(PATIENCE):
             await waiters[0]
         for reader in readers:
-            self.readers.remove(reader.view)
+            self.readers.remove(reader)
 
 
 @pytest.fixture
@@ -115,7 +99,7 @@ async def test_a_reader_with_few_events_waits_for_more() -> None:
     backlog.arrive()
     assert not backlog.readers.should_gather(second, None), "nothing is there"
     while second.view.log.end < 5:
-        backlog.step(asked=True)
+        backlog.readers.step(asked=True)
         await asyncio.sleep(0)
     assert backlog.readers.should_gather(second, None)
     assert not backlog.readers.should_gather(second, 5), "its batch would be full"
@@ -160,7 +144,7 @@ async def test_a_reader_may_use_what_others_leave() -> None:
         backlog.reader(EVERY + number)
     backlog.arrive()
     while backlog.stream.merger.ready or backlog.fan_out.behind:
-        backlog.step(asked=True)
+        backlog.readers.step(asked=True)
         await asyncio.sleep(0)
     assert not reader.lost, "its events fit into the memory of all readers"
     got = 0
