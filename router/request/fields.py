@@ -32,12 +32,6 @@ def wrong_type(path: str, value: Any, *expected: str) -> CommandError:
     )
 
 
-def negative(name: str, number: int) -> CommandError:
-    """Return the error for a number below zero."""
-    message = f"BSON field '{name}' value must be >= 0, actual value '{number}'"
-    return CommandError(51024, message)
-
-
 # Fields that any command can carry besides its own; mongos gives them no command-specific meaning.
 GENERIC_FIELDS = frozenset(
     {
@@ -89,7 +83,8 @@ def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | No
         return None
     number = whole_number(value, f"{name}.{field}")
     if number < 0:
-        raise negative(field, number)
+        message = f"BSON field '{field}' value must be >= 0, actual value '{number}'"
+        raise CommandError(51024, message)
     return number
 
 
