@@ -20,7 +20,7 @@ from deltalake import DeltaTable
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 
 CHANGES = 10_000
 SIZES = (100_000, 1_000_000, 10_000_000)
@@ -88,7 +88,7 @@ def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> ChangeRepo
     kinds, tokens, raw = (pa.array(each) for each in columns)
     names = (pa.repeat(pa.scalar(text), len(events)) for text in ("shop", "orders"))
     rows = pa.RecordBatch.from_arrays([*names, kinds, tokens, raw], names=[*CHANGE_COLUMNS])
-    stage = ChangeStage(str(folder), tolerant=False)
+    stage = ChangeStage(str(folder))
     stage.add(rows)
     return stage.close()
 

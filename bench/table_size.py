@@ -19,7 +19,7 @@ from bench.current_tables import apply, insert, key_of, staged, update
 from bench.processes import peak_memory
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable, Upsert
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 
 FILES = (100, 1_000, 10_000, 100_000)
 BATCHES, FILE_BYTES = 5, 100_000_000

@@ -1,10 +1,11 @@
 """What the streams of a process cost and deliver: commands and events by member, and delays."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Final
 
 from bson.int64 import Int64
+from pydantic.alias_generators import to_camel
 
 from router.status_sums import Histogram
 
@@ -21,7 +22,7 @@ class MemberLoad:
     """Commands that make an idle oplog advance: no-op writes, or reads where these are refused."""
     noop_writes: int = 0
     """No-op writes that were made; the oplog had already advanced far enough for the others."""
-    noop_bytes: int = 0
+    noop_write_bytes: int = 0
     """Bytes that these no-op writes take in the oplog."""
     reopenings: int = 0
     """Failures after which a cursor is opened again."""
@@ -32,16 +33,7 @@ class MemberLoad:
 
     def to_document(self) -> dict[str, Any]:
         """Return what serverStatus shows."""
-        return {
-            "openings": Int64(self.openings),
-            "getMores": Int64(self.get_mores),
-            "noopCommands": Int64(self.noop_commands),
-            "noopWrites": Int64(self.noop_writes),
-            "noopWriteBytes": Int64(self.noop_bytes),
-            "reopenings": Int64(self.reopenings),
-            "events": Int64(self.events),
-            "eventBytes": Int64(self.event_bytes),
-        }
+        return {to_camel(name): Int64(count) for name, count in asdict(self).items()}
 
 
 TIME_BOUNDS: Final = (

@@ -1,5 +1,6 @@
 """The start parameters, each declared once: at the field of the settings that it sets."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
 
@@ -26,10 +27,6 @@ class Parameter:
     least: float = 0
     most: float = _UNBOUNDED
     unit: float = 1
-
-    def in_settings(self, value: Any) -> Any:
-        """Return a value of the parameter in the unit of the settings."""
-        return value * self.unit if isinstance(value, float) else value
 
 
 def parameter(
@@ -71,4 +68,17 @@ def parameters_of(settings: type) -> dict[str, Parameter]:
         each.name: each.metadata[_METADATA]
         for each in fields(settings)
         if _METADATA in each.metadata
+    }
+
+
+def fields_set_by(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
+    """Return the fields of a dataclass that parameters set, in the units of the settings.
+
+    Args:
+        values: the values of all parameters by name, each in the parameter's own unit.
+        settings: the dataclass.
+    """
+    return {
+        field: values[each.name] if each.unit == 1 else values[each.name] * each.unit
+        for field, each in parameters_of(settings).items()
     }

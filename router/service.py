@@ -3,7 +3,12 @@
 import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import (
+    AbstractAsyncContextManager,
+    AsyncExitStack,
+    asynccontextmanager,
+    suppress,
+)
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
@@ -54,24 +59,17 @@ def _now() -> datetime:
 
 async def serve_process(
     settings: Settings,
-    arguments: Sequence[str],
+    parts: "AbstractAsyncContextManager[ServiceParts]",
     stop: asyncio.Event,
-    *,
     rotate: asyncio.Event | None = None,
-    replica_set: ReplicaSetFactory | None = None,
-    now: Callable[[], datetime] = _now,
-    settings_of: Callable[[Mapping[str, Any]], StreamSettings] = settings_of_streams,
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
     Args:
         settings: the operator's settings, with a config server or a replica set.
-        arguments: the command line, for getCmdLineOpts.
+        parts: what ``assemble`` returns for them.
         stop: the event that ends the router.
         rotate: the event that requests an exchange of the certificates; cleared here.
-        replica_set: creates the monitor of a replica set, as for ``Cluster``.
-        now: the wall clock.
-        settings_of: returns the settings of streams for the server parameters.
 
     Raises:
         ValueError: if neither a config server nor a replica set is set, or a file with a secret or
@@ -79,9 +77,6 @@ async def serve_process(
         OSError: if a port cannot be opened, or such a file not be read.
     """
     async with AsyncExitStack() as owned:
-        parts = assemble(
-            settings, arguments, replica_set=replica_set, now=now, settings_of=settings_of
-        )
         node, listener, feed = await owned.enter_async_context(parts)
         ports = {"port": await listener.listen(settings.net.hosts, settings.net.port)}
         collect = partial(collect_own, node)

@@ -395,22 +395,18 @@ def rebuild(
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):
         raise OptionError("--to and --into belong together: give both, or none")
+    time = None if to is None else argument(cluster_time, to, "--to")
     with ExitStack() as held, printed_progress():
-        if to is not None and into is not None:
-            time = argument(cluster_time, to, "--to")
+        if time is None:
+            held.enter_context(folder.locked())
+        makes_table = time is not None or lacks_current(folder)
+        if makes_table:
             spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_table(spark, folder, time, into)
-            typer.echo(f"{table.address} has {table.count()} documents")
-            if names := unread_names(table.state.unread_or_lost):
+            table = rebuild_table(spark, folder, time, into or "")
+            typer.echo(f"{table.address} has {table.log.count()} documents")
+            if time is not None and (names := unread_names(table.state.unread_or_lost)):
                 typer.echo(f"it lacks documents of {names}: {UNREAD_THEN}", err=True)
-            return
-        held.enter_context(folder.locked())
-        lost = lacks_current(folder)
-        if lost:
-            spark = held.enter_context(job_session("rebuild", given))
-            table = rebuild_table(spark, folder)
-            typer.echo(f"{table.address} has {table.count()} documents")
-        if restore_checkpoint(folder) is None and not lost:
+        if time is None and restore_checkpoint(folder) is None and not makes_table:
             raise OptionError(f"the job in {folder.address} has lost nothing: start the job")
 
 

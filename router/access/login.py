@@ -13,14 +13,13 @@ from typing import Any, TypeGuard
 
 import structlog
 
-from router.access.signing import ClientTime, SignedTimes
+from router.access.signing import SignedTimes
 from router.access.users import REFRESH_SECONDS, User, UserName, Users
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.client_limits import ClientLimits
 from router.fair_limit import FairLimit
 from router.owned_tasks import OwnedTasks
-from router.privileges import CLUSTER
 from router.request.fields import missing_field
 from router.tls.certificates import Certificates
 from shard_client import spans
@@ -343,10 +342,10 @@ class Login:
     async def _done(self, link: ServerLink) -> None:
         """Take over the user that the server says is logged in."""
         status = await link.command("admin", {"connectionStatus": 1})
-        names = _authenticated(status)
-        if len(names) != 1:
+        users = status["authInfo"]["authenticatedUsers"]
+        if len(users) != 1:
             raise CommandError(ErrorCode.AuthenticationFailed, "Authentication failed.")
-        name = names[0]
+        name = UserName(users[0]["user"], users[0]["db"])
         self._check_same(name)
         self._user = await self._access.users.get(name)
         self._log.succeeded(name.user, name.database)
@@ -365,19 +364,6 @@ class Login:
 
 
 _STEP_FIELDS = frozenset({"conversationId", "done", "payload", "ok"})
-
-
-def _authenticated(status: Mapping[str, Any]) -> list[UserName]:
-    info = status.get("authInfo")
-    listed = info.get("authenticatedUsers") if isinstance(info, Mapping) else None
-    return [
-        UserName(str(each.get("user")), str(each.get("db")))
-        for each in (listed if isinstance(listed, list) else ())
-        if isinstance(each, Mapping)
-    ]
-
-
-_ADVANCE = "advanceClusterTime"
 
 
 class AccessControl:
@@ -419,12 +405,3 @@ class AccessControl:
     def own_certificate(self) -> Certificate | None:
         """The certificate that the router shows to servers; None without TLS."""
         return None if self._certificates is None else self._certificates.contexts.own
-
-    async def check_time(self, time: ClientTime, user: User) -> None:
-        """Check a user's time, by its signature unless the user may advance the clock.
-
-        Raises:
-            CommandError: mongos's error for a signature that is wrong.
-        """
-        if not user.privileges.allow(CLUSTER, _ADVANCE):
-            await self.times.check(time)

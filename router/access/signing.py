@@ -29,41 +29,26 @@ MOST_DRIFT = 365 * 24 * 60 * 60
 """Most seconds that a time can be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
 
 
-@dataclass(frozen=True, slots=True)
-class ClientTime:
-    """A well-formed ``$clusterTime``: the time and its signature.
-
-    ``digest`` is the signature's 20 bytes; ``key_id`` is the id of the signing key. The signature
-    is not verified here, since that requires the keys.
-    """
-
-    time: Timestamp
-    digest: bytes
-    key_id: int
-
-
-def check_client_time(value: Mapping[str, Any], now: float) -> ClientTime:
-    """Return the parsed ``$clusterTime`` of a client's command, which ``is_cluster_time`` accepts.
+def check_drift(time: Timestamp, now: float) -> None:
+    """Check that the cluster time of a client's command is not too far ahead.
 
     Clients' times never advance the cluster clock, which takes time from servers alone: without
     authentication nothing proves a client's time (docs/clients.md). A message
     relayed to the upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
 
     Args:
-        value: the decoded field.
+        time: the client's time.
         now: the wall clock, in seconds since 1970.
 
     Raises:
         CommandError: 205, as mongos, for a time more than a year ahead.
     """
-    time, signature = value["clusterTime"], value["signature"]
     if time.time > now + MOST_DRIFT:
         raise CommandError(
             ErrorCode.ClusterTimeFailsRateLimiter,
             f"New $clusterTime, {time.time}, is too far from this node's wall clock time, "
             f"{int(now)}.",
         )
-    return ClientTime(time, bytes(signature["hash"]), int(signature["keyId"]))
 
 
 _RANGE: Final = 0xFFFF
@@ -103,7 +88,6 @@ class SignedTimes:
         self._may_read_keys = True
         self._last: tuple[bytes, Timestamp] | None = None
         self._last_ordinal = 0
-        self._proof: tuple[int, int, bytes] = (-1, 0, b"")
         self._read_at = float("-inf")
         self._reading = asyncio.Lock()
 
@@ -118,13 +102,11 @@ class SignedTimes:
             return clock.newest_signed
         ordinal = clock.ordinal
         if ordinal != self._last_ordinal or self._last is None:
-            key = self._key_for_signing(ordinal)
+            key = self._key(ordinal)
             if key is None:
                 return clock.newest_signed
-            if self._proof[0] != ordinal | _RANGE or self._proof[1] != key.key_id:
-                self._proof = (ordinal | _RANGE, key.key_id, key.sign(ordinal))
             time = Timestamp(ordinal >> 32, ordinal & 0xFFFFFFFF)
-            signature = {"hash": self._proof[2], "keyId": Int64(key.key_id)}
+            signature = {"hash": key.sign(ordinal), "keyId": Int64(key.key_id)}
             self._last = encode({"clusterTime": time, "signature": signature}), time
             self._last_ordinal = ordinal
         return self._last
@@ -134,74 +116,70 @@ class SignedTimes:
         newest = self.newest
         return None if newest is None else newest[0]
 
-    async def check(self, client: ClientTime) -> None:
-        """Check the signature of a client's time, as mongos checks it.
+    async def check(self, cluster_time: Mapping[str, Any]) -> None:
+        """Check the signature of a client's ``$clusterTime``, as mongos checks it.
 
-        A time that the clock has reached needs no proof. Without the cluster's keys nothing can be
-        checked; the router uses no client's time in any case.
+        ``is_cluster_time`` has accepted its form. A time that the clock has reached needs no proof.
+        Without the cluster's keys nothing can be checked; the router uses no client's time in any
+        case.
 
         Raises:
             CommandError: 211, no such key; 204, the signature is not that of the time.
         """
-        time, key_id = client.time, client.key_id
+        time, signature = cluster_time["clusterTime"], cluster_time["signature"]
+        key_id = int(signature["keyId"])
         ordinal = time.time << 32 | time.inc
         if ordinal <= self._cluster.clock.ordinal or not self._may_read_keys:
             return
-        key = self._key(key_id, ordinal)
+        key = self._key(ordinal, key_id)
         if key is None:
             await self._read_soon()
-            key = self._key(key_id, ordinal)
+            key = self._key(ordinal, key_id)
         if key is None:
             raise CommandError(
                 ErrorCode.KeyNotFound,
                 "No keys found for HMAC that is valid for time: "
                 f"{{ ts: Timestamp({time.time}, {time.inc}) }} with id: {key_id}",
             )
-        if not hmac.compare_digest(key.sign(ordinal), client.digest):
+        if not hmac.compare_digest(key.sign(ordinal), signature["hash"]):
             raise CommandError(ErrorCode.TimeProofMismatch, "Proof does not match the cluster time")
 
-    def _key_for_signing(self, ordinal: int) -> SigningKey | None:
-        return next((key for key in self._keys if key.expires > ordinal), None)
-
-    def _key(self, key_id: int, ordinal: int) -> SigningKey | None:
-        for key in self._keys:
-            if key.key_id == key_id and key.expires > ordinal:
-                return key
-        return None
+    def _key(self, ordinal: int, key_id: int | None = None) -> SigningKey | None:
+        """Return the first key, or that of ``key_id``, that may sign the time; None without one."""
+        valid = (key for key in self._keys if key.expires > ordinal)
+        return next((key for key in valid if key_id is None or key.key_id == key_id), None)
 
     async def keep_reading(self) -> None:
         """Read the keys now and again, until cancelled, or until the router may not read them."""
-        while True:
-            pause = _READ_SECONDS
+        while self._may_read_keys:
             try:
-                await self._read()
-            except NetworkError as error:
-                log.warning("cannot read the signing keys", error=str(error))
-                pause = _RETRY_SECONDS
-            except CommandError as error:
-                if error.code == ErrorCode.Unauthorized:
-                    self._may_read_keys = False
-                    log.info(
-                        "The router's user may not read the keys of cluster times; clients get "
-                        "times that servers have signed",
-                    )
-                    return
-                log.warning("cannot read the signing keys", error=str(error))
-                pause = _RETRY_SECONDS
+                has_read = await self._try_to_read()
             except Exception:  # the reading of keys must continue
                 log.exception("Unexpected error")
-            if not self._keys:
-                pause = _RETRY_SECONDS
-            await asyncio.sleep(pause)
+                has_read = False
+            await asyncio.sleep(_READ_SECONDS if has_read and self._keys else _RETRY_SECONDS)
+
+    async def _try_to_read(self) -> bool:
+        """Read the keys; return whether that has succeeded. A failure is logged."""
+        try:
+            await self._read()
+        except (CommandError, NetworkError) as error:
+            if isinstance(error, CommandError) and error.code == ErrorCode.Unauthorized:
+                self._may_read_keys = False
+                log.info(
+                    "The router's user may not read the keys of cluster times; clients get times "
+                    "that servers have signed",
+                )
+            else:
+                log.warning("cannot read the signing keys", error=str(error))
+            return False
+        return True
 
     async def _read_soon(self) -> None:
         """Read the keys again, at most once a second however many clients make it necessary."""
-        try:
-            async with self._reading:
-                if asyncio.get_running_loop().time() - self._read_at >= _LEAST_PAUSE:
-                    await self._read()
-        except (CommandError, NetworkError) as error:
-            log.warning("cannot read the signing keys", error=str(error))
+        async with self._reading:
+            if asyncio.get_running_loop().time() - self._read_at >= _LEAST_PAUSE:
+                await self._try_to_read()
 
     async def _read(self) -> None:
         self._read_at = asyncio.get_running_loop().time()

@@ -80,7 +80,7 @@ class Users:
 
     def __init__(self, cluster: Cluster, *, refresh: float = REFRESH_SECONDS) -> None:
         self._cluster = cluster
-        self._refresh = refresh
+        self._pause = refresh
         self._changed: Callable[[User], None] = lambda user: None
         self._users: WeakValueDictionary[UserName, User] = WeakValueDictionary()
         self._invalidations = 0
@@ -106,7 +106,7 @@ class Users:
             member.roles = [{"role": MEMBER, "db": MEMBER_SOURCE}]
             return member
         if self._known(name) is not None:
-            await self._refresh_soon()
+            await self._refresh(_REFRESH_TIMEOUT)
         known = self._known(name)
         if known is not None:
             return known
@@ -122,29 +122,28 @@ class Users:
         user = self._users.get(name)
         return user if user is not None and user.exists else None
 
-    async def refresh(self) -> None:
-        """Read the privileges of all users now if a user or role may have changed.
-
-        Raises:
-            CommandError, NetworkError: the config server does not answer.
-        """
-        await self._reading.get()
-
     async def invalidate(self) -> None:
         """Read the privileges of all users now, as after a change that a client has made.
 
         If the config server does not answer soon, the last known privileges apply until it does.
         """
         self._invalidations += 1
-        await self._refresh_soon()
+        await self._refresh(_REFRESH_TIMEOUT)
 
-    async def _refresh_soon(self) -> None:
-        """Refresh, for two seconds at most; a failure is logged."""
+    async def _refresh(self, timeout: float | None) -> None:
+        """Read the privileges of all users if a user or role may have changed; log a failure.
+
+        ``timeout`` is the seconds to wait for the config server.
+        """
         try:
-            async with asyncio.timeout(_REFRESH_TIMEOUT):
-                await self.refresh()
+            async with asyncio.timeout(timeout):
+                await self._reading.get()
         except (CommandError, NetworkError, TimeoutError) as error:
-            _log_failure(error)
+            log.warning(
+                "Could not fetch updated user privilege information; continuing to use old "
+                "information",
+                error=str(error) or "no answer in time",
+            )
 
     async def _read_changes(self) -> None:
         invalidations = self._invalidations
@@ -186,13 +185,11 @@ class Users:
         """Read the privileges of all users again when they may have changed, until cancelled."""
         while True:
             watched = self._may_read_generation
-            await asyncio.sleep(min(self._refresh, _WATCH) if watched else self._refresh)
+            await asyncio.sleep(min(self._pause, _WATCH) if watched else self._pause)
             if not self._users:
                 continue
             try:
-                await self.refresh()
-            except (CommandError, NetworkError) as error:
-                _log_failure(error)
+                await self._refresh(None)
             except Exception:  # the refreshing of users must continue
                 log.exception("Unexpected error")
 
@@ -217,28 +214,10 @@ class Users:
         reply = await self._cluster.command(
             self._cluster.catalog, "admin", command, _ANSWER_TIMEOUT
         )
-        found: dict[UserName, Mapping[str, Any]] = {}
-        listed = reply.get("users")
-        for entry in listed if isinstance(listed, list) else ():
-            if isinstance(entry, Mapping):
-                found[UserName(str(entry.get("user")), str(entry.get("db")))] = entry
-        return found
+        return {UserName(entry["user"], entry["db"]): entry for entry in reply["users"]}
 
 
 def _update(user: User, entry: Mapping[str, Any]) -> None:
-    listed = entry.get("inheritedPrivileges")
-    roles = entry.get("inheritedRoles")
-    privileges = Privileges.of(
-        each for each in (listed if isinstance(listed, list) else ()) if isinstance(each, Mapping)
-    )
-    if privileges != user.privileges:
-        user.privileges = privileges
-    user.roles = list(roles) if isinstance(roles, list) else []
+    user.privileges = Privileges.of(entry["inheritedPrivileges"])
+    user.roles = entry["inheritedRoles"]
     user.user_id = entry.get("userId")
-
-
-def _log_failure(error: Exception) -> None:
-    log.warning(
-        "Could not fetch updated user privilege information; continuing to use old information",
-        error=str(error) or "no answer in time",
-    )

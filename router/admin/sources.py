@@ -117,15 +117,7 @@ _LAG_INTERVAL: Final = 0.25
 async def measure_lag(histogram: Histogram) -> None:
     """Record the event loop's lag, how late a timer runs, four times a second, until cancelled."""
     loop = asyncio.get_running_loop()
-
-    def ran(due: float, late: asyncio.Future[float]) -> None:
-        if not late.done():
-            late.set_result(loop.time() - due)
-
     while True:
-        due, late = loop.time() + _LAG_INTERVAL, loop.create_future()
-        timer = loop.call_at(due, ran, due, late)
-        try:
-            histogram.record(max(0.0, await late))
-        finally:
-            timer.cancel()
+        due = loop.time() + _LAG_INTERVAL
+        await asyncio.sleep(_LAG_INTERVAL)
+        histogram.record(max(0.0, loop.time() - due))

@@ -136,31 +136,35 @@ class Cluster:
             raise self._list_error or no_member(PRIMARY, config.name, config.causes) from None
 
     async def _listed(self) -> ShardList:
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + self._settings.open_timeout
+        """Read the list, again and again, while the failure may be over soon and a caller waits."""
         backoff = Backoff(self._settings.backoff_first, self._settings.backoff_max)
         self._list_error = None
         while True:
             try:
-                return await self._read_shards(max(0.001, deadline - loop.time()))
+                return await self._read_shards()
             except (CommandError, NetworkError) as failure:
                 error = _retriable(failure)
-                if not is_resumable(error) or loop.time() >= deadline:
+                if not is_resumable(error):
                     raise error from failure
             report = log.debug if self._list_error else log.warning
             report("cannot read the shard list", error=str(error))
             self._list_error = error
-            pause = min(backoff.next_pause(), max(0.0, deadline - loop.time()))
-            await asyncio.sleep(pause)
+            await asyncio.sleep(backoff.next_pause())
 
     def dialer(
-        self, target: str, host: str | None = None, *, preference: ReadPreference = PRIMARY
+        self,
+        target: str,
+        host: str | None = None,
+        *,
+        preference: ReadPreference = PRIMARY,
+        pool: ConnectionPool | None = None,
     ) -> "MemberDialer":
         """Return a dialer for ``target``, a shard's id or ``"config"``.
 
-        ``host`` is the shard's host string if the caller knows it.
+        ``host`` is the shard's host string if the caller knows it, ``pool`` the one that
+        connections are taken from, by default the cluster's.
         """
-        return MemberDialer(self, target, host, preference)
+        return MemberDialer(self, target, host, preference, pool or self.pool)
 
     @asynccontextmanager
     async def lend(
@@ -179,7 +183,7 @@ class Cluster:
         try:
             yield connection
         finally:
-            self.release(connection)
+            self.pool.give_back(connection)
 
     async def command(
         self,
@@ -215,19 +219,13 @@ class Cluster:
         try:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:
-            followed = self._sets.get(target)
-            if isinstance(error, CommandError) and not blames_member(error):
-                raise
-            if followed is not None:
-                followed.invalidate(connection.address)
-            self.pool.forget(connection.address)
+            if not isinstance(error, CommandError) or blames_member(error):
+                if (followed := self._sets.get(target)) is not None:
+                    followed.invalidate(connection.address)
+                self.pool.forget(connection.address)
             raise
         finally:
-            self.release(connection)
-
-    def release(self, connection: Connection) -> None:
-        """Return a connection to the pool, or cut it if it is closed or busy."""
-        self.pool.give_back(connection)
+            self.pool.give_back(connection)
 
     async def locate(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
         """Return the replica set that serves ``target`` according to the newest shard list.
@@ -237,9 +235,8 @@ class Cluster:
         """
         if target != CONFIG and (fresh or (host is not None and host != self._hosts.get(target))):
             try:
-                async with asyncio.timeout(_REFRESH_TIMEOUT):
-                    await self.shards(_REFRESH_TIMEOUT)
-            except (CommandError, TimeoutError) as error:
+                await self.shards(_REFRESH_TIMEOUT)
+            except CommandError as error:
                 log.warning("cannot read the shard list", error=str(error))
         if target not in self._sets:
             if host is None:
@@ -313,29 +310,26 @@ class Cluster:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _read_shards(self, timeout: float) -> ShardList:
-        dialer = self.dialer(CONFIG)
-        connection = await dialer.connect(timeout)
-        try:
-            before = _time_of(connection.hello)
-            command: dict[str, Any] = {
-                "find": "shards",
-                "batchSize": _MOST_SHARDS,
-                "singleBatch": True,
-                "readConcern": {"level": "majority", "afterClusterTime": before},
-            }
-            if self.clock.document is not None:
-                command["$clusterTime"] = self.clock.document
-            wait = min(timeout, self._settings.reply_timeout)
-            reply = await connection.command("config", command, timeout=wait)
-            self.clock.advance(reply.get("$clusterTime"))
-            by = _time_of(reply)
-        except (CommandError, NetworkError):
-            # The member may no longer be primary: look up its role again.
-            dialer.suspect(connection.address)
-            raise
-        finally:
-            self.release(connection)
+    async def _read_shards(self) -> ShardList:
+        async with self.lend(CONFIG) as connection:
+            try:
+                before = _time_of(connection.hello)
+                command: dict[str, Any] = {
+                    "find": "shards",
+                    "batchSize": _MOST_SHARDS,
+                    "singleBatch": True,
+                    "readConcern": {"level": "majority", "afterClusterTime": before},
+                }
+                if self.clock.document is not None:
+                    command["$clusterTime"] = self.clock.document
+                wait = self._settings.reply_timeout
+                reply = await connection.command("config", command, timeout=wait)
+                self.clock.advance(reply.get("$clusterTime"))
+                by = _time_of(reply)
+            except (CommandError, NetworkError):
+                # The member may no longer be primary: look up its role again.
+                self._sets[CONFIG].invalidate(connection.address)
+                raise
         try:
             listed = reply["cursor"]["firstBatch"]
             shards = {each["_id"]: each["host"] for each in listed}
@@ -374,20 +368,25 @@ class Cluster:
 
 
 class MemberDialer:
-    """Takes connections from the cluster's pool to the members of the replica set ``target``.
+    """Takes connections from a pool to the members of the replica set ``target``.
 
     ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
     (docs/design.md#a-remote-cursor).
     """
 
     def __init__(
-        self, cluster: Cluster, target: str, host: str | None, preference: ReadPreference
+        self,
+        cluster: Cluster,
+        target: str,
+        host: str | None,
+        preference: ReadPreference,
+        pool: ConnectionPool,
     ) -> None:
         self._cluster = cluster
         self._target = target
         self._host = host
         self._preference = preference
-        self.pool = cluster.pool
+        self.pool = pool
         self._replica_set: ReplicaSet | None = None
 
     async def connect(self, timeout: float) -> Connection:
@@ -547,4 +546,4 @@ async def connected(
         yield connections
     finally:
         for connection in connections.values():
-            cluster.release(connection)
+            cluster.pool.give_back(connection)

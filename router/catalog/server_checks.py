@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from bson.timestamp import Timestamp
@@ -123,10 +123,6 @@ class Check:
     remark: str = ""
     oldest: Timestamp | None = None
     complete: bool = False
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the check as a document."""
-        return asdict(self)
 
 
 class ServerChecks:
@@ -356,10 +352,7 @@ def _wrong(place: Check, problem: str) -> Check:
 
 def _signing_key(hello: Mapping[str, Any]) -> int:
     """Return the id of the key with which the time in a hello is signed; 0 without one."""
-    time = hello.get("$clusterTime")
-    signature = time.get("signature") if isinstance(time, Mapping) else None
-    key = signature.get("keyId") if isinstance(signature, Mapping) else None
-    return key if isinstance(key, int) else 0
+    return int(hello.get("$clusterTime", {}).get("signature", {}).get("keyId", 0))
 
 
 async def _signing_keys(config: Connection) -> set[Any]:
@@ -378,6 +371,5 @@ async def _cluster_id(server: Connection) -> Any:
 async def _find(server: Connection, database: str, collection: str) -> list[Mapping[str, Any]]:
     command = {"find": collection, "projection": {"clusterId": 1}, "singleBatch": True}
     reply = await server.command(database, command, timeout=_TIMEOUT)
-    cursor = reply.get("cursor")
-    batch = cursor.get("firstBatch") if isinstance(cursor, Mapping) else None
-    return [each for each in batch or () if isinstance(each, Mapping)]
+    found: list[Mapping[str, Any]] = reply["cursor"]["firstBatch"]
+    return found

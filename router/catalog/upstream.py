@@ -9,10 +9,12 @@ from collections.abc import (
     AsyncIterator,
     Awaitable,
     Callable,
+    Iterator,
     Mapping,
     Sequence,
 )
-from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
+from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -20,8 +22,8 @@ from bson.objectid import ObjectId
 
 from router.catalog.cluster import Cluster
 from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
-from shard_client.errors import CommandError, NetworkError, WrongServerError
-from shard_client.replica_set.replica_set import PRIMARY, why_no_member
+from shard_client.errors import CommandError, NetworkError, WrongServerError, is_resumable
+from shard_client.replica_set.replica_set import why_no_member
 from shard_client.wire.authentication import OPEN, Access, Credentials
 from shard_client.wire.bson_slices import find
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
@@ -34,6 +36,7 @@ _TIMEOUT = 5.0
 """Seconds for one attempt to connect, or to find a primary."""
 _LENT = PoolLimits(idle_time=30.0)
 """The limits of the connections that are lent to lookups."""
+_NONE_IDLE = PoolLimits(idle_time=0.0)
 _SCHEME = "mongodb://"
 _MONGOS = "isdbgrid"
 """The ``msg`` in a mongos's hello."""
@@ -142,12 +145,7 @@ class UpstreamMongos:
             CommandError: the server refuses the login.
             NetworkError: the server does not answer.
         """
-        connection = await Connection.open(
-            address,
-            timeout=_TIMEOUT,
-            tls=self._access.context,
-            app_name="mergerouter upstream",
-        )
+        connection = await _connect(self._access, address, _TIMEOUT)
         try:
             self._identify(connection)
             if credentials is not None:
@@ -227,12 +225,8 @@ class CatalogPrimary:
         """
         target = self._cluster.catalog
         async with AsyncExitStack() as lent:
-            try:
+            with _search_for_primary(target):
                 connection = await lent.enter_async_context(self._cluster.primary(target, _TIMEOUT))
-            except CommandError as error:
-                if error.code != ErrorCode.FailedToSatisfyReadPreference:
-                    raise
-                raise _no_primary(target, why_no_member(error)) from error
             yield connection
 
     def heard(self, code: int | None) -> None:
@@ -261,37 +255,29 @@ class CatalogPrimary:
         Raises:
             CommandError: HostUnreachable, no primary answers within five seconds.
         """
-        cluster = self._cluster
-        replica_set = await cluster.locate(cluster.catalog, None, fresh=False)
-        loop = asyncio.get_running_loop()
-        deadline = loop.time() + _TIMEOUT
-        while True:
-            left = max(0.001, deadline - loop.time())
-            try:
-                address = await replica_set.select(PRIMARY, left)
-                connection = await Connection.open(
-                    address,
-                    timeout=left,
-                    tls=cluster.access.context,
-                    app_name="mergerouter upstream",
-                )
-            except NetworkError as error:
-                replica_set.invalidate(address)
-                if loop.time() >= deadline:
-                    raise _no_primary(replica_set.name, str(error)) from error
-                continue
-            except CommandError as error:
-                if error.code != ErrorCode.FailedToSatisfyReadPreference:
-                    raise
-                raise _no_primary(replica_set.name, why_no_member(error)) from error
-            replica_set.observe(address, connection.hello)
-            if replica_set.primary == address:
-                return connection
-            connection.abort()
+        target = self._cluster.catalog
+        pool = ConnectionPool(_NONE_IDLE, connect=partial(_connect, self._cluster.access))
+        with _search_for_primary(target):
+            return await self._cluster.dialer(target, pool=pool).connect(_TIMEOUT)
 
 
-def _no_primary(name: str, why: str) -> CommandError:
-    return CommandError(ErrorCode.HostUnreachable, f"no primary of {name} answers: {why}")
+@contextmanager
+def _search_for_primary(target: str) -> Iterator[None]:
+    """Raise HostUnreachable if the block finds no primary, which may be over soon."""
+    try:
+        yield
+    except CommandError as error:
+        if not is_resumable(error):
+            raise
+        why = f"no primary of {target} answers: {why_no_member(error)}"
+        raise CommandError(ErrorCode.HostUnreachable, why) from error
+
+
+async def _connect(access: Access, address: Address, timeout: float) -> Connection:
+    """Open a connection, without a login, that serves clients or lookups."""
+    return await Connection.open(
+        address, timeout=timeout, tls=access.context, app_name="mergerouter upstream"
+    )
 
 
 class Reachable(Protocol):
@@ -361,13 +347,11 @@ class ServerLink:
 
     async def _open(self) -> Connection:
         connection = self._connection
-        if self._pinned and (
-            connection is None or connection.closed or not self._upstream.serves(connection.address)
-        ):
+        if connection is not None:
+            if not connection.closed and self._upstream.serves(connection.address):
+                return connection
             self.abort()
+        if self._pinned:
             raise NetworkError("the connection on which the client is logged in has ended")
-        if connection is not None and not self._upstream.serves(connection.address):
-            connection.abort()
-        if connection is None or connection.closed or not self._upstream.serves(connection.address):
-            self._connection = connection = await self._upstream.connect()
+        self._connection = connection = await self._upstream.connect()
         return connection

@@ -99,8 +99,7 @@ async def hello(call: Call) -> Answer:
     command, node, client = call.command, call.node, call.client
     _accept_metadata(client, command)
     known = _known_version(command)
-    awaited = known is not None
-    if awaited:
+    if known is not None:
         timeout = whole_number(command["maxAwaitTimeMS"], "maxAwaitTimeMS") * _SECONDS_PER_MS
         if timeout < 0:
             raise CommandError(51759, "maxAwaitTimeMS must be a non-negative integer")
@@ -115,7 +114,7 @@ async def hello(call: Call) -> Answer:
     reply = {**_describe(call.name, command, node, client), **await fields_of_hello(call)}
     if not call.exhaust:
         return Answer(reply)
-    if not awaited:
+    if known is None:
         raise CommandError(
             51763, "A hello/isMaster request with exhaust must specify 'maxAwaitTimeMS'"
         )

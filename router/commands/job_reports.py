@@ -5,10 +5,10 @@ nothing else depends on it: no check, no metric, no stream.
 """
 
 from collections import Counter
-from dataclasses import asdict, field
+from dataclasses import field
 from datetime import datetime
 from functools import partial
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from bson.timestamp import Timestamp
 from pydantic import AfterValidator, ConfigDict, Field
@@ -70,10 +70,6 @@ class JobReport:
     def key(self) -> _Key:
         """What two reports of the same job have in common."""
         return self.owner, self.namespace, self.job
-
-    def to_document(self) -> dict[str, Any]:
-        """Return the report for the status."""
-        return asdict(self)
 
 
 @dataclass(slots=True)

@@ -1,8 +1,9 @@
 """The status of one process for the admin port: what it, its workers and running jobs report."""
 
-import resource
+import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -48,7 +49,6 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         _add(targets, stream)
         if details and len(streams) < _MOST_STREAMS:
             streams.append({**stream, "worker": number})
-    usage = resource.getrusage(resource.RUSAGE_SELF)
     listed = cursors.describe_cursors(
         _MOST_CURSORS if details else _FARTHEST, node.now().timestamp()
     )
@@ -77,17 +77,17 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
             "cursor": cursors.earliest_place,
             "departed": cursors.earliest_departed_place,
         },
-        "cpuTime": usage.ru_utime + usage.ru_stime,
+        "cpuTime": time.process_time(),
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
         "loopLag": None if node.lag is None else node.lag.to_document(),
     }
     if checks and node.checks is not None:
-        status["checks"] = [check.to_document() for check in await node.checks.results()]
+        status["checks"] = list(map(asdict, await node.checks.results()))
     if details:
         status["streams"] = streams
         status["failures"] = RECENT.failures(_MOST_FAILURES)
-        status["jobs"] = [each.to_document() for each in node.jobs.current(node.now())]
+        status["jobs"] = list(map(asdict, node.jobs.current(node.now())))
     return status
 
 

@@ -171,6 +171,10 @@ def _element_heads(count: int) -> list[bytes]:
 _ENDS_TRANSACTION = frozenset({"abortTransaction", "commitTransaction"})
 _STREAM_COMMANDS = frozenset({"aggregate", "getMore"})
 _MOST_FIELDS = 1000
+_AT_SHUTDOWN = {
+    ErrorCode.ShutdownInProgress: "The server is shutting down",
+    ErrorCode.InterruptedAtShutdown: "interrupted at shutdown",
+}
 
 
 def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandError:
@@ -199,17 +203,12 @@ def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandErr
     return error.with_labels()
 
 
-def shutting_down(name: str) -> CommandError:
-    """Return the error for a new command; a client can retry it elsewhere or later."""
-    return _labelled(
-        name, CommandError(ErrorCode.ShutdownInProgress, "The server is shutting down")
-    )
+def at_shutdown(code: ErrorCode, name: str, body: bytes) -> CommandError:
+    """Return the error of a command that the router does not run (91), or has ended (11600).
 
-
-def interrupted(name: str) -> CommandError:
-    """Return the error for a command that was in flight for too long."""
-    return _labelled(name, CommandError(ErrorCode.InterruptedAtShutdown, "interrupted at shutdown"))
-
-
-def _labelled(name: str, error: CommandError) -> CommandError:
-    return error.with_change_stream_label() if name in _STREAM_COMMANDS else error
+    A client can run it again elsewhere or later; ``name`` and ``body`` as in ``with_retry_labels``.
+    """
+    error = CommandError(code, _AT_SHUTDOWN[code])
+    if name in _STREAM_COMMANDS:
+        error = error.with_change_stream_label()
+    return with_retry_labels(error, name, body)

@@ -3,12 +3,14 @@
 import asyncio
 import os
 import resource
+import time
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
 from bson.int64 import Int64
 
+from router.allocator import resident_bytes
 from router.commands.call import UNKNOWN, Call, Counters, Node, answers
 from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import Answer
@@ -149,14 +151,13 @@ def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, 
 
 
 def _worker(node: Node, number: int) -> dict[str, Any]:
-    counters, usage = node.counters, resource.getrusage(resource.RUSAGE_SELF)
     return {
         "worker": number,
         "pid": Int64(os.getpid()),
-        "connections": counters.connections,
+        "connections": node.counters.connections,
         "streams": len(node.cursors),
-        "passedOn": Int64(counters.passed_on),
-        "cpuMillis": Int64((usage.ru_utime + usage.ru_stime) * 1000),
+        "passedOn": Int64(node.counters.passed_on),
+        "cpuMillis": Int64(time.process_time() * 1000),
         "residentMb": _resident_mb(),
     }
 
@@ -191,4 +192,4 @@ def _extra_info() -> dict[str, Any]:
 
 
 def _resident_mb() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    return resident_bytes() // (1024 * 1024)

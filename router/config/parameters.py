@@ -7,7 +7,7 @@ from pydantic import Field, ValidationError, create_model
 
 from router.client_limits import ClientLimits
 from router.config.problems import Section, describe_problems, nearest
-from router.parameter import Parameter, parameters_of
+from router.parameter import Parameter, fields_set_by, parameters_of
 from router.stream_settings import StreamSettings
 
 _OWN: Final = (
@@ -34,13 +34,13 @@ _OWN: Final = (
         most=600_000,
     ),
 )
-_OF_CLIENTS: Final = parameters_of(ClientLimits)
-OF_STREAMS: Final = parameters_of(StreamSettings)
-"""The parameters that set the limits of streams, by the names of the settings."""
-
-
 PARAMETERS: Mapping[str, Parameter] = {
-    each.name: each for each in (*_OWN, *_OF_CLIENTS.values(), *OF_STREAMS.values())
+    each.name: each
+    for each in (
+        *_OWN,
+        *parameters_of(ClientLimits).values(),
+        *parameters_of(StreamSettings).values(),
+    )
 }
 """Every start parameter by name."""
 
@@ -76,13 +76,4 @@ def parse_parameters(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def settings_of_streams(values: Mapping[str, Any]) -> StreamSettings:
     """Return the stream settings that the parsed parameters set."""
-    return StreamSettings(**_set_by(OF_STREAMS, values))
-
-
-def client_limits(values: Mapping[str, Any]) -> ClientLimits:
-    """Return the limits of clients that the parsed parameters set; the others at their defaults."""
-    return ClientLimits(**_set_by(_OF_CLIENTS, values))
-
-
-def _set_by(parameters: Mapping[str, Parameter], values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: each.in_settings(values[each.name]) for name, each in parameters.items()}
+    return StreamSettings(**fields_set_by(values, StreamSettings))

@@ -1,21 +1,22 @@
 """The router's settings, from flags, environment and a YAML file, with mongos's names."""
 
+import json
 import os
-from collections.abc import Collection, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import yaml
 from pydantic import Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
-from router.config.parameters import PARAMETERS, client_limits, parse_parameters
+from router.config.parameters import PARAMETERS, parse_parameters
 from router.config.problems import Section, comma_separated, fields, nearest
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
+from router.parameter import fields_set_by
 from router.peers.cursor_ids import MOST_WORKERS
 from shard_client.replica_set.replica_set import parse_hosts
 from shard_client.wire.compression import AVAILABLE
@@ -280,8 +281,8 @@ class Settings(Section):
     def client_limits(self) -> ClientLimits:
         """The limits of clients, as far as the process's limit of open files allows them."""
         each = 1 if self.sharded and self.upstream is None else 2
-        return replace(
-            client_limits(self.parameters),
+        return ClientLimits(
+            **fields_set_by(self.parameters, ClientLimits),
             connections=supported_connections(self.net.max_incoming_connections, each),
             exempt=self.net.exempt_networks,
         )
@@ -292,7 +293,8 @@ class Settings(Section):
         Passwords are hidden.
         """
         # Paths become strings: BSON has none.
-        shown = _sorted(self.model_dump(mode="json", by_alias=True, exclude_unset=True))
+        dumped = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
+        shown: dict[str, Any] = json.loads(json.dumps(dumped, sort_keys=True))
         for section in (shown.get("security", {}), shown.get("net", {}).get("tls", {})):
             for name in _SECRETS & section.keys():
                 section[name] = HIDDEN
@@ -310,24 +312,35 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
         ValueError: if a setting is unknown or invalid; the message names it.
         OSError: if the file cannot be read.
     """
-    from_file = _read_file(file) if file is not None else {}
-    maps = {"setParameter": tuple(PARAMETERS), "feed.watch": ()}
-    names = [name for name, _field in fields(Settings)]
-    from_environment = _nested(read_environment(os.environ, names, maps))
+    given = {path: value for path, value in _flat(flags).items() if value not in (None, {})}
+    from_file = {} if file is None else _flat(_read_file(file))
+    settings: dict[str, Any] = {}
+    for (*outer, last), value in {**from_file, **_read_environment(), **given}.items():
+        section = settings
+        for name in outer:
+            if not isinstance(section.get(name), dict):
+                section[name] = {}
+            section = section[name]
+        if value != {} or last not in section:
+            section[last] = value
+    return Settings(**settings)
 
-    given = {name: value for name, value in flags.items() if value not in (None, {})}
-    return Settings(**_merged(_merged(from_file, from_environment), _nested(given)))
+
+_Path = tuple[str, ...]
+"""The names of the sections around a setting, and its own."""
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
-    """Return both together; where both have a value that is no section, ``above`` wins."""
-    result = dict(below)
-    for name, value in above.items():
-        lower = result.get(name)
-        if isinstance(lower, Mapping) and isinstance(value, Mapping):
-            value = _merged(lower, value)
-        result[name] = value
-    return result
+def _flat(content: Mapping[str, Any], outer: _Path = ()) -> dict[_Path, Any]:
+    """Return the values of nested sections, whose names may be dotted, by their paths.
+
+    A mongos configuration file may also contain dotted names, such as ``net.port: 27020``.
+    """
+    values: dict[_Path, Any] = {}
+    for key, value in content.items():
+        names = [str(key)] if outer == ("setParameter",) else str(key).split(".")
+        path = (*outer, *names)
+        values |= _flat(value, path) if isinstance(value, Mapping) and value else {path: value}
+    return values
 
 
 def _read_file(file: Path) -> dict[str, Any]:
@@ -341,30 +354,7 @@ def _read_file(file: Path) -> dict[str, Any]:
         return {}
     if not isinstance(content, dict):
         raise ValueError(f"{file} must hold settings, such as {_EXAMPLE!r}")
-    return _nested(content)
-
-
-def _nested(content: Mapping[str, Any]) -> dict[str, Any]:
-    # A mongos configuration file may also contain dotted names, such as ``net.port: 27020``.
-    result: dict[str, Any] = {}
-    for key, value in content.items():
-        *outer, last = str(key).split(".")
-        place = result
-        for name in outer:
-            place = place.setdefault(name, {})
-        if isinstance(value, Mapping) and last != "setParameter":
-            place.setdefault(last, {}).update(_nested(value))
-        else:
-            place[last] = value
-    return result
-
-
-def _sorted(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a section with its names, and those of the sections in it, in order."""
-    return {
-        name: _sorted(value) if isinstance(value, dict) else value
-        for name, value in sorted(section.items())
-    }
+    return content
 
 
 PREFIX = "MERGEROUTER_"
@@ -378,45 +368,38 @@ def variable(setting: str) -> str:
     return PREFIX + setting.replace(".", _DOT).upper()
 
 
-def read_environment(
-    environment: Mapping[str, str], settings: Collection[str], maps: Mapping[str, Collection[str]]
-) -> dict[str, Any]:
-    """Return the settings in the environment by dotted name.
+_MAPS: Final = ("setParameter", "feed.watch")
+"""The settings that are maps: YAML or JSON in a variable."""
 
-    A variable that is no setting is ignored if its name has no two underscores in a row and
-    resembles no setting: Kubernetes sets MERGEROUTER_PORT in every pod if there is a service of
-    that name.
 
-    Args:
-        environment: all variables.
-        settings: the dotted names of all settings.
-        maps: the settings that are maps, with their known keys. Such a setting is a YAML or JSON
-            map in one variable, or one variable for each key (``MERGEROUTER_SETPARAMETER__NAME``).
+def _read_environment() -> dict[_Path, Any]:
+    """Return the settings in the environment by path.
+
+    A parameter has a variable of its own, too (``MERGEROUTER_SETPARAMETER__NAME``). A variable that
+    is no setting is ignored if its name has no two underscores in a row and resembles no setting:
+    Kubernetes sets MERGEROUTER_PORT in every pod if there is a service of that name.
 
     Raises:
         ValueError: a variable names no setting, or a map is not valid; the message names it.
     """
-    known = {variable(name): name for name in settings}
-    keys = {variable(f"{name}.{key}"): (name, key) for name, kept in maps.items() for key in kept}
-    found: dict[str, Any] = {}
-    for written, value in environment.items():
+    names = [
+        *(name for name, _field in fields(Settings)),
+        *map("setParameter.{}".format, PARAMETERS),
+    ]
+    known = {variable(name): name for name in names}
+    found: dict[_Path, Any] = {}
+    for written, value in os.environ.items():
         name = written.upper()
         if not name.startswith(PREFIX):
             continue
-        if name in keys:
-            outer, key = keys[name]
-            found.setdefault(outer, {})[key] = value
-        elif name in known:
-            setting = known[name]
-            if setting in maps:
-                found.setdefault(setting, {}).update(_map(written, value))
-            else:
-                found[setting] = value
-        else:
-            names = [each for each in (*known, *keys) if (_DOT in each) == (_DOT in name)]
-            near = nearest(name, names, required=len(PREFIX))
-            if near or _DOT in name:
-                raise ValueError(f"the environment variable {written} is not a setting.{near}")
+        setting = known.get(name)
+        if setting is not None:
+            found |= _flat({setting: _map(written, value) if setting in _MAPS else value})
+            continue
+        alike = [each for each in known if (_DOT in each) == (_DOT in name)]
+        near = nearest(name, alike, required=len(PREFIX))
+        if near or _DOT in name:
+            raise ValueError(f"the environment variable {written} is not a setting.{near}")
     return found
 
 

@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 
 import anyio
 import structlog
@@ -20,7 +19,7 @@ from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
-from router.tls.sockets import AcceptingPort
+from router.tls.sockets import AcceptingPort, uncounted
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 from shard_client.wire.connection import probe_peer
@@ -70,12 +69,7 @@ class FeedPort(AcceptingPort):
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
-        await self._connect(connection, partial(self._protocol_of, self._accept))
-
-    def _protocol_of(
-        self, accept: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None]
-    ) -> asyncio.StreamReaderProtocol:
-        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
+        await self._connect(connection, lambda: self._arriving(uncounted))
 
     def _arriving(self, arrived: Callable[[], None]) -> asyncio.StreamReaderProtocol:
         """Return the protocol of a client; it calls ``arrived`` when connected."""
@@ -84,7 +78,7 @@ class FeedPort(AcceptingPort):
             arrived()
             self._accept(reader, writer)
 
-        return self._protocol_of(accept)
+        return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
 
     def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         peer = writer.get_extra_info("peername")

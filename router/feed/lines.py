@@ -9,7 +9,6 @@ from router.access.authorization import require_stream
 from router.access.login import Login
 from router.access.users import User
 from router.feed.watch import Watch
-from router.privileges import WHOLE
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.authentication import EXTERNAL, X509
@@ -133,8 +132,7 @@ async def _converse(login: Login, lines: Lines, first: Mapping[str, Any], most: 
 
 def check_rights(user: User, watch: Watch) -> None:
     """Check that the user may read the stream; raises CommandError (13)."""
-    database, _, name = watch.request.namespace.partition(".")
-    collection = None if name == WHOLE else name
+    database, collection = watch.request.database, watch.request.collection
     command: dict[str, Any] = {"aggregate": collection or 1, "pipeline": [{"$changeStream": {}}]}
     require_stream(user, database, collection, command)
 

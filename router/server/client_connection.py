@@ -17,11 +17,10 @@ from router.commands.reply_bodies import (
     Answer,
     AnyAnswer,
     PassThrough,
+    at_shutdown,
     code_of,
     error_document,
-    interrupted,
     reply_document,
-    shutting_down,
     with_retry_labels,
 )
 from router.commands.table import COMMANDS
@@ -147,9 +146,9 @@ class ClientConnection:
                 raise
             self._task = None
             if not request.replied:
-                error = interrupted(request.name)
-                labelled = with_retry_labels(error, request.name, request.body())
-                await self._send_error(request, labelled, request.request_id)
+                code = ErrorCode.InterruptedAtShutdown
+                error = at_shutdown(code, request.name, request.body())
+                await self._send_error(request, error, request.request_id)
         finally:
             self._task, self._interrupted = None, False
         try:
@@ -206,7 +205,7 @@ class ClientConnection:
         """Find the command and run it, with the document ``again`` instead if that is given."""
         command = COMMANDS.get(request.name)
         if self._node.topology.quiescing and not (command and command.while_quiescing):
-            raise with_retry_labels(shutting_down(request.name), request.name, request.body())
+            raise at_shutdown(ErrorCode.ShutdownInProgress, request.name, request.body())
         if command is not None and command.is_ours is not None and request.query is None:
             command = command if command.is_ours(request.body()) else None
         fail_points = self._node.fail_points
@@ -235,7 +234,7 @@ class ClientConnection:
             await fail_points.before(call, command.names if command else (request.name,))
         return await command.run(call) if command is not None else PASS_THROUGH
 
-    async def _pass_through(self, request: Request, answer: PassThrough = PASS_THROUGH) -> None:
+    async def _pass_through(self, request: Request, answer: PassThrough) -> None:
         """Relay the client's message to the upstream and its replies back, byte for byte.
 
         ``answer`` holds the refusal to send if the upstream does not know the command.

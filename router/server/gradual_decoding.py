@@ -44,39 +44,34 @@ async def decode_gradually(document: bytes, turn: Turn) -> dict[str, Any]:
     """
     if len(document) <= PIECE_SIZE:
         return decode(document)
-    return await _decode_document(document, 0, len(document), 1, turn)
+    decoded: dict[str, Any] = await _decode(DOCUMENT, document, 0, len(document), 1, turn)
+    return decoded
 
 
-async def _decode_document(
-    buffer: bytes, start: int, limit: int, depth: int, turn: Turn
-) -> dict[str, Any]:
-    document: dict[str, Any] = {}
-    for kind, first, end in _pieces(buffer, start, limit):
-        if kind == _RUN:
-            fields = buffer[first:end]
-            document |= decode(document_of(fields))
+async def _decode(kind: int, buffer: bytes, start: int, limit: int, depth: int, turn: Turn) -> Any:
+    """Decode the document or the array at ``start``, whose type is ``kind``, in pieces."""
+    if depth > MAX_DEPTH:
+        raise ProtocolError(f"a BSON document nests deeper than {MAX_DEPTH} levels")
+    values: Any = [] if kind == ARRAY else {}
+    for piece, first, end in _pieces(buffer, start, limit):
+        if piece == _RUN:
+            elements = document_of(buffer[first:end])
+            if kind == ARRAY:
+                # The decoder keeps the order of elements and ignores their names.
+                values += decode(document_of(b"\x04\0" + elements))[""]
+            else:
+                values |= decode(elements)
             await turn()
+            continue
+        name_end = buffer.index(0, first + 1)
+        name = buffer[first + 1 : name_end].decode(errors="replace")
+        inner = buffer, name_end + 1, end, depth + 1, turn
+        if kind == ARRAY:
+            values.append(await _decode(piece, *inner))
+        elif name == "pipeline" and piece == ARRAY and end - first >= LARGE_PIPELINE:
+            values[name] = await _decode_pipeline(*inner)
         else:
-            name_end = buffer.index(0, first + 1)
-            name = buffer[first + 1 : name_end].decode(errors="replace")
-            if name == "pipeline" and kind == ARRAY and end - first >= LARGE_PIPELINE:
-                document[name] = await _decode_pipeline(buffer, name_end + 1, end, depth + 1, turn)
-                continue
-            document[name] = await _decode_nested(kind, buffer, name_end + 1, end, depth + 1, turn)
-    return document
-
-
-async def _decode_array(buffer: bytes, start: int, limit: int, depth: int, turn: Turn) -> list[Any]:
-    values: list[Any] = []
-    for kind, first, end in _pieces(buffer, start, limit):
-        if kind == _RUN:
-            # The decoder keeps the order of elements and ignores their names.
-            items = buffer[first:end]
-            values += decode(document_of(b"\x04\0" + document_of(items)))[""]
-            await turn()
-        else:
-            value = buffer.index(0, first + 1) + 1
-            values.append(await _decode_nested(kind, buffer, value, end, depth + 1, turn))
+            values[name] = await _decode(piece, *inner)
     return values
 
 
@@ -90,7 +85,7 @@ async def _decode_pipeline(
             stages.append(RawBSONDocument(buffer[stage.start : stage.end], _RAW))
         elif stage.type in (DOCUMENT, ARRAY):
             stages.append(
-                await _decode_nested(stage.type, buffer, stage.start, stage.end, depth + 1, turn)
+                await _decode(stage.type, buffer, stage.start, stage.end, depth + 1, turn)
             )
         else:
             element = b"\0" + buffer[stage.start : stage.end]
@@ -110,16 +105,6 @@ def _is_opaque(buffer: bytes, stage: Element) -> bool:
         and field.name in _NAMES
         and field.end == stage.end - 1
     )
-
-
-async def _decode_nested(
-    kind: int, buffer: bytes, start: int, limit: int, depth: int, turn: Turn
-) -> Any:
-    if depth > MAX_DEPTH:
-        raise ProtocolError(f"a BSON document nests deeper than {MAX_DEPTH} levels")
-    if kind == ARRAY:
-        return await _decode_array(buffer, start, limit, depth, turn)
-    return await _decode_document(buffer, start, limit, depth, turn)
 
 
 def _pieces(buffer: bytes, start: int, limit: int) -> Iterator[tuple[int, int, int]]:

@@ -5,7 +5,7 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Self
 
 import anyio
 import structlog
@@ -15,7 +15,7 @@ from router.commands.call import Client, Counters, Node
 from router.server.client_connection import ClientConnection
 from router.server.incoming import Shared
 from router.tls.handshake import Handshakes, check_first_header, peer_certificate
-from router.tls.sockets import BACKLOG, AcceptingPort
+from router.tls.sockets import BACKLOG, AcceptingPort, uncounted
 from shard_client.wire.connection import is_loopback, probe_peer
 from shard_client.wire.frame_protocol import FrameStream
 
@@ -62,13 +62,14 @@ class Listener(AcceptingPort):
         self._connections: set[ClientConnection] = set()
         self._ids = count(1)
         self._shared = Shared(limits, self._counters)
-        self._check: asyncio.TimerHandle | None = None
         shortest = limits.shortest_time / _CHECKS_A_DEADLINE
         self._check_interval = max(_SHORTEST_CHECK, min(_LONGEST_CHECK, shortest))
 
-    async def _end(self) -> None:
-        if self._check is not None:
-            self._check.cancel()
+    async def __aenter__(self) -> Self:
+        await super().__aenter__()
+        if not self._for_workers:
+            self.run(self._check_deadlines)
+        return self
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen as any port does, and report the port to the commands; raises OSError."""
@@ -99,11 +100,12 @@ class Listener(AcceptingPort):
             OSError: the client has disconnected meanwhile.
         """
 
-        def accept(stream: FrameStream) -> None:
-            stream.when_closed(ended)
-            self._accept(stream, connection_id)
+        def stream() -> _ClientStream:
+            created = self._stream(uncounted, connection_id)
+            created.when_closed(ended)
+            return created
 
-        if not await self._connect(connection, lambda: self._stream_to(accept)):
+        if not await self._connect(connection, stream):
             ended()
 
     def close(self) -> None:
@@ -127,16 +129,15 @@ class Listener(AcceptingPort):
             connection.interrupt()
         await self._until_idle(_INTERRUPTED_TIMEOUT)
 
-    def _stream(self, arrived: Callable[[], None]) -> _ClientStream:
+    def _stream(
+        self, arrived: Callable[[], None], connection_id: int | None = None
+    ) -> _ClientStream:
         """Return the stream of a client; it calls ``arrived`` when connected."""
 
         def accept(stream: FrameStream) -> None:
             arrived()
-            self._accept(stream)
+            self._accept(stream, connection_id)
 
-        return self._stream_to(accept)
-
-    def _stream_to(self, accept: Callable[[FrameStream], None]) -> _ClientStream:
         begins = check_first_header if self._handshakes is None else None
         return _ClientStream(accept, begins=begins)
 
@@ -189,8 +190,6 @@ class Listener(AcceptingPort):
         self._log("Connection accepted", 22943, client)
         self._connections.add(connection)
         self.run(self._serve, connection, stream, address)
-        if not self._for_workers and self._check is None:
-            self._schedule_check()
 
     async def _serve(
         self, connection: ClientConnection, stream: _ClientStream, address: str | None
@@ -216,16 +215,12 @@ class Listener(AcceptingPort):
             connectionCount=self._counters.connections,
         )
 
-    def _schedule_check(self) -> None:
-        loop = asyncio.get_running_loop()
-        self._check = loop.call_later(self._check_interval, self._check_deadlines)
+    async def _check_deadlines(self) -> None:
+        while True:
+            await asyncio.sleep(self._check_interval)
+            self._cut_late_clients()
 
-    def _check_deadlines(self) -> None:
-        """Cut the connections of clients that take too long; continue while there are clients."""
-        self._check = None
-        if not self._connections:
-            return
+    def _cut_late_clients(self) -> None:
         now = asyncio.get_running_loop().time()
         for connection in list(self._connections):
             connection.check_deadlines(now)
-        self._schedule_check()

@@ -60,7 +60,6 @@ class Request:
 
     frame: bytes
     request_id: int
-    op_code: int
     flags: int
     name: str
     compressor: int | None = None
@@ -185,14 +184,14 @@ async def read_request(frame: bytes) -> Request:
         if frame[start - 1 : start] != _BODY_SECTION:
             start, _end = find_body(frame)
         name = _name_at(frame, start)
-        return Request(frame, request_id, op_code, flags, name, compressor)
+        return Request(frame, request_id, flags, name, compressor)
     if op_code == OP_QUERY:
         if len(frame) > _MOST_IN_QUERY:
             raise ProtocolError(f"an OP_QUERY of {len(frame)} bytes is too long")
         query = parse_message(frame).payload
         assert isinstance(query, OpQuery)
         name = next(iter(_unwrapped(query.document())), "")
-        return Request(frame, request_id, op_code, 0, name, compressor, query)
+        return Request(frame, request_id, 0, name, compressor, query)
     raise ProtocolError(f"opcode {op_code} is not answered")
 
 

@@ -286,7 +286,7 @@ class NoOpTarget:
             if not answer.get("ok"):
                 raise connection.explained(CommandError.from_reply(answer))
             self._load.noop_writes += 1
-            self._load.noop_bytes += NOOP_BYTES
+            self._load.noop_write_bytes += NOOP_BYTES
             if (unreplicated := answer.get("writeConcernError")) is not None:
                 raise CommandError.from_reply(unreplicated)
         else:

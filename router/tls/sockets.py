@@ -66,7 +66,7 @@ async def accept(listening: socket.socket) -> AsyncIterator[socket.socket]:
         await asyncio.sleep(0)
 
 
-def _counted() -> None:
+def uncounted() -> None:
     """Do nothing: without a handshake, only its protocol counts a connection."""
 
 
@@ -129,7 +129,7 @@ class AcceptingPort(OwnedTasks):
         if self._handshakes is None:
             for host in hosts:
                 server = await asyncio.get_running_loop().create_server(
-                    lambda: self._protocol(_counted), host, port, backlog=BACKLOG
+                    lambda: self._protocol(uncounted), host, port, backlog=BACKLOG
                 )
                 self._servers.append(server)
                 port = server.sockets[0].getsockname()[1]

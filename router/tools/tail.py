@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -126,10 +126,11 @@ def tail(
     options: dict[str, Any] = {"max_await_time_ms": _AWAIT_MS, "full_document": full_document}
     if token is not None:
         options["start_after"] = token
+    # SIGTERM ends the stream as Ctrl-C does, so that the cursor is closed.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with (
             client,
-            _interruptible(),
             _watch(client, namespace, stages, options) as stream,
             suppress(KeyboardInterrupt),  # also while an event is printed
         ):
@@ -236,16 +237,6 @@ def _events(stream: ChangeStream[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         event = stream.try_next()
         if event is not None:
             yield dict(event)
-
-
-@contextmanager
-def _interruptible() -> Iterator[None]:
-    """Let SIGTERM end the stream as Ctrl-C does, so that the cursor is closed."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _as_json(event: Mapping[str, Any]) -> str:

@@ -3,12 +3,13 @@
 import asyncio
 import json
 import socket
-from collections.abc import Callable
+from collections.abc import AsyncIterator
 from struct import Struct
 from typing import Any, NamedTuple, Self
 
+import anyio
+
 _LONGEST_MESSAGE = 1024 * 1024
-_HANDED_A_TURN = 64
 
 _note = Struct("<cq")
 
@@ -71,45 +72,20 @@ def hand_over(handoff_socket: socket.socket, handed: HandedConnection) -> None:
     socket.send_fds(handoff_socket, [note], [handed.connection.fileno()])
 
 
-class Arrivals:
-    """The worker's end of the socket pair for connections; calls ``taken`` for each connection.
+async def arrivals(handoff_socket: socket.socket) -> AsyncIterator[HandedConnection]:
+    """Yield the connections that the parent hands over, in non-blocking mode, until it is gone.
 
     Args:
-        handoff_socket: the worker's end; this object takes ownership.
-        taken: called with the connection, in non-blocking mode.
+        handoff_socket: the worker's end of the socket pair for connections, in non-blocking mode.
     """
-
-    def __init__(
-        self, handoff_socket: socket.socket, taken: Callable[[HandedConnection], None]
-    ) -> None:
-        self._handoff_socket = handoff_socket
-        self._taken = taken
-        self._loop = asyncio.get_running_loop()
-        handoff_socket.setblocking(False)
-        self._loop.add_reader(handoff_socket, self._readable)
-
-    def close(self) -> None:
-        """Stop accepting connections from the parent."""
-        if self._handoff_socket.fileno() >= 0:
-            self._loop.remove_reader(self._handoff_socket)
-            self._handoff_socket.close()
-
-    def _readable(self) -> None:
-        for _ in range(_HANDED_A_TURN):
-            try:
-                note, descriptors, _flags, _peer = socket.recv_fds(
-                    self._handoff_socket, _note.size, 1
-                )
-            except BlockingIOError:
-                return
-            except OSError:
-                note, descriptors = b"", []
-            if len(note) < _note.size:  # the parent is gone; the channel handles that
-                self.close()
-                return
-            if not descriptors:  # the limit of open descriptors is reached
-                continue
-            port, connection_id = _note.unpack(note)
-            connection = socket.socket(fileno=descriptors[0])
-            connection.setblocking(False)
-            self._taken(HandedConnection(port, connection_id, connection))
+    while True:
+        await anyio.wait_readable(handoff_socket)
+        note, descriptors, _flags, _peer = socket.recv_fds(handoff_socket, _note.size, 1)
+        if not note:  # the parent is gone; the channel handles that
+            return
+        if not descriptors:  # the limit of open descriptors is reached
+            continue
+        port, connection_id = _note.unpack(note)
+        connection = socket.socket(fileno=descriptors[0])
+        connection.setblocking(False)
+        yield HandedConnection(port, connection_id, connection)

@@ -57,8 +57,7 @@ _PROGRAM = "router.workers.worker"
 class Child:
     """The parent's handle of one worker, created by ``start``.
 
-    ``drained`` is set when the worker has ended its drain, ``gone`` when its channel has closed.
-    ``ended`` collects the numbers of the connections that have ended.
+    ``drained`` is set when the worker has ended its drain, or is gone.
     """
 
     def __init__(
@@ -71,19 +70,18 @@ class Child:
         self.number = number
         self.process = process
         self.drained = asyncio.Event()
-        self.gone = asyncio.Event()
-        self.ended: list[int] = []
         self.load = Load()
         self._channel = channel
         self._handoff_socket = handoff_socket
-        self._answer: asyncio.Future[None] | None = None
-        self._silent_since: float | None = None
+        self._answered = asyncio.Event()
+        self._answered.set()
+        self._asked_at = 0.0
 
     @classmethod
     async def start(cls, start: WorkerStart, program: str = _PROGRAM) -> Self:
         """Start a worker's process, which runs the module ``program``; raises OSError."""
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        our_handoff, their_handoff = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        ours, theirs = socket.socketpair()
+        our_handoff, their_handoff = socket.socketpair()
         with theirs, their_handoff:
             descriptors = (theirs.fileno(), their_handoff.fileno())
             try:
@@ -109,29 +107,26 @@ class Child:
     async def reports(self) -> AsyncIterator[dict[str, Any]]:
         """Yield what the worker reports, until it is gone.
 
-        It reports that it is ``ready``; the cluster's ``identity``, and the ``upstream`` that it
-        has chosen; which command of a client has ``changed`` all workers, with the ``verbosity``.
+        It reports that it is ``ready``; which connection has ``ended``; the cluster's ``identity``,
+        and the ``upstream`` that it has chosen; which command of a client has ``changed`` all
+        workers, with the ``verbosity``.
         """
         while (message := await self._channel.receive()) is not None:
             match message:
                 case {"drained": _}:
                     self.drained.set()
-                case {"load": load, "ended": ended}:
+                case {"load": load}:
                     self.load = Load(**load)
-                    self.ended.extend(ended)
-                    self._silent_since = None
-                    if self._answer is not None:
-                        self._answer.set_result(None)
-                        self._answer = None
+                    self._answered.set()
                 case _:
                     yield message
-        self.gone.set()
+        self.drained.set()
 
     @property
     def hangs(self) -> bool:
         """Whether a load request has been unanswered for a second or more."""
-        silent_since, now = self._silent_since, asyncio.get_running_loop().time()
-        return silent_since is not None and now - silent_since >= _SILENT_FOR_LONG
+        waited = asyncio.get_running_loop().time() - self._asked_at
+        return waited >= _SILENT_FOR_LONG and not self._answered.is_set()
 
     async def ask_load(self, timeout: float) -> None:
         """Request the worker's load and wait up to ``timeout`` seconds for it.
@@ -139,15 +134,16 @@ class Child:
         A worker that does not answer in time counts as busy. There is no wait for a worker that
         hangs.
         """
-        loop = asyncio.get_running_loop()
-        if self._answer is None:
-            self._answer = loop.create_future()
+        if self._answered.is_set():
+            self._answered.clear()
+            self._asked_at = asyncio.get_running_loop().time()
             self._channel.send(load=True)
         if self.hangs:
             return
-        done, _waiting = await asyncio.wait((self._answer,), timeout=timeout)
-        if not done:
-            self._silent_since = self._silent_since or loop.time()
+        try:
+            async with asyncio.timeout(timeout):
+                await self._answered.wait()
+        except TimeoutError:
             self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
 
     def hand_over(self, handed: HandedConnection) -> None:

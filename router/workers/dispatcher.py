@@ -78,6 +78,12 @@ class ConnectionDispatcher:
         if not self._children:
             self._some.clear()
 
+    def ended(self, number: int, connection_id: int) -> None:
+        """Count a connection of a worker no longer, if it is one of a driver."""
+        given = self._given.get(number, {})
+        if connection_id in given:
+            self._counts.ended(given.pop(connection_id))
+
     async def dispatch(self) -> None:
         """Distribute connections until cancelled; they wait while there is no worker."""
         waiting: asyncio.Queue[HandedConnection] = asyncio.Queue(_WAITING)
@@ -110,18 +116,9 @@ class ConnectionDispatcher:
         """Query the workers' loads, then place the connections of the batch."""
         await self._some.wait()
         await asyncio.gather(*(child.ask_load(_LOAD_TIMEOUT) for child in self._children.values()))
-        for child in self._children.values():
-            self._note_ended(child)
         for handed in batch:
             with handed.connection:
                 self._place(handed)
-
-    def _note_ended(self, child: Child) -> None:
-        given = self._given[child.number]
-        for connection_id in child.ended:
-            if connection_id in given:
-                self._counts.ended(given.pop(connection_id))
-        child.ended.clear()
 
     def _place(self, handed: HandedConnection) -> None:
         children = self._children

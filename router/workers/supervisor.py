@@ -1,12 +1,13 @@
 """The parent of several workers: starts them, restarts them after a failure, stops them."""
 
 import asyncio
-import shutil
-import tempfile
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import anyio
@@ -28,41 +29,6 @@ from router.workers.dispatcher import ConnectionDispatcher
 from shard_client.backoff import Backoff
 
 log = structlog.get_logger(component="CONTROL")
-
-
-class WorkersStatus:
-    """The status of a router of several workers, as their parent asks for it.
-
-    Args:
-        folder: the router's private folder.
-        count: the number of workers that there should be.
-        ready: returns the numbers of the workers that accept connections.
-    """
-
-    def __init__(self, folder: Path, count: int, ready: Callable[[], Collection[int]]) -> None:
-        self._peers = {number: Peer(folder, number) for number in range(1, count + 1)}
-        self._ready = ready
-
-    async def collect(self, details: bool) -> RouterStatus:
-        """Return the status, as ``Collect``; without workers that do not answer in two seconds."""
-        ready = sorted(self._ready())
-        answers = await asyncio.gather(
-            *(
-                self._peers[number].ask(
-                    "admin",
-                    # One worker is enough to check the replica sets.
-                    {COMMAND: 1, "details": details, "checks": number == ready[0]},
-                )
-                for number in ready
-            )
-        )
-        processes = [answer for answer in answers if answer is not None]
-        return RouterStatus(processes, len(self._peers), RECENT.failures(50) if details else ())
-
-    def close(self) -> None:
-        """Cut the connections to the workers."""
-        for peer in self._peers.values():
-            peer.close()
 
 
 _MS = 0.001
@@ -101,12 +67,19 @@ class Supervisor:
     ) -> None:
         self._start_child = start_child
         self._settings = settings
-        self._arguments = tuple(arguments)
-        self._mark = new_mark()
-        self._process_id = ObjectId()
-        self._started = datetime.now(UTC)
-        self._folder = Path()
-        self._ports: dict[str, int] = {}
+        self._start = WorkerStart(
+            number=0,
+            count=settings.workers,
+            mark=new_mark(),
+            folder=Path(),
+            process_id=ObjectId(),
+            started=datetime.now(UTC),
+            settings=settings,
+            arguments=tuple(arguments),
+            ports={},
+            verbosity=0,
+        )
+        """What all workers start with."""
         self._alive: set[Child] = set()
         self._ready: dict[int, Child] = {}
         limits = settings.client_limits
@@ -119,8 +92,8 @@ class Supervisor:
         self._counter = 0
         self._upstream: dict[str, int] | None = None
         self._stopping = False
-        self._started_up = False
         self._all_ready = asyncio.Event()
+        self._failure: WorkerFailedError | None = None
 
     async def run(self, stop: asyncio.Event, rotate: asyncio.Event | None = None) -> None:
         """Run until ``stop`` is set, then drain and stop all workers.
@@ -135,22 +108,41 @@ class Supervisor:
         net, feed = self._settings.net, self._settings.feed
         if net.admin.port is not None and net.admin_tls_mode != "disabled":
             self._certificates = Certificates(net.tls)
-        self._folder = Path(tempfile.mkdtemp(prefix="mergerouter-"))
-        try:
-            self._ports["port"] = await self._dispatcher.open(DRIVER, net.hosts, net.port)
+        temporary = TemporaryDirectory(prefix="mergerouter-", ignore_cleanup_errors=True)
+        with temporary as name, ExitStack() as owned:
+            folder = Path(name)
+            owned.callback(self._dispatcher.close)
+            ports = {"port": await self._dispatcher.open(DRIVER, net.hosts, net.port)}
             if feed.port is not None:
-                self._ports["feedPort"] = await self._dispatcher.open(
-                    FEED, [feed.bind_ip], feed.port
-                )
-            status = WorkersStatus(self._folder, self._settings.workers, self._ready.keys)
-            with closing(status):
-                async with admin_port(net, self._certificates, status.collect) as port:
-                    self._ports |= port
-                    await self._keep_workers(stop, rotate or asyncio.Event())
-        finally:
-            self._dispatcher.close()
-            shutil.rmtree(self._folder, ignore_errors=True)
+                ports["feedPort"] = await self._dispatcher.open(FEED, [feed.bind_ip], feed.port)
+            self._start = replace(self._start, folder=folder, ports=ports)
+            peers = {number: Peer(folder, number) for number in self._numbers}
+            for peer in peers.values():
+                owned.callback(peer.close)
+            collect = partial(self._collect, peers)
+            async with admin_port(net, self._certificates, collect) as admin:
+                await self._keep_workers(stop, rotate or asyncio.Event(), {**ports, **admin})
         log.info("Shut down")
+
+    @property
+    def _numbers(self) -> range:
+        return range(1, self._settings.workers + 1)
+
+    async def _collect(self, peers: Mapping[int, Peer], details: bool) -> RouterStatus:
+        """Return the status, as ``Collect``; without workers that do not answer in two seconds."""
+        ready = sorted(self._ready)
+        answers = await asyncio.gather(
+            *(
+                peers[number].ask(
+                    "admin",
+                    # One worker is enough to check the replica sets.
+                    {COMMAND: 1, "details": details, "checks": number == ready[0]},
+                )
+                for number in ready
+            )
+        )
+        processes = [answer for answer in answers if answer is not None]
+        return RouterStatus(processes, len(peers), RECENT.failures(50) if details else ())
 
     async def _rotate(self, asked: asyncio.Event) -> None:
         """Make all processes exchange their certificates each time ``asked`` is set."""
@@ -161,36 +153,32 @@ class Supervisor:
             for child in self._alive:
                 child.send(rotate=True)
 
-    async def _keep_workers(self, stop: asyncio.Event, rotate: asyncio.Event) -> None:
-        numbers = range(1, self._settings.workers + 1)
-        try:
-            async with anyio.create_task_group() as keepers:
-                for number in numbers:
-                    keepers.start_soon(self._keep, number)
-                if await _first(self._all_ready, stop):
-                    self._dispatcher.listen()
-                    async with anyio.create_task_group() as tasks:  # a failure ends the process
-                        tasks.start_soon(self._dispatcher.dispatch)
-                        tasks.start_soon(self._rotate, rotate)
-                        log.info(
-                            "Waiting for connections",
-                            component="NETWORK",
-                            **self._ports,
-                            workers=[self._ready[number].process.pid for number in numbers],
-                        )
-                        await stop.wait()
-                        tasks.cancel_scope.cancel()
-                await self._drain()
-                keepers.cancel_scope.cancel()
-        except BaseExceptionGroup as group:
-            # Python 3.11.2 wraps what an except* clause raises in a group.
-            failed, others = group.split(WorkerFailedError)
-            if failed is None or others is not None:
-                raise
-            raise failed.exceptions[0] from None
+    async def _keep_workers(
+        self, stop: asyncio.Event, rotate: asyncio.Event, ports: Mapping[str, int]
+    ) -> None:
+        async with anyio.create_task_group() as keepers:
+            for number in self._numbers:
+                keepers.start_soon(self._keep, number, keepers.cancel_scope)
+            if await _first(self._all_ready, stop):
+                self._dispatcher.listen()
+                async with anyio.create_task_group() as tasks:  # a failure ends the process
+                    tasks.start_soon(self._dispatcher.dispatch)
+                    tasks.start_soon(self._rotate, rotate)
+                    log.info(
+                        "Waiting for connections",
+                        component="NETWORK",
+                        **ports,
+                        workers=[self._ready[number].process.pid for number in self._numbers],
+                    )
+                    await stop.wait()
+                    tasks.cancel_scope.cancel()
+            await self._drain()
+            keepers.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
 
-    async def _keep(self, number: int) -> None:
-        """Run worker ``number`` and restart it whenever it ends."""
+    async def _keep(self, number: int, keepers: anyio.CancelScope) -> None:
+        """Run worker ``number`` and restart it whenever it ends; end all if it cannot start."""
         loop = asyncio.get_running_loop()
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stopping:
@@ -198,8 +186,10 @@ class Supervisor:
             status = await self._run_once(number)
             if self._stopping:
                 return
-            if not self._started_up:
-                raise WorkerFailedError(number, status)
+            if not self._all_ready.is_set():
+                self._failure = WorkerFailedError(number, status)
+                keepers.cancel()
+                return
             if loop.time() - began > _STEADY:
                 backoff.reset()
             pause = backoff.next_pause()
@@ -214,18 +204,7 @@ class Supervisor:
 
     async def _run_once(self, number: int) -> int:
         """Run a worker until it ends; return its exit status (negative: the signal's number)."""
-        start = WorkerStart(
-            number=number,
-            count=self._settings.workers,
-            mark=self._mark,
-            folder=self._folder,
-            process_id=self._process_id,
-            started=self._started,
-            settings=self._settings,
-            arguments=self._arguments,
-            ports=self._ports,
-            verbosity=LEVEL.verbosity,
-        )
+        start = replace(self._start, number=number, verbosity=LEVEL.verbosity)
         try:
             child = await self._start_child(start)
         except OSError as error:
@@ -240,7 +219,11 @@ class Supervisor:
             async for report in child.reports():
                 self._react(child, report)
             self._forget(number)
-            return await _ended(child)
+            with anyio.move_on_after(_END_TIMEOUT):
+                return await child.process.wait()
+            log.error("A worker does not end; killing it", worker=number, pid=child.process.pid)
+            child.process.kill()
+            return await child.process.wait()
         finally:
             self._forget(number)
             self._alive.discard(child)
@@ -255,6 +238,8 @@ class Supervisor:
         match report:
             case {"ready": _}:
                 self._add(child)
+            case {"ended": connection_id}:
+                self._dispatcher.ended(child.number, connection_id)
             case {"identity": identity} if identity != self._identity:
                 self._identity = identity
                 self._counter += 1
@@ -278,7 +263,6 @@ class Supervisor:
         self._dispatcher.add(child)
         log.info("A worker is ready", worker=child.number, pid=child.process.pid)
         if len(self._ready) == self._settings.workers:
-            self._started_up = True
             self._all_ready.set()
 
     def _forget(self, number: int) -> None:
@@ -298,34 +282,18 @@ class Supervisor:
         for child in children:
             child.send(drain=seconds)
         # A drained worker stays up: clients of other workers may still read its cursors.
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds + _DRAIN_GRACE):
-                for child in children:
-                    await _first(child.drained, child.gone)
+        with anyio.move_on_after(seconds + _DRAIN_GRACE):
+            for child in children:
+                await child.drained.wait()
         for child in children:
             if child.drained.is_set():
                 child.send(end=True)
-            elif not child.gone.is_set():
+            else:
                 log.warning("A worker hangs; killing it", worker=child.number)
                 child.process.kill()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_END_TIMEOUT):
-                for child in children:
-                    await child.process.wait()
-
-
-async def _ended(child: Child) -> int:
-    try:
-        async with asyncio.timeout(_END_TIMEOUT):
-            return await child.process.wait()
-    except TimeoutError:
-        log.error(
-            "A worker does not end; killing it",
-            worker=child.number,
-            pid=child.process.pid,
-        )
-        child.process.kill()
-        return await child.process.wait()
+        with anyio.move_on_after(_END_TIMEOUT):
+            for child in children:
+                await child.process.wait()
 
 
 async def _first(wanted: asyncio.Event, other: asyncio.Event) -> bool:

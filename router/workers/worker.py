@@ -12,8 +12,8 @@ import signal
 import socket
 import sys
 import time
-from collections import deque
-from typing import Any
+from contextlib import closing
+from dataclasses import asdict
 
 import structlog
 import uvloop
@@ -30,14 +30,13 @@ from router.peers.cursor_ids import CursorIds
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.service import assemble
-from router.workers.channel import DRIVER, Arrivals, Channel, HandedConnection
+from router.workers.channel import DRIVER, Channel, HandedConnection, arrivals
 from router.workers.child import WorkerStart
+from router.workers.placement import Load
 
 log = structlog.get_logger(component="CONTROL")
 
 _SHORTEST_MEASURE = 0.5
-_REPORTED = 10_000
-"""Most ended connections in one message."""
 
 
 class WorkerRuntime:
@@ -46,7 +45,7 @@ class WorkerRuntime:
     Args:
         start: the worker's start parameters.
         channel: the message channel to the parent.
-        handoff_socket: the socket on which connections arrive.
+        handoff_socket: the socket on which connections arrive, in non-blocking mode.
     """
 
     def __init__(self, start: WorkerStart, channel: Channel, handoff_socket: socket.socket) -> None:
@@ -55,7 +54,6 @@ class WorkerRuntime:
         self.peers = Peers(ids, start.count, start.folder, channel.send)
         self._channel = channel
         self._handoff_socket = handoff_socket
-        self._ended: deque[int] = deque()
         self._busy = _Busy()
 
     async def serve(self, node: Node, listener: Listener, feed: FeedPort | None) -> None:
@@ -70,27 +68,23 @@ class WorkerRuntime:
         address = private_address(self.start.folder, self.start.number)
         if os.path.exists(address):  # noqa: ASYNC240 (left by a worker that has died)
             os.unlink(address)
-        async with Listener(node, for_workers=True) as private, OwnedTasks() as adopting:
+        async with Listener(node, for_workers=True) as private, OwnedTasks() as tasks:
             await private.listen_privately(address)
-
-            def take(handed: HandedConnection) -> None:
-                adopting.run(self._adopt, handed, listener, feed)
-
-            arrivals = Arrivals(self._handoff_socket, take)
+            tasks.run(self._adopt_all, listener, feed, tasks)
             try:
                 self._channel.send(ready=True)
-                await self._handle_messages(node, listener, arrivals)
+                await self._handle_messages(node, listener)
             finally:
-                arrivals.close()
                 self.peers.close()
 
-    async def _handle_messages(self, node: Node, listener: Listener, arrivals: Arrivals) -> None:
+    async def _handle_messages(self, node: Node, listener: Listener) -> None:
         while True:
             message = await self._channel.receive()
             match message:
                 case {"load": _}:
-                    ended = [self._ended.popleft() for _ in range(min(len(self._ended), _REPORTED))]
-                    self._channel.send(load=self._load(node), ended=ended)
+                    streams, connections = len(node.cursors), node.counters.connections
+                    load = Load(streams, connections, self._busy.share())
+                    self._channel.send(load=asdict(load))
                 case {"identity": identity, "counter": counter}:
                     node.identity = ServerIdentity(**identity)
                     node.topology.move_to(counter)
@@ -101,7 +95,6 @@ class WorkerRuntime:
                     if node.certificates is not None:
                         node.certificates.rotate()
                 case {"drain": seconds}:
-                    arrivals.close()
                     await listener.drain(seconds)
                     self._channel.send(drained=True)
                 case {"end": _}:
@@ -111,19 +104,17 @@ class WorkerRuntime:
                     shutil.rmtree(self.start.folder, ignore_errors=True)
                     return
 
-    def _load(self, node: Node) -> dict[str, Any]:
-        """Return the fields of ``Load``."""
-        return {
-            "streams": len(node.cursors),
-            "connections": node.counters.connections,
-            "busy": self._busy.share(),
-        }
+    async def _adopt_all(
+        self, listener: Listener, feed: FeedPort | None, tasks: OwnedTasks
+    ) -> None:
+        async for handed in arrivals(self._handoff_socket):
+            tasks.run(self._adopt, handed, listener, feed)
 
     async def _adopt(
         self, handed: HandedConnection, listener: Listener, feed: FeedPort | None
     ) -> None:
         def ended() -> None:
-            self._ended.append(handed.connection_id)
+            self._channel.send(ended=handed.connection_id)
 
         try:
             if handed.port == DRIVER:
@@ -155,9 +146,6 @@ class _Busy:
         return self._share
 
 
-_CHANNEL, _HANDOFF_SOCKET = 1, 2
-
-
 def main() -> None:
     """Run one worker until its parent ends it."""
     # A terminal or service manager signals the whole process group; only the parent reacts.
@@ -168,19 +156,13 @@ def main() -> None:
     structlog.contextvars.bind_contextvars(ctx=f"worker{start.number}")
     keep_freed_memory()
     collect_less_often()
-    channel, handoff_socket = (
-        socket.socket(fileno=int(sys.argv[each])) for each in (_CHANNEL, _HANDOFF_SOCKET)
-    )
-    uvloop.run(_run(start, channel, handoff_socket))
+    uvloop.run(_run(start, *map(int, sys.argv[1:])))
 
 
-async def _run(
-    start: WorkerStart,
-    channel_end: socket.socket,
-    handoff_socket: socket.socket,
-) -> None:
-    channel = await Channel.over(channel_end)
-    try:
+async def _run(start: WorkerStart, channel_end: int, handoff_end: int) -> None:
+    channel = await Channel.over(socket.socket(fileno=channel_end))
+    with closing(channel), socket.socket(fileno=handoff_end) as handoff_socket:
+        handoff_socket.setblocking(False)
         runtime = WorkerRuntime(start, channel, handoff_socket)
         topology = TopologyVersion(start.process_id)
         async with assemble(
@@ -191,8 +173,6 @@ async def _run(
             started=start.started,
         ) as parts:
             await runtime.serve(*parts)
-    finally:
-        channel.close()
 
 
 if __name__ == "__main__":

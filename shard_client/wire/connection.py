@@ -101,8 +101,8 @@ def probe_peer(
 class Connection:
     """A connection after its hello, created by ``open``; at most one request is in flight.
 
-    ``hello`` is the server's latest decoded hello reply, ``round_trip`` its latency in seconds,
-    ``address`` the address of the server. When the connection is cut, a pending request raises
+    ``hello`` is the server's latest decoded hello reply, ``address`` the address of the
+    server. When the connection is cut, a pending request raises
     NetworkError. A request that is cancelled or times out closes the connection, since its reply
     can still arrive.
     """
@@ -110,7 +110,6 @@ class Connection:
     def __init__(self, address: Address, stream: FrameStream) -> None:
         self.address = address
         self.hello: dict[str, Any] = {}
-        self.round_trip = 0.0
         self._stream = stream
         self._cut = False
         self._request_ids = count(1)
@@ -190,14 +189,11 @@ class Connection:
         return transport is not None and is_loopback(transport.get_extra_info("peername"))
 
     async def greet(self, timeout: float, command: Mapping[str, Any] = _HELLO) -> None:
-        """Exchange another hello within ``timeout`` seconds; updates ``hello`` and ``round_trip``.
+        """Exchange another hello within ``timeout`` seconds; updates ``hello``.
 
         Raises NetworkError, CommandError.
         """
-        loop = asyncio.get_running_loop()
-        asked_at = loop.time()
         self.hello = await self.command("admin", command, timeout=timeout)
-        self.round_trip = loop.time() - asked_at
 
     async def log_in(self, credentials: Credentials, timeout: float) -> None:
         """Log in within ``timeout`` seconds; after an error, ``abort`` the connection.

@@ -35,7 +35,7 @@ _op_msg = Struct("<iiiiIB")
 _reply = Struct("<iiiiIBi")
 _op_compressed = Struct("<iiiiiiB")
 _op_query = Struct("<iiiii")
-_skip_and_batch_size = Struct("<ii")
+_SKIP_AND_BATCH_SIZE = 8
 _op_reply = Struct("<iiiiiqii")
 _BODY, _SEQUENCE = 0, 1
 _MOST_SECTIONS = 100
@@ -70,12 +70,8 @@ class OpMsg:
 class OpQuery:
     """An OP_QUERY: a namespace and one raw query document."""
 
-    flags: int
     namespace: str
-    skip: int
-    batch_size: int
     query: bytes
-    fields: bytes | None = None
 
     def document(self) -> dict[str, Any]:
         """Return the decoded query; raises ProtocolError if it is not valid BSON."""
@@ -344,19 +340,12 @@ def parse_op_query(frame: bytes) -> OpQuery:
     end = len(frame)
     if end < _op_query.size:
         raise ProtocolError("an OP_QUERY is cut off")
-    _, _, _, _, flags = _op_query.unpack_from(frame)
     namespace, position = read_cstring(frame, _op_query.size, end)
-    if end - position < _skip_and_batch_size.size:
-        raise ProtocolError("an OP_QUERY is cut off")
-    skip, batch_size = _skip_and_batch_size.unpack_from(frame, position)
-    start = position + _skip_and_batch_size.size
+    start = position + _SKIP_AND_BATCH_SIZE
     query_end = document_end(frame, start, end)
-    query, fields = frame[start:query_end], None
-    if query_end < end:
-        if document_end(frame, query_end, end) != end:
-            raise ProtocolError("an OP_QUERY is longer than its documents")
-        fields = frame[query_end:]
-    return OpQuery(flags, namespace, skip, batch_size, query, fields)
+    if query_end < end and document_end(frame, query_end, end) != end:
+        raise ProtocolError("an OP_QUERY is longer than its documents")
+    return OpQuery(namespace, frame[start:query_end])
 
 
 def build_op_reply(document: bytes, *, request_id: int, response_to: int, flags: int = 8) -> bytes:

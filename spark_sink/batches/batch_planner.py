@@ -65,8 +65,6 @@ _END_ATTEMPTS = 2
 """The number of estimates. If all fail, the events are counted."""
 _MAX_COUNTED = 20_000
 """The most events that are counted."""
-_END_SAMPLE = 100
-"""Events that are sampled after an estimated end, which shows a change of the rate."""
 _MAX_RANGES = 64
 """The most ranges of a batch."""
 _QUIET = 1
@@ -98,7 +96,11 @@ class PlannedBatch:
 
 @dataclass
 class _Sample:
-    """The first `tokens` after the planned batch, which `cursor` has returned."""
+    """The first `tokens` after the planned batch, which `cursor` has returned.
+
+    After a batch that ends far beyond its own sample the cursor is closed until it is read again:
+    the router would read ahead for it while tasks read.
+    """
 
     cursor: EventStream
     tokens: deque[Token] = field(default_factory=deque)
@@ -146,17 +148,14 @@ class BatchPlanner:
         self._clock = clock
         self._event_rate = EventRate()
         self._sample: _Sample | None = None
-        # The first events after a batch that ends far beyond its own sample. No cursor stays open
-        # for them: the router would read ahead for it while tasks read.
-        self._probed: list[Token] = []
-        self._until: Timestamp | None = None
+        self._stop: AtTime | None = None
         self._plan: PlannedBatch | None = None
         self._batch = 0  # the number of the latest batch
         self._tasks = 0  # how many tasks it has
 
     def stop_at_present(self) -> None:
         """Plan only events from before this call from now on. Raises StreamError."""
-        self._until = self._client.with_retries(self._client.present)
+        self._stop = after(self._client.with_retries(self._client.present))
 
     def require_history(self, start: Position) -> None:
         """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
@@ -211,13 +210,12 @@ class BatchPlanner:
         if not self._options.in_total_order and not batch.is_small:
             shards = self._client.with_retries(self._client.shards)
         bounds = self._bounds(start, end, batch.events, 1 if shards is None else len(shards))
-        if shards is None:
-            tasks = merged_tasks(start, end, bounds)
-        else:
-            tasks = shard_tasks(start, end, bounds, shards)
+        tasks = merged_tasks(start, end, bounds)
+        if shards is not None:
+            tasks = shard_tasks(tasks, shards)
         self._tasks = len(tasks)
-        address = None if self._inbox is None else self._inbox.address
-        return [replace(task, batch=self._batch, report_to=address) for task in tasks]
+        address = None if self._inbox is None else self._inbox.address(self._batch)
+        return [replace(task, report_to=address) for task in tasks]
 
     @property
     def quiet_until(self) -> Timestamp | None:
@@ -233,14 +231,9 @@ class BatchPlanner:
 
     def close(self) -> None:
         """Kill the cursor, and forget the planned batch."""
-        self._keep([])
-        self._plan = None
-
-    def _keep(self, probed: list[Token]) -> None:
-        """Replace the sample by events that no cursor follows."""
-        former, self._sample, self._probed = self._sample, None, probed
-        if former is not None:
-            former.cursor.close()
+        sample, self._sample, self._plan = self._sample, None, None
+        if sample is not None:
+            sample.cursor.close()
 
     def _beginning(self) -> AtTime:
         """Return where a query without a start option begins."""
@@ -262,25 +255,19 @@ class BatchPlanner:
         return replace(plan, end=end, events=None if plan.events is None else plan.events + passed)
 
     def _planned(self, start: Position, max_events: int | None, least: float) -> PlannedBatch:
-        until = self._until
-        if until is None and max_events is None:
-            until = self._client.with_retries(self._client.present)
-        stop = None if until is None else after(until)
+        stop = self._stop
+        if stop is None and max_events is None:
+            stop = after(self._client.with_retries(self._client.present))
         if stop is not None and not is_after(stop, start):
             return PlannedBatch(start, start, 0)
         if self._plan is None or self._plan.end != start:
             self.close()
         sample, quiet_until = self._sample, None
-        if sample is not None:
+        if sample is None:
+            self._sample = sample = _Sample(self._stream(start))
+        else:
             quiet_until = sample.tokens[0].cluster_time if sample.tokens else self.quiet_until
         most = self._event_rate.event_limit(max_events, self._options.max_bytes_per_trigger)
-        if self._may_jump(most):
-            far = self._estimated_end(self._probed, most, stop)
-            if far is not None:
-                return PlannedBatch(start, far, most)
-        if sample is None:
-            self.close()
-            self._sample = sample = _Sample(self._stream(start))
         self._read_sample(sample, most, stop)
         if not sample.tokens:
             end = self._idle_end(start, sample.cursor.position, least)
@@ -290,27 +277,23 @@ class BatchPlanner:
         end, events = self._end(sample, most, stop)
         return PlannedBatch(start, end, events, quiet_until)
 
-    def _may_jump(self, most: int | None) -> bool:
-        """Whether many more events come, and an estimate of `most` is worth it."""
-        more = len(self._probed) >= _END_SAMPLE and (most is None or most > SAMPLE_SIZE)
-        return more and self._event_rate.is_known
-
     def _read_sample(self, sample: _Sample, most: int | None, stop: AtTime | None) -> None:
         """Read until the stream is idle, the time is over, the sample is full, or beyond `stop`."""
-        wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most)
+        wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most + 1)
         begun_at = self._clock()
         sample_until = begun_at + SAMPLE_SECONDS
         sample.is_idle = False
         tokens, cursor = sample.tokens, sample.cursor
-        while len(tokens) <= wanted:
+        while len(tokens) < wanted:
+            is_first = not tokens
             if stop is None:
-                cursor.max_await = _AWAIT if tokens else FIRST_EVENT_TIMEOUT
+                cursor.max_await = FIRST_EVENT_TIMEOUT if is_first else _AWAIT
             found = self._read(sample)
             now = self._clock()
             if found:
                 if sample.passes(stop):
                     return
-                if len(tokens) == 1:
+                if is_first:
                     sample_until = now + SAMPLE_SECONDS
                 if now >= sample_until and stop is None and sample.spans_several_times:
                     return
@@ -322,19 +305,17 @@ class BatchPlanner:
             cursor.require_progress(begun_at)
 
     def _read(self, sample: _Sample) -> bool:
-        """Read the next token; False if the stream is idle, but never within a split event."""
-        cursor = sample.cursor
-        event = cursor.next()
-        begun_at = self._clock()
-        while event is None and sample.within_event:
-            cursor.require_progress(begun_at)
-            event = cursor.next()
-        if event is None:
+        """Read a reply; False if the stream is idle, but never within a split event."""
+        run, begun_at = sample.cursor.next_run(), self._clock()
+        while not run.keys and sample.within_event:
+            sample.cursor.require_progress(begun_at)
+            run = sample.cursor.next_run()
+        if not run.keys:
             return False
-        number, count = fragment_of(event) or (0, 0)
+        number, count = fragment_of(run.events[-1]) or (0, 0)
         sample.within_event = number < count
-        sample.in_transaction = _transaction_of(event) is not None
-        sample.tokens.append(Token.of(event))
+        sample.in_transaction = _transaction_of(run.events[-1]) is not None
+        sample.tokens.extend(map(Token.of, run.events))
         return True
 
     def _end(
@@ -342,8 +323,7 @@ class BatchPlanner:
     ) -> tuple[Position, int | None]:
         """Return the end of the batch that begins with the sample, and its size if known."""
         tokens, cursor = sample.tokens, sample.cursor
-        is_full = not sample.is_idle and len(tokens) > SAMPLE_SIZE
-        if is_full and (most is None or most > SAMPLE_SIZE):
+        if len(tokens) >= SAMPLE_SIZE and not sample.is_idle:
             far = self._estimated_end(tokens, most, stop)
             if far is not None:
                 return far, most
@@ -353,7 +333,8 @@ class BatchPlanner:
                 if not self._read(sample):
                     sample.is_idle = stop is None or cursor.has_passed(stop)
                     cursor.require_progress(begun_at)
-        if stop is not None and sample.passes(stop):
+        last = tokens[-1] if most is None else tokens[min(most, len(tokens) - 1)]
+        if stop is not None and last.data > key_of(stop):
             return stop, sample.drop_through(key_of(stop))
         if sample.is_idle:
             reached, end = cursor.position, tokens[-1]
@@ -361,7 +342,6 @@ class BatchPlanner:
                 return end, sample.drop_through(end.data)
             beyond = AtTime(reached.cluster_time)
             return beyond, sample.drop_through(key_of(beyond))
-        last = tokens[-1] if most is None else tokens[min(most, len(tokens) - 1)]
         while not sample.spans_several_times:  # all events of one cluster time are one batch
             if not self._read(sample):
                 return tokens[-1], sample.drop_through(tokens[-1].data)
@@ -374,7 +354,9 @@ class BatchPlanner:
     def _estimated_end(
         self, sample: Sequence[Token], most: int | None, stop: AtTime | None
     ) -> Position | None:
-        """Return an end far beyond the sample; None if there is none."""
+        """Return an end far beyond the sample; None if there is none, or if `most` is no more."""
+        if most is not None and most <= SAMPLE_SIZE:
+            return None
         times = [token.cluster_time for token in sample]
         first, last = times[0], times[-1]
         self._event_rate.learn_from_sample(times)
@@ -398,24 +380,24 @@ class BatchPlanner:
         neither is known in time.
         """
         until = self._clock() + _END_TIMEOUT
-        sample: list[Token] = []
-        with closing(self._stream(candidate)) as cursor:
-            while len(sample) < _END_SAMPLE:
-                event = cursor.next()
-                now = self._clock()
-                if event is not None:
-                    sample.append(Token.of(event))
-                    until = now + SAMPLE_SECONDS if len(sample) == 1 else until
-                if now >= until or (event is None and sample):
+        sample = _Sample(self._stream(candidate))
+        tokens = sample.tokens
+        with closing(sample.cursor):
+            while len(tokens) < SAMPLE_SIZE and self._clock() < until:
+                is_first = not tokens
+                if self._read(sample):
+                    until = self._clock() + SAMPLE_SECONDS if is_first else until
+                elif tokens:
                     break
-            reached = cursor.position
-        if sample:
-            end = AtTime(sample[0].cluster_time)
+        reached = sample.cursor.position
+        if tokens:
+            end = AtTime(tokens[0].cluster_time)
         elif reached is not None and reached.cluster_time > candidate.time:
             end = candidate
         else:
             return None
-        self._keep(sample)
+        self.close()
+        self._sample = sample
         return end if stop is None or is_after(stop, end) else stop
 
     def _bounds(
@@ -488,20 +470,19 @@ def _between_transactions(
     begun_at = clock()
     found, passed, current = end, 0, None
     while True:
-        event = stream.next()
-        if event is None:
-            since, reached = time_of(found), stream.position
-            is_past = since and reached and reached.cluster_time.time - since.time > _QUIET
-            if is_past or clock() - begun_at >= _QUIET:
-                return found, passed
-            continue
-        token, transaction = Token.of(event), _transaction_of(event)
-        if transaction is None and fragment_of(event):  # only the first fragment names it
-            transaction = current
-        if not passed and transaction is None:
-            return end, 0
-        is_other = passed and (transaction is None or transaction != current)
-        if is_other and token.cluster_time != time_of(found):  # no cluster time is divided
-            return AtTime(token.cluster_time), passed
-        found, current, begun_at = token, transaction, clock()
-        passed += 1
+        events = stream.next_run().events
+        for event in events:
+            token, transaction = Token.of(event), _transaction_of(event)
+            if transaction is None and fragment_of(event):  # only the first fragment names it
+                transaction = current
+            if not passed and transaction is None:
+                return end, 0
+            is_other = passed and (transaction is None or transaction != current)
+            if is_other and token.cluster_time != time_of(found):  # no cluster time is divided
+                return AtTime(token.cluster_time), passed
+            found, current, begun_at = token, transaction, clock()
+            passed += 1
+        since, reached = time_of(found), stream.position
+        is_past = since and reached and reached.cluster_time.time - since.time > _QUIET
+        if not events and (is_past or clock() - begun_at >= _QUIET):
+            return found, passed

@@ -117,6 +117,8 @@ class EventRate:
 
 _MAX_LENGTH = 512
 _MAX_DATAGRAMS = 10_000
+Address = tuple[str, int, str]
+"""Host and port of a planner's socket, and the word that a report of its tasks begins with."""
 
 
 class ReportInbox:
@@ -131,28 +133,28 @@ class ReportInbox:
         with contextlib.suppress(OSError):  # without it samples alone give the size of batches
             self._socket = _bound(router)
 
-    @property
-    def address(self) -> tuple[str, int, str] | None:
-        """Host, port and word for the tasks; None without a socket."""
+    def address(self, batch: int) -> Address | None:
+        """Return where the tasks of a batch report to; None without a socket."""
         if self._socket is None:
             return None
         host, port = self._socket.getsockname()[:2]
-        return host, port, self._word
+        return host, port, f"{self._word}-{batch}"
 
     def read(self, batch: int) -> list[ReadStats]:
         """Return the reports about a batch; all others are dropped."""
-        stats_of_tasks = []
+        found: list[ReadStats] = []
+        if self._socket is None:
+            return found
         for _ in range(_MAX_DATAGRAMS):
             try:
-                data = b"" if self._socket is None else self._socket.recv(_MAX_LENGTH)
+                word, document = json.loads(self._socket.recv(_MAX_LENGTH))
             except OSError:
                 break
-            if not data:
-                break
-            stats = _parsed(data, self._word, batch)
-            if stats is not None:
-                stats_of_tasks.append(stats)
-        return stats_of_tasks
+            except (ValueError, TypeError):
+                continue
+            if word == f"{self._word}-{batch}":
+                found.append(from_document(ReadStats, document))
+        return found
 
     def close(self) -> None:
         """Close the socket."""
@@ -161,10 +163,10 @@ class ReportInbox:
         self._socket = None
 
 
-def report(stats: ReadStats, batch: int, address: tuple[str, int, str]) -> None:
-    """Send what a task of a batch has read to the planner's address; failures are ignored."""
+def report(stats: ReadStats, address: Address) -> None:
+    """Send what a task has read to the planner's address; failures are ignored."""
     host, port, word = address
-    line = [word, batch, to_document(stats)]
+    line = [word, to_document(stats)]
     with contextlib.suppress(OSError):
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         with socket.socket(family, socket.SOCK_DGRAM) as sender:
@@ -184,16 +186,3 @@ def _bound(router: tuple[str, int]) -> socket.socket:
         inbox.close()
         raise
     return inbox
-
-
-def _parsed(data: bytes, word: str, batch: int) -> ReadStats | None:
-    try:
-        sender, about, document = json.loads(data)
-        if (sender, about) != (word, batch):
-            return None
-        stats = from_document(ReadStats, document)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        return None
-    numbers, times = (stats.events, stats.size, stats.ticks), (stats.first, stats.last)
-    is_whole = all(type(each) is int for each in numbers)
-    return stats if is_whole and all(isinstance(each, Timestamp) for each in times) else None

@@ -7,14 +7,14 @@ of a collection or a database under one token; the first of them in the batch's 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
-from spark_sink.batches.event_rate import ReadStats
+from spark_sink.batches.event_rate import Address, ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
 from spark_sink.events.runs import Run, are_of_documents
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
@@ -32,7 +32,6 @@ class ReadTask:
     Args:
         shard: whose events; None for the merged stream.
         before: the shards before it in the batch's list.
-        batch: the batch's number in its planner.
         report_to: the planner's address.
     """
 
@@ -40,8 +39,7 @@ class ReadTask:
     end: Position
     shard: str | None = None
     before: tuple[str, ...] = ()
-    batch: int = 0
-    report_to: tuple[str, int, str] | None = None
+    report_to: Address | None = None
 
 
 class TaskReader:
@@ -135,17 +133,18 @@ def merged_tasks(start: Position, end: Position, bounds: list[Timestamp]) -> lis
     return [ReadTask(left, right) for left, right in pairwise(cuts)]
 
 
-def shard_tasks(
-    start: Position, end: Position, bounds: list[Timestamp], shards: list[Shard]
-) -> list[ReadTask]:
-    """Return the tasks of each shard's stream, divided at `bounds`, from the shard's joining on."""
-    names = sorted(shard.name for shard in shards)
+def shard_tasks(sections: Iterable[ReadTask], shards: Iterable[Shard]) -> list[ReadTask]:
+    """Return the tasks of each shard's stream in sections of the merged one.
+
+    They begin with the shard's joining.
+    """
+    in_order = sorted(shards, key=lambda shard: shard.name)
     tasks = []
-    for section in merged_tasks(start, end, bounds):
-        for shard in sorted(shards, key=lambda shard: shard.name):
+    for section in sections:
+        for number, shard in enumerate(in_order):
             begin = _begin(section.start, shard)
             if key_of(begin) < key_of(section.end):
-                before = tuple(names[: names.index(shard.name)])
+                before = tuple(other.name for other in in_order[:number])
                 tasks.append(ReadTask(begin, section.end, shard.name, before))
     return tasks
 

@@ -34,7 +34,7 @@ from numpy.typing import NDArray
 from shard_client.bson import values
 from shard_client.bson.values import DOCUMENT, INT32
 from spark_sink.events.slices import values_in
-from spark_sink.rows.layouts import Field, JoinedEvents
+from spark_sink.rows.layouts import Values
 from spark_sink.rows.text_columns import Pieces, TextColumns
 
 _INT = struct.Struct("<i").unpack_from
@@ -200,20 +200,20 @@ class JavaColumns(TextColumns):
         """Return texts of single values as a column."""
         return pa.array(map(embedded, texts), pa.string())
 
-    def _numbers(self, joined: JoinedEvents, field: Field) -> Pieces:
-        [numbers] = super()._numbers(joined, field)
-        if field.kind == INT32 or self._json.relaxed:
+    def _numbers(self, values: Values) -> Pieces:
+        [numbers] = super()._numbers(values)
+        if values.kind == INT32 or self._json.relaxed:
             return [numbers]
         return self.wrapped("$numberLong", numbers)
 
-    def _dates(self, joined: JoinedEvents, field: Field) -> Pieces:
+    def _dates(self, values: Values) -> Pieces:
         if self._json.relaxed:
-            return self._singly(joined, field)
-        dates = pa.array(joined.integers(field.starts, "<i8"))
+            return self._singly(values)
+        dates = pa.array(values.integers("<i8"))
         return ['{\\"$date\\": ', dates.cast(pa.string()), "}"]
 
-    def _doubles(self, joined: JoinedEvents, field: Field) -> Pieces:
-        doubles: NDArray[Any] = joined.integers(field.starts, "<f8")
+    def _doubles(self, values: Values) -> Pieces:
+        doubles: NDArray[Any] = values.at(values.starts, "<f8")
         sizes = np.abs(doubles)
         # Arrow writes these as Java does.
         plain = (sizes >= _FIRST_PLAIN) & (sizes < _FIRST_EXPONENT) | (sizes == 0)

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import chain
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.envelope import NO_TRANSACTION
-from spark_sink.debezium.messages import MESSAGE, MadeMessages, Message, MessageMaker, columns_of
+from spark_sink.debezium.messages import MESSAGE, MessageMaker
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.schemas import with_schemas
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.arrow_types import batch_of, rows_in
+from spark_sink.rows.layouts import Values
 
 # The most bytes of events whose messages are made together, unless one is larger.
 _MADE_TOGETHER = 32 * 1024 * 1024
@@ -46,16 +48,15 @@ class Messages:
         maker = MessageMaker(self.options, self.clock)
         for part, made in chain.from_iterable(made_of(maker, batch) for batch in batches):
             if self.ordered:
-                token = made.of_rows(part.column("token")).cast(pa.string())
-                arrays = [token, made.index, *made.columns]
-                yield pa.RecordBatch.from_arrays(arrays, schema=_ORDERED)
+                token = part["token"].take(made["row"]).cast(pa.string())
+                yield pa.RecordBatch.from_arrays([token, *made.columns[1:]], schema=_ORDERED)
             else:
-                yield converted(made.columns, self.options)
+                yield converted(made, self.options)
 
 
 def made_of(
     maker: MessageMaker, batch: pa.RecordBatch
-) -> Iterator[tuple[pa.RecordBatch, MadeMessages]]:
+) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """Return parts of a batch with the column `event`, each with its messages.
 
     The parts have a bounded size. Raises InvalidBSON.
@@ -66,13 +67,13 @@ def made_of(
         part = batch.slice(start, rows)
         events = part.column("event").cast(pa.binary())
         with without_traceback():
-            made = maker.of_events(JoinedEvents.of_column(events))
+            made = maker.of_events(Values.of(events))
         yield part, made
 
 
-def converted(columns: Sequence[pa.Array], options: MessageOptions) -> pa.RecordBatch:
-    """Return topic, key and value, the first of the columns MESSAGE, as consumers get them."""
-    messages = pa.RecordBatch.from_arrays(columns[: len(_MESSAGE)], names=_MESSAGE)
+def converted(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBatch:
+    """Return the topic, key and value of messages as consumers get them."""
+    messages = messages.select(["topic", "key", "value"])
     if options.schema_registry_url is not None:
         with without_traceback():
             made: pa.RecordBatch = _avro().with_avro(messages, options)
@@ -93,17 +94,27 @@ def _avro() -> ModuleType:
     return avro
 
 
-_MESSAGE = list(MESSAGE.names[:3])
-_ORDERED = pa.schema([("token", pa.string()), ("index", pa.int32()), *MESSAGE])
+_ORDERED = pa.schema([("token", pa.string()), *list(MESSAGE)[1:]])
 _SORTED = pa.schema(
     [(each.name, pa.large_string() if each.type == pa.string() else each.type) for each in _ORDERED]
 )
 """The same for all messages of a micro-batch, whose texts may have more than 2 GiB."""
-ORDERED = (
-    "token string, index int, topic string, key string, value string, transaction string, "
-    "namespace string, time long"
-)
+ORDERED = from_arrow_schema(_ORDERED)
 """The columns of messages that are put into order: by token, and by index for one event's."""
+
+
+class _Message(NamedTuple):
+    """A message with the columns that `WithTransactions` reads: see MESSAGE."""
+
+    topic: str
+    key: str
+    value: str | None
+    transaction: str | None = None
+    namespace: str | None = None
+    time: int | None = None
+
+
+_READ = pa.schema([MESSAGE.field(name) for name in _Message._fields])
 
 
 @dataclass(frozen=True)
@@ -125,17 +136,14 @@ class WithTransactions:
             return
         table = pa.Table.from_batches(collected).cast(_SORTED)
         collected.clear()
-        table = table.sort_by([("token", "ascending"), ("index", "ascending")]).select(
-            Message._fields
-        )
+        table = table.sort_by([("token", "ascending"), ("index", "ascending")])
         monitor = _Monitor(self.options.boundaries)
         rows = min(_MOST_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes))
         for batch in table.to_batches(max_chunksize=max(1, rows)):
-            columns = [column.to_pylist() for column in batch.columns]
-            messages = (Message(*row) for row in zip(*columns, strict=True))
+            messages = (_Message(*row) for row in rows_in(batch.select(_READ.names)))
             made = (each for message in messages for each in monitor.after(message))
-            yield converted(columns_of(made), self.options)
-        yield converted(columns_of(monitor.end()), self.options)
+            yield converted(batch_of(made, _READ), self.options)
+        yield converted(batch_of(monitor.end(), _READ), self.options)
 
 
 class _Monitor:
@@ -144,10 +152,10 @@ class _Monitor:
     def __init__(self, topic: str) -> None:
         self._topic = topic
         self._open: str | None = None
-        self._time = 0
+        self._time: int | None = None
         self._counts: Counter[str] = Counter()
 
-    def after(self, message: Message) -> Iterator[Message]:
+    def after(self, message: _Message) -> Iterator[_Message]:
         """Return what the transaction adds before a message, and the message itself."""
         if message.namespace is None:  # a tombstone, or a heartbeat
             yield message
@@ -170,7 +178,7 @@ class _Monitor:
         )
         yield message._replace(value=message.value.removesuffix(NO_TRANSACTION) + place)
 
-    def end(self) -> Iterator[Message]:
+    def end(self) -> Iterator[_Message]:
         """Return the end of the open transaction, if there is one."""
         if self._open is None:
             return
@@ -182,13 +190,13 @@ class _Monitor:
         self._open = None
         self._counts.clear()
 
-    def _boundary(self, status: str, count: str, collections: str) -> Message:
+    def _boundary(self, status: str, count: str, collections: str) -> _Message:
         name = self._open
         value = (
             f'{{"status":"{status}","id":{name},"event_count":{count},'
             f'"data_collections":{collections},"ts_ms":{self._time}}}'
         )
-        return Message(self._topic, f'{{"id":{name}}}', value)
+        return _Message(self._topic, f'{{"id":{name}}}', value)
 
 
 MESSAGES = "topic string, key string, value string"

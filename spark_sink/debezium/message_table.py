@@ -93,9 +93,9 @@ class MessageTable:
             chosen = chosen.filter(pc.or_(rows["op"].is_valid(), heartbeats))
         try:
             for part, made in made_of(self._maker, chosen):
-                topic, key, value = converted(made.columns, self._options).columns
-                token, time = (made.of_rows(part[name]) for name in ("token", "clusterTime"))
-                columns = [token, made.index, topic, key, value, time]
+                texts = converted(made, self._options)
+                token, time = (part[name].take(made["row"]) for name in ("token", "clusterTime"))
+                columns = [token, made["index"], *texts.columns, time]
                 yield pa.Table.from_arrays(columns, MESSAGE_ROWS.names)
         except InvalidBSON as error:
             raise StreamError(

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import lru_cache
 from json.encoder import encode_basestring
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -23,15 +23,9 @@ from spark_sink.debezium.java_json import JavaColumns, JavaJson
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import OPERATIONS, READ, namespace_of
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.events.slices import OBJECT_ID_KEY, Slice, fields_of
-from spark_sink.rows.layouts import (
-    Field,
-    JoinedEvents,
-    Layout,
-    all_layouts_of,
-    in_order,
-    layouts_of,
-)
+from spark_sink.events.slices import Slice, fields_of
+from spark_sink.rows.arrow_types import batch_of
+from spark_sink.rows.layouts import Layout, Values, all_layouts_of, in_order, layouts_of
 from spark_sink.rows.text_columns import Pieces, joined_text
 
 _CACHED_NAMES = 10_000
@@ -43,53 +37,18 @@ _UPDATED, _REMOVALS = b"updatedFields", {b"removedFields", b"truncatedArrays"}
 _Numbers = NDArray[np.int64]
 
 
-class Message(NamedTuple):
-    """A message, and the fields that place it in its transaction.
-
-    `transaction` is the transaction's id as JSON, `namespace` the collection's name, `time` the
-    milliseconds since 1970 that `source.ts_ms` has; None and 0 in messages that are no changes.
-    """
-
-    topic: str
-    key: str
-    value: str | None
-    transaction: str | None = None
-    namespace: str | None = None
-    time: int = 0
-
-
 MESSAGE = pa.schema(
-    [(name, pa.string()) for name in Message._fields[:-1]] + [(Message._fields[-1], pa.int64())]
+    [
+        ("row", pa.int64()),
+        ("index", pa.int32()),
+        *((name, pa.string()) for name in ("topic", "key", "value", "transaction", "namespace")),
+        ("time", pa.int64()),
+    ]
 )
-"""The columns of messages."""
-
-
-def columns_of(messages: Iterable[Message]) -> list[pa.Array]:
-    """Return messages as the columns MESSAGE."""
-    columns = list(zip(*messages, strict=True)) or [()] * len(MESSAGE)
-    return [pa.array(each, field.type) for each, field in zip(columns, MESSAGE, strict=True)]
-
-
-class MadeMessages(NamedTuple):
-    """Messages: for each its event's index, its place among that event's messages, its columns.
-
-    `columns` are those of MESSAGE.
-    """
-
-    rows: _Numbers
-    places: _Numbers
-    columns: list[pa.Array]
-
-    def of_rows(self, column: pa.Array) -> pa.Array:
-        """Return for each message the value that a column has for its event."""
-        if np.array_equal(self.rows, np.arange(len(column))):
-            return column
-        return column.take(pa.array(self.rows))
-
-    @property
-    def index(self) -> pa.Array:
-        """The places as a column."""
-        return pa.array(self.places, pa.int64()).cast(pa.int32())
+"""The columns of messages: the index of the event, and the message's place among those of that
+event; and the fields that place it in its transaction, which are null in messages that are no
+changes: the transaction's id as JSON, the collection's name, and the milliseconds since 1970 that
+`source.ts_ms` has."""
 
 
 class MessageMaker:
@@ -108,125 +67,97 @@ class MessageMaker:
         }
         self._namespace = lru_cache(_CACHED_NAMES)(self._new_namespace)
 
-    def of_events(self, events: JoinedEvents) -> MadeMessages:
-        """Return the messages of events, in their order.
+    def of_events(self, events: Values) -> pa.RecordBatch:
+        """Return the messages of events, in their order, as the columns MESSAGE.
 
         Raises InvalidBSON, LookupError for an event that lacks a field, and the transform's errors.
         """
-        parts: list[MadeMessages] = []
+        parts: list[pa.RecordBatch] = []
         for layout in all_layouts_of(events):
-            slices, codes = layout.distinct(b"operationType")
-            kinds = [each.text() for each in slices]
-            groups = [kind if kind in (HEARTBEAT, READ) else None for kind in kinds]
-            for group in dict.fromkeys(groups):
-                chosen = np.array([each == group for each in groups])[codes]
-                part = layout if chosen.all() else layout.chosen(chosen)
-                if group == HEARTBEAT:
+            slices, codes = layout.fields[b"operationType"].distinct()
+            for code, each in enumerate(slices):
+                part = layout if len(slices) == 1 else layout.chosen(codes == code)
+                kind = each.text()
+                if kind == HEARTBEAT:
                     parts.append(self._heartbeats(part))
                 else:
-                    parts += self._changes(part, is_read=group == READ)
-        if not parts:
-            return MadeMessages(np.zeros(0, np.int64), np.zeros(0, np.int64), columns_of(()))
+                    parts += self._changes(part, kind)
         if len(parts) == 1:
             return parts[0]
-        rows, places = (np.concatenate([part[at] for part in parts]) for at in (0, 1))
-        order = np.lexsort((places, rows))
-        taken = pa.array(order)
-        columns = zip(*(part.columns for part in parts), strict=True)
-        return MadeMessages(
-            rows[order], places[order], [pa.concat_arrays(each).take(taken) for each in columns]
-        )
+        whole = pa.concat_batches([batch_of((), MESSAGE), *parts])
+        return whole.sort_by([("row", "ascending"), ("index", "ascending")])
 
-    def _heartbeats(self, layout: Layout) -> MadeMessages:
-        message = Message(
-            self._options.heartbeats,
-            f'{{"serverName":{quoted(self._options.prefix)}}}',
-            f'{{"ts_ms":{self._clock() // 1_000_000}}}',
-        )
-        size = len(layout.rows)
-        return MadeMessages(layout.rows, np.zeros(size, np.int64), columns_of([message] * size))
+    def _heartbeats(self, layout: Layout) -> pa.RecordBatch:
+        key = f'{{"serverName":{quoted(self._options.prefix)}}}'
+        value = f'{{"ts_ms":{self._clock() // 1_000_000}}}'
+        return _batch(layout.rows, 0, self._options.heartbeats, key, value)
 
-    def _changes(self, layout: Layout, *, is_read: bool) -> Iterator[MadeMessages]:
-        """Return the messages of changes, and those of tombstones."""
-        joined, fields, size = layout.joined, layout.fields, len(layout.rows)
-        slices, codes = layout.distinct(b"operationType")
-        letters = [OPERATIONS[each.text()] for each in slices]
-        ms, times = self._read_times(layout) if is_read else self._times(layout)
-        slices, places = layout.distinct(b"ns")
+    def _changes(self, layout: Layout, kind: str | None) -> Iterator[pa.RecordBatch]:
+        """Return the messages of changes of one kind, and those of tombstones."""
+        fields, size = layout.fields, len(layout.rows)
+        ms, times = self._times(layout, is_read=kind == READ)
+        slices, places = fields[b"ns"].distinct()
         found = zip(*(self._namespace(each.value) for each in slices), strict=True)
         name, topic, database, collection = (_taken(each, places) for each in found)
-        key = joined_text(['{"id":"', *self._keys(joined, fields[b"documentKey"]), '"}'], size)
+        key = joined_text(['{"id":"', *self._keys(fields[b"documentKey"]), '"}'], size)
         session, number, transaction = self._transactions(layout)
-        before, after = (self._document(joined, fields.get(name)) for name in _DOCUMENTS)
+        before, after = (self._document(fields.get(name)) for name in _DOCUMENTS)
         value = value_pieces(
             {
                 **self._constants,
                 **times,
                 "before": before,
                 "after": after,
-                "description": self._descriptions(joined, fields.get(b"updateDescription")),
+                "description": self._descriptions(fields.get(b"updateDescription")),
                 "database": database,
                 "collection": collection,
                 "session": session,
                 "number": number,
-                "op": ['"', _taken(letters, codes), '"'],
+                "op": f'"{OPERATIONS[kind]}"',
                 "now": str(self._clock() // 1_000_000),
             }
         )
         values = joined_text(value, size)
-        topics, names = (joined_text([each], size) for each in (topic, name))
         if self._options.transform is not None:
-            yield self._transformed(layout, topics, values)
+            yield self._transformed(layout, joined_text([topic], size), values)
             return
-        columns = [topics, key, values, transaction, names, pa.array(ms)]
-        yield MadeMessages(layout.rows, np.zeros(size, np.int64), columns)
-        deleted = np.array([letter == "d" for letter in letters])[codes]
-        if self._options.tombstones and deleted.any():
-            which = pa.array(deleted)
-            pairs = zip(
-                topics.filter(which).to_pylist(), key.filter(which).to_pylist(), strict=True
-            )
-            rows, tombstones = layout.rows[deleted], (Message(*each, None) for each in pairs)
-            yield MadeMessages(rows, np.ones(len(rows), np.int64), columns_of(tombstones))
+        yield _batch(layout.rows, 0, topic, key, values, transaction, name, pa.array(ms))
+        if self._options.tombstones and kind == "delete":
+            yield _batch(layout.rows, 1, topic, key)
 
-    def _transformed(self, layout: Layout, topics: pa.Array, values: pa.Array) -> MadeMessages:
+    def _transformed(self, layout: Layout, topics: pa.Array, values: pa.Array) -> pa.RecordBatch:
         """Return what the transform makes of the messages with these topics and values."""
         transform, tombstones = self._options.transform, self._options.tombstones
         assert transform is not None
-        events = layout.joined.column(layout.rows).to_pylist()
-        found = [
-            (row, place, Message(*message))
+        events = layout.documents.to_list()
+        found = (
+            (row, index, *message, None, None, None)
             for row, event, topic, value in zip(
                 layout.rows.tolist(), events, topics.to_pylist(), values.to_pylist(), strict=True
             )
-            for place, message in enumerate(
+            for index, message in enumerate(
                 transform.messages(topic, fields_of(event), value, tombstones=tombstones)
             )
-        ]
-        rows, places = (np.array([each[at] for each in found], np.int64) for at in (0, 1))
-        return MadeMessages(rows, places, columns_of(each for _, _, each in found))
+        )
+        return batch_of(found, MESSAGE)
 
-    def _document(self, joined: JoinedEvents, field: Field | None) -> Pieces:
-        if field is None or field.kind != DOCUMENT:
+    def _document(self, documents: Values | None) -> Pieces:
+        if documents is None or documents.kind != DOCUMENT:
             return ["null"]
-        return ['"', *self._strict.values(joined, field), '"']
+        return ['"', *self._strict.values(documents), '"']
 
-    def _keys(self, joined: JoinedEvents, field: Field) -> Pieces:
+    def _keys(self, keys: Values) -> Pieces:
         """Return the texts of the `_id` of document keys."""
-        if joined.begin_with(OBJECT_ID_KEY, field.starts).all():
-            starts = field.starts + len(OBJECT_ID_KEY)
-            return ['{\\"$oid\\": \\"', joined.hexadecimal(starts, 12), '\\"}']
         parts = []
-        for layout in all_layouts_of(joined.of_field(field)):
-            texts = self._identifier.values(joined, layout.fields[b"_id"])
+        for layout in all_layouts_of(keys):
+            texts = self._identifier.values(layout.fields[b"_id"])
             parts.append((layout.rows, joined_text(texts, len(layout.rows))))
         return [in_order(parts)]
 
-    def _descriptions(self, joined: JoinedEvents, field: Field | None) -> Pieces:
+    def _descriptions(self, described: Values | None) -> Pieces:
         """Return the descriptions of updates, together where no field or element was removed."""
-        if field is None or field.kind != DOCUMENT:
+        if described is None or described.kind != DOCUMENT:
             return ["null"]
-        described = joined.of_field(field)
         layouts, left = layouts_of(described)
         parts, others = [], [left]
         for layout in layouts:
@@ -239,13 +170,13 @@ class MessageMaker:
                 removed = layout.fields[name]
                 common &= removed.stops - removed.starts == _EMPTY_ARRAY
             if common.any():
-                texts = self._updated.values(described, updated.chosen(common))
+                texts = self._updated.values(updated.chosen(common))
                 pieces = ['{"removedFields":null,"updatedFields":"', *texts]
                 whole = joined_text([*pieces, '","truncatedArrays":null}'], int(common.sum()))
                 parts.append((layout.rows[common], whole))
             others.append(layout.rows[~common])
         rest = np.concatenate(others)
-        alone = map(self._description, joined.of_field(field.chosen(rest)).values())
+        alone = map(self._description, described.chosen(rest).to_list())
         return [in_order([*parts, (rest, pa.array(alone, pa.string()))])]
 
     def _description(self, description: bytes) -> str:
@@ -272,40 +203,40 @@ class MessageMaker:
         size = len(layout.rows)
         if session is None or number is None or number.kind not in (INT32, INT64):
             return ["null"], ["null"], pa.nulls(size, pa.string())
-        texts = joined_text(self._strict.values(layout.joined, session), size)
-        numbers = layout.integers(b"txnNumber", "<i4" if number.kind == INT32 else "<i8")
+        texts = joined_text(self._strict.values(session), size)
+        numbers = number.integers("<i4" if number.kind == INT32 else "<i8")
         name = joined_text(['"', texts, ":", _text(numbers), '"'], size)
         return ['"', texts, '"'], [_text(numbers)], name
 
-    def _times(self, layout: Layout) -> tuple[_Numbers, dict[str, Any]]:
-        """Return `source.ts_ms`, and the parts of the value that are times."""
-        seconds, order = _cluster_times(layout)
-        wall, walls = layout.fields.get(b"wallTime"), None
-        if wall is not None and wall.kind == DATE:
-            walls = layout.integers(b"wallTime", "<i8")
-        ms = seconds * 1000 if walls is None or self._options.is_old else walls
-        shown = "null" if walls is None else _text(walls)
-        return ms, _time_parts(ms, ms * 1000, ms * 1_000_000, order, shown, "false")
+    def _times(self, layout: Layout, *, is_read: bool) -> tuple[_Numbers, dict[str, Any]]:
+        """Return `source.ts_ms`, and the parts of the value that are times.
 
-    def _read_times(self, layout: Layout) -> tuple[_Numbers, dict[str, Any]]:
-        """Return the same for documents of snapshots: incremental ones have cluster times."""
-        (seconds, order), size = _cluster_times(layout), len(layout.rows)
-        signals, codes = [_NOTHING], np.zeros(size, np.int64)
-        if b"signal" in layout.fields:
-            signals, codes = layout.distinct(b"signal")
-        kinds = [_snapshot_of(each) for each in signals]
-        is_incremental = np.array([each == "incremental" for each in kinds])[codes]
-        now = 0 if self._options.is_old else self._clock()
-        ms, us, ns, ordinal = (
-            np.where(is_incremental, *each)
-            for each in (
-                (seconds * 1000, now // 1_000_000),
-                (seconds * 1_000_000, now // 1000),
-                (seconds * 1_000_000_000, now),
-                (order, _NO_ORDER),
-            )
-        )
-        return ms, _time_parts(ms, us, ns, ordinal, "null", _taken(kinds, codes))
+        Of a snapshot's documents only those of incremental ones have cluster times.
+        """
+        time, wall = layout.fields[b"clusterTime"], layout.fields.get(b"wallTime")
+        if time.kind != TIMESTAMP:
+            raise LookupError("clusterTime")
+        ns, order = time.integers("<u4", 4) * 1_000_000_000, time.integers("<u4")
+        shown: str | pa.Array = "null"
+        snapshot: str | pa.Array = "false"
+        if is_read:
+            signals, codes = [_NOTHING], np.zeros(len(layout.rows), np.int64)
+            if b"signal" in layout.fields:
+                signals, codes = layout.fields[b"signal"].distinct()
+            kinds = [_snapshot_of(each) for each in signals]
+            snapshot = _taken(kinds, codes)
+            is_incremental = np.array([each == "incremental" for each in kinds])[codes]
+            now = 0 if self._options.is_old else self._clock()
+            ns = np.where(is_incremental, ns, now)
+            order = np.where(is_incremental, order, _NO_ORDER)
+        elif wall is not None and wall.kind == DATE:
+            walls = wall.integers("<i8")
+            shown = _text(walls)
+            if not self._options.is_old:
+                ns = walls * 1_000_000
+        numbers = {"ms": ns // 1_000_000, "us": ns // 1000, "ns": ns, "order": order}
+        parts: dict[str, Any] = {name: _text(each) for name, each in numbers.items()}
+        return numbers["ms"], {**parts, "wall": shown, "snapshot": ['"', snapshot, '"']}
 
     def _new_namespace(self, ns: bytes) -> tuple[str, str, str, str]:
         """Return a collection's full name, its topic, and the names of both parts as JSON."""
@@ -315,28 +246,14 @@ class MessageMaker:
         return name or "", topic, quoted(database), quoted(collection)
 
 
-def _time_parts(
-    ms: _Numbers,
-    us: _Numbers,
-    ns: _Numbers,
-    order: _Numbers,
-    wall: str | pa.Array,
-    snapshot: str | pa.Array,
-) -> dict[str, Any]:
-    """Return the parts of a value for times since 1970 in ms, µs and ns, and for `ord`.
-
-    `wall` is `wallTime` as JSON.
-    """
-    numbers = {"ms": ms, "us": us, "ns": ns, "order": order}
-    parts: dict[str, Any] = {name: _text(each) for name, each in numbers.items()}
-    return {**parts, "wall": wall, "snapshot": ['"', snapshot, '"']}
-
-
-def _cluster_times(layout: Layout) -> tuple[_Numbers, _Numbers]:
-    """Return seconds since 1970, and the ordinals within them."""
-    if layout.fields[b"clusterTime"].kind != TIMESTAMP:
-        raise LookupError("clusterTime")
-    return layout.integers(b"clusterTime", "<u4", 4), layout.integers(b"clusterTime", "<u4")
+def _batch(rows: _Numbers, index: int, *columns: str | pa.Array) -> pa.RecordBatch:
+    """Return messages of these rows; the columns are those from `topic` on, others are null."""
+    size, kinds = len(rows), MESSAGE.types[2:]
+    made = [pa.repeat(each, size) if isinstance(each, str) else each for each in columns]
+    made += [pa.nulls(size, kind) for kind in kinds[len(columns) :]]
+    return pa.RecordBatch.from_arrays(
+        [pa.array(rows), pa.repeat(pa.scalar(index, pa.int32()), size), *made], schema=MESSAGE
+    )
 
 
 def _snapshot_of(signal: Slice) -> str:

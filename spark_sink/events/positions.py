@@ -1,7 +1,7 @@
 """Positions in a change stream, and how they are written into Spark's checkpoint.
 
 A position is what a stream can be opened after: a resume token, a cluster time, or "now". Spark
-calls a position an offset and keeps it as JSON. Tokens are written exactly as MongoDB shows them
+keeps it as JSON, as a part of an offset. Tokens are written exactly as MongoDB shows them
 (`{"_data": "82…"}`), so that one can be copied from a checkpoint into `watch(resume_after=…)`.
 
 Token strings compare as the events are ordered: docs/protocol.md#resume-tokens.
@@ -92,7 +92,7 @@ ABOVE_ALL_TOKENS = "~"
 
 
 def to_offset(position: Position) -> dict[str, Any]:
-    """Return the position as an offset of Spark: a dict that json.dumps accepts."""
+    """Return the position as a part of an offset: a dict that json.dumps accepts."""
     match position:
         case Token(document):
             plain: dict[str, Any] = json.loads(json_util.dumps(document))

@@ -17,12 +17,10 @@ from shard_client.bson.resume_token import (
     is_invalidate,
 )
 
-_INT = struct.Struct("<i")
-_SIZE = _INT.unpack_from
-_PLAIN = slice(AFTER_VERSION, AFTER_VERSION + len(PLAIN_EVENT))
+_SIZE = struct.Struct("<i").unpack_from
 # Where the tokens of documents' changes are alike: up to the UUID, and the type after it.
 _UUID_HEAD = "5A1004"
-_FRONT = slice(AFTER_VERSION, _PLAIN.stop + len(_UUID_HEAD))
+_FRONT = slice(AFTER_VERSION, AFTER_VERSION + len(PLAIN_EVENT + _UUID_HEAD))
 _KIND = slice(_FRONT.stop + 32, _FRONT.stop + 34)
 _OF_DOCUMENTS = {(PLAIN_EVENT + _UUID_HEAD, "46")}
 _ID, _DATA = b"\x03_id\0", b"\x02_data\0"
@@ -45,22 +43,7 @@ class Run:
 
 def run_of(events: Sequence[bytes]) -> Run:
     """Return the run of these events."""
-    return Run(_keys_of_one_size(events) or list(map(sort_key, events)), events)
-
-
-def _keys_of_one_size(events: Sequence[bytes]) -> list[str] | None:
-    """Return the keys of events whose tokens have the same size and one field; None for others."""
-    head = events[0][4:24] if events else b""
-    if head[:5] != _ID or head[9:16] != _DATA:
-        return None
-    size = _SIZE(head, 16)[0] - 1
-    found = [event[24 : 24 + size] for event in events if event[4:24] == head]
-    if size < 1 or len(found) < len(events):
-        return None
-    text = b"".join(found).decode().upper()
-    if len(text) != size * len(found):  # no hex strings
-        return None
-    return [text[start : start + size] for start in range(0, len(text), size)]
+    return Run(list(map(sort_key, events)), events)
 
 
 def without_repeats(run: Run, last_key: str) -> Run:
@@ -78,9 +61,7 @@ def without_repeats(run: Run, last_key: str) -> Run:
 
 def first_invalidate(run: Run) -> int | None:
     """Return the index of the first invalidate; None if there is none."""
-    # Comparing a slice is cheaper than a call, which few keys need.
-    odd = (index for index, key in enumerate(run.keys) if key[_PLAIN] != PLAIN_EVENT)
-    return next((index for index in odd if is_invalidate(run.keys[index])), None)
+    return next((index for index, key in enumerate(run.keys) if is_invalidate(key)), None)
 
 
 def are_of_documents(keys: Sequence[str]) -> bool:

@@ -30,8 +30,6 @@ _SIZE = _INT.unpack_from
 # A document without fields: its size and its closing zero.
 _EMPTY_BYTES = 5
 
-OBJECT_ID_KEY = b"\x16\0\0\0\x07_id\0"
-"""The beginning of a document whose only field `_id` is an ObjectId, as most keys of documents."""
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS, unicode_decode_error_handler="replace"
 )

@@ -35,9 +35,6 @@ from spark_sink.events.slices import (
 _INT = struct.Struct("<i")
 _SIZE = _INT.unpack_from
 _RAW, _DESCRIPTION = b"rawUpdateDescription", b"updateDescription"
-_ID = b"\x03_id\0"
-_OTHERS = tuple(b"\x02operationType\0\x07\0\0\0" + name + b"\0" for name in (b"insert", b"delete"))
-"""What follows the token of an insert and of a delete."""
 _MARK, _NEW_MARK = (b"\x03" + name + b"\0" for name in (_RAW, _DESCRIPTION))
 PATHS = b"disambiguatedPaths"
 """The field of a description with the parts of paths that have several meanings."""
@@ -63,30 +60,13 @@ def described(run: Run) -> Run:
     Raises InvalidBSON.
     """
     try:
-        events = [*run.events]
-        for index in _perhaps_updates(events):
-            events[index] = _described(events[index])
+        events = [_described(each) if _MARK in each else each for each in run.events]
     except (LookupError, ValueError, struct.error) as error:
         raise InvalidBSON(f"an update ends within a field: {error}") from error
     return Run(run.keys, events)
 
 
-def _perhaps_updates(events: Sequence[bytes]) -> list[int]:
-    """Return the indexes of events that may be updates, judged by their first fields."""
-    head = events[0][4:13] if events else b""
-    if not head.startswith(_ID):
-        return list(range(len(events)))
-    after = 9 + _SIZE(head, 5)[0]
-    return [
-        index
-        for index, event in enumerate(events)
-        if not (event.startswith(head, 4) and event.startswith(_OTHERS, after))
-    ]
-
-
 def _described(event: bytes) -> bytes:
-    if _MARK not in event:
-        return event
     found = values_in(event, 0, len(event))
     start, end = next(((at, stop) for _, name, at, stop in found if name == _RAW), (0, 0))
     if not end:  # it is the name of a field of a document

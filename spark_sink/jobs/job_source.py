@@ -32,10 +32,10 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import Task, TaskPartition
-from spark_sink.tables.commit_files import newest_state
 from spark_sink.tables.ddl_events import Namespace, Unread
 from spark_sink.tables.executors import REPORT, reported
 from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import newest_state
 
 FORMAT = "mergerouter-job"
 TABLES = "jobTables"

@@ -24,7 +24,7 @@ from shard_client.bson.resume_token import cluster_time_of, high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.events.positions import AtTime, after, key_of, time_of, to_offset
+from spark_sink.events.positions import AtTime, after, key_of, time_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import (
     BRONZE,
@@ -43,7 +43,6 @@ from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
-from spark_sink.tables.commit_files import commit_path, states_in
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import TableScope, unread_after, unread_names
 from spark_sink.tables.delta_log import DeltaLog
@@ -51,9 +50,9 @@ from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
-from spark_sink.tables.state_files import Batch, end_of
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
 from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import Batch, commit_path, end_of, states_in
 
 _Versions = Mapping[str, tuple[int, dict[str, Any]]]
 """The numbers of versions and their states, by table."""
@@ -170,7 +169,7 @@ def bronze_at(
     else:
         history = _History(folder, time, (BRONZE,))
         cut = history.whole_cut(after(time).time)
-        batch = Batch(batch.query, batch.number, to_offset(AtTime(cut)))
+        batch = Batch(batch.query, batch.number, Offset(AtTime(cut)).write())
         chosen, scope = _counts_before(log, cut), history.scope(cut)
     _require_begun(log, folder.record(), cut)
     return scans_of(log, CHANGE_COLUMNS, chosen), batch, scope

@@ -17,7 +17,6 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import StreamError, say
 from spark_sink.jobs.job_folder import LoggedBatch
-from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.executors import REPORT_PROGRESS
 
@@ -92,7 +91,8 @@ def batch_progress(
     offset, through = _offset(progress), reached(progress)
     snapshot, share = "", 1.0
     if offset is not None and (plan := offset.signals.initial) is not None:
-        found, share = plan.progress, _share(plan)
+        found = plan.progress  # in which each collection counts the same
+        share = (found.collections_planned + found.share) / max(1, found.collections)
         snapshot = (
             f"snapshot: {found.collections_planned} of {found.collections} collections, "
             f"{found.chunks_planned} chunks"
@@ -127,17 +127,6 @@ def _quiet_until(progress: Mapping[str, Any]) -> int | None:
     """Return the time before which no event follows the last batch; None if one may follow."""
     latest = _offset(progress, "latestOffset")
     return None if latest is None or latest.quiet_until is None else int(latest.quiet_until.time)
-
-
-def _begun(progress: Mapping[str, Any]) -> float:
-    """Return when a trigger began, in seconds since 1970."""
-    return datetime.fromisoformat(progress["timestamp"]).timestamp()
-
-
-def _share(plan: SnapshotPlan) -> float:
-    """Return how much of a snapshot is planned; each collection counts the same."""
-    done = plan.progress
-    return (done.collections_planned + done.share) / max(1, done.collections)
 
 
 def _offset(progress: Mapping[str, Any], name: str = "endOffset") -> Offset | None:
@@ -224,8 +213,8 @@ class ProgressReport:
         through = None if progress is None else reached(progress)
         if progress is None or through is None:
             return
-        quiet = _quiet_until(progress)
-        waits = quiet is not None and _begun(progress) - quiet > STANDS
+        quiet, begun = _quiet_until(progress), datetime.fromisoformat(progress["timestamp"])
+        waits = quiet is not None and begun.timestamp() - quiet > STANDS
         if waits and not self._waits:
             self._line(
                 f"the stream stands still at {_moment(through)}: a shard does not answer, or is "

@@ -6,7 +6,7 @@ current table is made from the rows of bronze alone, so the oplogs need not cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 
 from bson.timestamp import Timestamp
@@ -30,8 +30,8 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import run_tasks
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, remove_interrupted, stage_rows
-from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_rows import require_whole
+from spark_sink.tables.version_states import Batch
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
@@ -49,31 +49,9 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     folder.remove_checksums()
     kept = _batches(folder)
     newest = [each for each in kept.values() if each]
-    last = max((each.number for each in newest), default=-1)
-    query, batches, why, done = None, [], "lost", last - 1
-    try:
-        query, batches = folder.query(), folder.batches()
-    except StreamError as error:
-        if not newest:
-            raise OptionError(
-                f"{error}. But these contain no batch yet to continue from: remove the "
-                f"folder {folder.checkpoint}, and start the job again"
-            ) from None
-        query, why = None, "damaged"
-        say(f"{error}. Repeat a job seek that no start has followed")
-    queries = {each.query for each in newest}
-    if query is not None:
-        if not queries <= {query}:
-            raise OptionError(
-                f"the checkpoint {folder.checkpoint} is not that of the tables in "
-                f"{folder.address}: remove it, and the next start makes it again from the tables"
-            )
-        done = max((each.number for each in batches if each.committed is not None), default=-1)
-        why = "older than the tables"
-        if batches and batches[-1].number >= last:
-            others = [each for each in newest if folder.offset(each.number) != each.offset]
-            why = "of another start" if any(folder.offset(b.number) for b in others) else ""
-    elif len(queries) > 1:
+    last, queries = max((each.number for each in newest), default=-1), {e.query for e in newest}
+    why, done = _reason_to_restore(folder, newest, last)
+    if len(queries) > 1:
         raise OptionError(
             f"the tables of the job in {folder.address} are not of one query: restore the folder "
             "from a backup, or start the job in another one"
@@ -94,6 +72,35 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     folder.write_checkpoint(queries.pop(), offsets, last - 1)
     say(f"the checkpoint was {why}, and is again that of batch {last}")
     return last
+
+
+def _reason_to_restore(folder: JobFolder, newest: Sequence[Batch], last: int) -> tuple[str, int]:
+    """Return what is wrong with the checkpoint, if anything, and the last batch that is complete.
+
+    `newest` are the newest batches of the tables, and `last` is the number of the last one.
+    """
+    try:
+        query, batches = folder.query(), folder.batches()
+    except StreamError as error:
+        if not newest:
+            raise OptionError(
+                f"{error}. But these contain no batch yet to continue from: remove the "
+                f"folder {folder.checkpoint}, and start the job again"
+            ) from None
+        say(f"{error}. Repeat a job seek that no start has followed")
+        return "damaged", last - 1
+    if query is None:
+        return "lost", last - 1
+    if any(each.query != query for each in newest):
+        raise OptionError(
+            f"the checkpoint {folder.checkpoint} is not that of the tables in {folder.address}: "
+            "remove it, and the next start makes it again from the tables"
+        )
+    done = max((each.number for each in batches if each.committed is not None), default=-1)
+    if not batches or batches[-1].number < last:
+        return "older than the tables", done
+    is_other = any(folder.offset(each.number) not in ({}, each.offset) for each in newest)
+    return "of another start" if is_other else "", done
 
 
 def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:

@@ -10,7 +10,6 @@ import time
 from collections.abc import Mapping
 from contextlib import closing
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 from spark_sink.batches.batch_planner import BatchPlanner
@@ -24,7 +23,7 @@ from spark_sink.options.values import argument, position
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.state_files import Batch, end_of
+from spark_sink.tables.version_states import Batch, end_of
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
@@ -91,7 +90,7 @@ def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
     _note_end(folder, number, gap.write())
     folder.plan_batch(number, gap.write())
     assert gap.time is not None
-    return datetime.fromtimestamp(gap.time.time, UTC).isoformat()
+    return gap.time.as_datetime().isoformat()
 
 
 def leave_out_lost(folder: JobFolder, uri: str) -> None:

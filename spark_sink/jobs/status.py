@@ -59,7 +59,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     if plan is not None:
         found["snapshot"] = {**_counts(plan.progress), "ended": offset.signals.initial is None}
     if offset.time is not None:
-        found["through"] = _iso(datetime.fromtimestamp(offset.time.time, UTC))
+        found["through"] = _iso(offset.time.as_datetime())
         if uri is not None:
             found["lagSeconds"] = _lag(offset, record.source_options(uri))
     return found

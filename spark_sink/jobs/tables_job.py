@@ -62,9 +62,9 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
-from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in
+from spark_sink.tables.version_states import Batch
 
 NOTIFICATIONS = pa.schema(
     [
@@ -117,7 +117,7 @@ class Findings:
     def removals(self) -> ChangeReport:
         """Return the changes in `gone`, each once."""
         gone = [self.gone.get() for _ in range(self.gone.qsize())]
-        stage = ChangeStage(self._address, tolerant=True)
+        stage = ChangeStage(self._address)
         stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
         return stage.close()
 

@@ -22,7 +22,7 @@ from spark_sink.events.header import OPERATIONS, transaction_name
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, QUARANTINE, TRANSACTIONS
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts
+from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts, numbered
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 
@@ -161,7 +161,7 @@ class TaskWriter:
         self._changes: ChangeStage | None = None
         found = tables.addresses
         if CURRENT in found:
-            self._changes = ChangeStage(found[CURRENT], tolerant=True, epoch=tables.epoch)
+            self._changes = ChangeStage(found[CURRENT], epoch=tables.epoch)
         else:
             self._open(QUARANTINE, Parts(found[QUARANTINE], arrow_schema(UNAPPLIED)))
         if BRONZE in found:
@@ -207,11 +207,7 @@ class TaskWriter:
     def _dated(self, table: pa.Table) -> pa.Table:
         """Return rows with the date of their events, and with the batch."""
         dates = table["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
-        return self._numbered(table.append_column(DATE, dates))
-
-    def _numbered(self, table: pa.Table) -> pa.Table:
-        numbers = pa.repeat(pa.scalar(self._batch, pa.int64()), table.num_rows)
-        return table.append_column(BATCH, numbers)
+        return numbered(table.append_column(DATE, dates), self._batch)
 
     def _quarantined(self, rows: pa.RecordBatch) -> pa.Table:
         """Return rows with the columns UNAPPLIED of changes that have no `op`."""
@@ -220,7 +216,7 @@ class TaskWriter:
         size = found.num_rows
         found = found.append_column("key", pc.fill_null(found["documentKey"].cast("string"), ""))
         found = found.append_column("problem", pa.repeat(_PROBLEM, size))
-        return self._numbered(found)
+        return numbered(found, self._batch)
 
     def close(self) -> TaskReport:
         """Complete the files. Raises OSError."""

@@ -19,10 +19,9 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import argument, position
 from spark_sink.signals.signal import LOG
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.commit_files import newest_state
 from spark_sink.tables.ddl_events import unread_names
-from spark_sink.tables.state_files import end_of
 from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import end_of, newest_state
 
 # Seconds between two reads of the tables.
 _POLL_SECONDS = 0.5

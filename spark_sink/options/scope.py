@@ -10,7 +10,7 @@ filter the events; `accepts` applies the same rule to the collections of a snaps
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from spark_sink.errors import OptionError
@@ -21,55 +21,81 @@ _OTHERS = {"operationType": {"$in": ["dropDatabase", "invalidate"]}}
 
 
 @dataclass(frozen=True)
-class NamespaceLists:
-    """The lists; empty ones do not filter. With `literal` the entries are names."""
+class Scope:
+    """The namespaces of a stream.
 
-    databases: tuple[str, ...] = ()
-    not_databases: tuple[str, ...] = ()
+    Args:
+        database: None for the whole cluster.
+        collections: their names; empty for all of the database.
+        include_databases, exclude_databases, include_collections, exclude_collections: Debezium's
+            lists, which filter further; empty ones do not filter.
+        literal: whether the entries of the lists are names.
+    """
+
+    database: str | None = None
     collections: tuple[str, ...] = ()
-    not_collections: tuple[str, ...] = ()
+    include_databases: tuple[str, ...] = ()
+    exclude_databases: tuple[str, ...] = ()
+    include_collections: tuple[str, ...] = ()
+    exclude_collections: tuple[str, ...] = ()
     literal: bool = False
-
-    def __bool__(self) -> bool:
-        return any((self.databases, self.not_databases, self.collections, self.not_collections))
 
     @property
     def stages(self) -> list[dict[str, Any]]:
-        """The lists as stages of a change stream's pipeline."""
-        stages: list[dict[str, Any]] = []
-        if self.databases:
-            stages.append({"$match": {"ns.db": self._is_database(self.databases)}})
-        if self.not_databases:
-            stages.append({"$match": {"ns.db": {"$not": self._is_database(self.not_databases)}}})
-        if self.collections:
-            chosen = [self._matches(self.collections, name) for name in ("ns", "to")]
-            stages.append({"$match": {"$or": [*chosen, _OTHERS]}})
-        if self.not_collections:
-            kept = {"$nor": [self._matches(self.not_collections, "ns")]}
+        """The stages before the user's pipeline.
+
+        One collection needs none, because the server watches it as such; several are watched as
+        their database. A rename belongs to its source and to its target.
+        """
+        wanted: list[dict[str, Any]] = []
+        if len(self.collections) > 1:
+            chosen = {"$in": list(self.collections)}
+            wanted.append({"$or": [{"ns.coll": chosen}, {"to.coll": chosen}, _OTHERS]})
+        if self.include_databases:
+            wanted.append({"ns.db": self._is_database(self.include_databases)})
+        if self.exclude_databases:
+            wanted.append({"ns.db": {"$not": self._is_database(self.exclude_databases)}})
+        if self.include_collections:
+            included = [self._matches(self.include_collections, name) for name in ("ns", "to")]
+            wanted.append({"$or": [*included, _OTHERS]})
+        if self.exclude_collections:
+            kept = {"$nor": [self._matches(self.exclude_collections, "ns")]}
             # A rename of a collection that is excluded may bring one that is not.
-            other = {"$nor": [self._matches(self.not_collections, "to")]}
-            into = {"$and": [{"operationType": "rename"}, other]}
-            stages.append({"$match": {"$or": [kept, into]}})
-        return stages
+            other = {"$nor": [self._matches(self.exclude_collections, "to")]}
+            wanted.append({"$or": [kept, {"$and": [{"operationType": "rename"}, other]}]})
+        return [{"$match": condition} for condition in wanted]
+
+    @property
+    def names(self) -> list[str]:
+        """The collections (`shop.orders`) and databases that are named, not matched by patterns."""
+        if self.database is not None:
+            return [f"{self.database}.{name}" for name in self.collections] or [self.database]
+        return [*self.include_databases, *self.include_collections] if self.literal else []
 
     def accepts(self, database: str, collection: str) -> bool:
-        """Return whether a collection passes the lists."""
+        """Return whether a collection belongs to the scope."""
         name = f"{database}.{collection}"
         return (
-            (not self.databases or self._found(self.databases, database))
-            and not self._found(self.not_databases, database)
-            and (not self.collections or self._found(self.collections, name))
-            and not self._found(self.not_collections, name)
+            self.database in (None, database)
+            and (not self.collections or collection in self.collections)
+            and (not self.include_databases or self._found(self.include_databases, database))
+            and not self._found(self.exclude_databases, database)
+            and (not self.include_collections or self._found(self.include_collections, name))
+            and not self._found(self.exclude_collections, name)
         )
 
     def __str__(self) -> str:
-        named = {
-            "databases": self.databases,
-            "databases except": self.not_databases,
-            "collections": self.collections,
-            "collections except": self.not_collections,
+        text = ", ".join(self.names) if self.collections else f"database {self.database!r}"
+        if self.database is None:
+            text = "the whole cluster"
+        lists = {
+            "databases": self.include_databases,
+            "databases except": self.exclude_databases,
+            "collections": self.include_collections,
+            "collections except": self.exclude_collections,
         }
-        return "; ".join(f"{name} {', '.join(each)}" for name, each in named.items() if each)
+        named = "; ".join(f"{name} {', '.join(each)}" for name, each in lists.items() if each)
+        return f"{text} ({named})" if named else text
 
     def _is_database(self, entries: tuple[str, ...]) -> dict[str, Any]:
         if self.literal:
@@ -93,52 +119,6 @@ class NamespaceLists:
 def _whole(patterns: tuple[str, ...]) -> str:
     """Return the pattern of names that one of the patterns matches as a whole."""
     return f"^(?:{'|'.join(f'(?:{translation(each)})' for each in patterns)})$"
-
-
-@dataclass(frozen=True)
-class Scope:
-    """The namespaces of a stream.
-
-    Without a database it is the whole cluster, without collections all of the database; `lists`
-    filter further.
-    """
-
-    database: str | None = None
-    collections: tuple[str, ...] = ()
-    lists: NamespaceLists = field(default_factory=NamespaceLists)
-
-    @property
-    def stages(self) -> list[dict[str, Any]]:
-        """The stages before the user's pipeline: filters for several collections.
-
-        One collection needs none, because the server watches it as such; several are watched as
-        their database. A rename belongs to its source and to its target.
-        """
-        stages = self.lists.stages
-        if len(self.collections) < 2:
-            return stages
-        chosen = {"$in": list(self.collections)}
-        wanted = {"$match": {"$or": [{"ns.coll": chosen}, {"to.coll": chosen}, _OTHERS]}}
-        return [wanted, *stages]
-
-    @property
-    def names(self) -> list[str]:
-        """The collections (`shop.orders`) and databases that are named, not matched by patterns."""
-        if self.database is not None:
-            return [f"{self.database}.{name}" for name in self.collections] or [self.database]
-        return [*self.lists.databases, *self.lists.collections] if self.lists.literal else []
-
-    def accepts(self, database: str, collection: str) -> bool:
-        """Return whether a collection belongs to the scope."""
-        within = self.database in (None, database)
-        chosen = not self.collections or collection in self.collections
-        return within and chosen and self.lists.accepts(database, collection)
-
-    def __str__(self) -> str:
-        text = ", ".join(self.names) if self.collections else f"database {self.database!r}"
-        if self.database is None:
-            text = "the whole cluster"
-        return f"{text} ({self.lists})" if self.lists else text
 
 
 def namespace_options(namespaces: Sequence[str]) -> dict[str, str]:

@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import FromNow, Position
 from spark_sink.options import values
-from spark_sink.options.scope import NamespaceLists, Scope
+from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
 from spark_sink.options.values import canonical, option, option_names, parsed, parsed_option
 from spark_sink.rows.field_edits import FieldEdit, excluded_fields, masked_fields, renamed_fields
@@ -229,13 +229,17 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
     return found
 
 
-_LISTS = tuple(
-    f"{kind}.{rule}.list" for kind in ("database", "collection") for rule in ("include", "exclude")
-)
+# Debezium's lists, by the fields of Scope.
+_LISTS = {
+    f"{rule}_{kind}s": f"{kind}.{rule}.list"
+    for kind in ("database", "collection")
+    for rule in ("include", "exclude")
+}
+_MATCH_MODE = "filters.match.mode"
 _KNOWN = (
     *("uri", "uriFile", "database", "collection"),
     *("startAtOperationTime", "resumeAfter", "startAfter", "endAtOperationTime", "endAt"),
-    *(*MODE_OPTIONS, *_LISTS, "filters.match.mode", _MODE, _THRESHOLD),
+    *(*MODE_OPTIONS, *_LISTS.values(), _MATCH_MODE, _MODE, _THRESHOLD),
     *option_names(StreamOptions),
 )
 # Debezium's names of options that mean the same.
@@ -350,25 +354,11 @@ def _require_masks(options: StreamOptions) -> None:
         )
 
 
-def _lists(given: Mapping[str, str]) -> NamespaceLists:
-    """Return Debezium's lists, under its names."""
-    mode = given.get("filters.match.mode", "regex")
-    literal = parsed_option("filters.match.mode", values.switch("regex", "literal"), mode)
-    parse = values.names if literal else values.patterns
-    found: list[Any] = [
-        tuple(sorted(parsed_option(name, parse, given[name]) if name in given else ()))
-        for name in _LISTS
-    ]
-    lists = NamespaceLists(*found)
-    if (lists.databases and lists.not_databases) or (lists.collections and lists.not_collections):
-        raise OptionError("only one of an include list and its exclude list can be given")
-    return replace(lists, literal=literal) if lists else lists
-
-
 def _scope(uri: str, given: Mapping[str, str]) -> Scope:
     """Return the scope of the options, or else the one in the URI's path.
 
     A path beside a `database` option, and the path /admin, only name the authentication database.
+    Debezium's lists filter it further.
     """
     database: str | None = None
     collections: tuple[str, ...] = ()
@@ -383,4 +373,16 @@ def _scope(uri: str, given: Mapping[str, str]) -> Scope:
             collections = parsed_option("uri", values.collection_names, collection)
     if collections and database is None:
         raise OptionError("option 'collection' requires option 'database'")
-    return Scope(database, tuple(sorted(collections)), _lists(given))  # in one order: to compare
+    literal = parsed_option(
+        _MATCH_MODE, values.switch("regex", "literal"), given.get(_MATCH_MODE, "regex")
+    )
+    parse = values.names if literal else values.patterns
+    lists: dict[str, Any] = {
+        field: tuple(sorted(parsed_option(name, parse, given[name])))  # in one order: to compare
+        for field, name in _LISTS.items()
+        if name in given
+    }
+    for kind in ("databases", "collections"):
+        if f"include_{kind}" in lists and f"exclude_{kind}" in lists:
+            raise OptionError("only one of an include list and its exclude list can be given")
+    return Scope(database, tuple(sorted(collections)), literal=literal and bool(lists), **lists)

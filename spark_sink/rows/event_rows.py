@@ -22,7 +22,7 @@ from spark_sink.events.runs import Run
 from spark_sink.events.slices import UNREADABLE, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.extended_json import JsonColumns, canonical_json, relaxed_json
-from spark_sink.rows.layouts import JoinedEvents, Layout, all_layouts_of, in_order
+from spark_sink.rows.layouts import Layout, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
 from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, rescued
 
@@ -117,14 +117,13 @@ class EventRows:
     def _read(
         self, keys: Sequence[str], events: Sequence[bytes], shard: str | None
     ) -> pa.RecordBatch:
-        joined = JoinedEvents(events)
         tokens = pa.array(keys, pa.string())
         parts = []
-        for layout in all_layouts_of(joined):
+        for layout in all_layouts_of(Values.of(events)):
             size = len(layout.rows)
             columns = {
                 "token": tokens if size == len(keys) else tokens.take(pa.array(layout.rows)),
-                "event": joined.column(layout.rows),
+                "event": layout.documents.column(),
                 "shard": pa.repeat(pa.scalar(shard, pa.string()), size),
                 **_operations(layout, size),
                 **_times(layout),
@@ -141,7 +140,7 @@ class EventRows:
         """Return the columns of documents."""
         names = [each for each in _ALL_DOCUMENTS if each.encode() in layout.fields]
         if self._raw:
-            return {name: layout.column(name.encode()) for name in names}
+            return {name: layout.fields[name.encode()].column() for name in names}
         columns = {} if self._typed is None else self._typed_columns(self._typed, layout)
         for name in names:
             if self._typed is None or name not in TYPED_COLUMNS:
@@ -150,8 +149,8 @@ class EventRows:
 
     def _json_column(self, layout: Layout, name: bytes) -> pa.Array | list[str]:
         if layout.fields[name].kind == DOCUMENT:
-            return self._json.texts(layout.documents(name))
-        return list(map(self._to_json, layout.slices(name)))
+            return self._json.texts(layout.fields[name])
+        return list(map(self._to_json, layout.fields[name].slices()))
 
     def _typed_columns(self, typed: TypedDocuments, layout: Layout) -> dict[str, Any]:
         columns: dict[str, Any] = {}
@@ -161,10 +160,10 @@ class EventRows:
             if field is None:
                 continue
             if field.kind == DOCUMENT:
-                columns[name], misfits = typed.read_all(layout.values(name.encode()))
+                columns[name], misfits = typed.read_all(field.to_list())
             else:  # a null, or what a pipeline has put there: none of them is a struct
                 misfits = [] if field.kind == NULL else list(range(len(layout.rows)))
-            slices = layout.slices(name.encode()) if misfits else []
+            slices = field.slices() if misfits else []
             for index in misfits:
                 not_fitting.setdefault(index, []).append((name, self._to_json(slices[index])))
         if not_fitting:
@@ -188,7 +187,7 @@ def _array(values: Any, kind: pa.DataType, size: int) -> pa.Array:
 def _operations(layout: Layout, size: int) -> dict[str, Any]:
     if b"operationType" not in layout.fields:
         return {"snapshot": pa.repeat(pa.scalar(False), size)}
-    slices, codes = layout.distinct(b"operationType")
+    slices, codes = layout.fields[b"operationType"].distinct()
     kinds = [each.text() for each in slices]
     return {
         "operationType": _taken(kinds, codes, pa.string()),
@@ -201,18 +200,18 @@ def _times(layout: Layout) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     time, wall = layout.fields.get(b"clusterTime"), layout.fields.get(b"wallTime")
     if time is not None and time.kind == TIMESTAMP:
-        seconds = layout.integers(b"clusterTime", "<u4", 4)
+        seconds = time.integers("<u4", 4)
         columns["clusterTime"] = pa.array(seconds * 1_000_000)
-        columns["clusterTimeOrdinal"] = layout.integers(b"clusterTime", "<u4")
+        columns["clusterTimeOrdinal"] = time.integers("<u4")
     if wall is not None and wall.kind == DATE:
-        columns["wallTime"] = pa.array(layout.integers(b"wallTime", "<i8") * 1000)
+        columns["wallTime"] = pa.array(wall.integers("<i8") * 1000)
     return columns
 
 
 def _namespaces(layout: Layout) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     if b"ns" in layout.fields:
-        slices, codes = layout.distinct(b"ns")
+        slices, codes = layout.fields[b"ns"].distinct()
         parts = zip(*map(namespace_of, slices), strict=True)
         for name, texts in zip(("namespace", "database", "collection"), parts, strict=True):
             columns[name] = _taken(texts, codes, pa.string())
@@ -224,12 +223,11 @@ def _optional(layout: Layout) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     number = layout.fields.get(b"txnNumber")
     if number is not None and number.kind in (INT32, INT64):
-        kind = "<i4" if number.kind == INT32 else "<i8"
-        columns["txnNumber"] = layout.integers(b"txnNumber", kind)
+        columns["txnNumber"] = number.integers("<i4" if number.kind == INT32 else "<i8")
     if b"to" in layout.fields:
-        columns["to"] = [namespace_of(each)[0] for each in layout.slices(b"to")]
+        columns["to"] = [namespace_of(each)[0] for each in layout.fields[b"to"].slices()]
     if b"splitEvent" in layout.fields:
-        columns["splitEvent"] = [fragment_position(each) for each in layout.slices(b"splitEvent")]
+        columns["splitEvent"] = list(map(fragment_position, layout.fields[b"splitEvent"].slices()))
     return columns
 
 

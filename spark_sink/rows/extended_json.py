@@ -6,7 +6,7 @@ without it pymongo's encoder gives the same text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -21,7 +21,7 @@ from bson.objectid import ObjectId
 
 from shard_client.bson.values import DOCUMENT, INT32
 from spark_sink.events.slices import UNREADABLE, Slice, decoded_documents, string_of
-from spark_sink.rows.layouts import Field, JoinedEvents, Layout, Places, in_order, layouts_of
+from spark_sink.rows.layouts import Layout, Places, Values, in_order, layouts_of
 from spark_sink.rows.text_columns import Pieces, TextColumns, joined_text
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
@@ -119,7 +119,7 @@ class JsonColumns(TextColumns):
         self.ascii_only = canonical
         self._depth = 0
 
-    def texts(self, documents: JoinedEvents) -> pa.Array:
+    def texts(self, documents: Values) -> pa.Array:
         """Return the texts of documents. Raises UNREADABLE."""
         layouts, left = layouts_of(documents)
         parts: list[tuple[Places, pa.Array]] = []
@@ -132,8 +132,7 @@ class JsonColumns(TextColumns):
             else:
                 parts.append((layout.rows, joined_text(pieces, len(layout.rows))))
         if len(left) or not parts:
-            values = documents.within(documents.starts[left], documents.ends[left]).values()
-            parts.append((left, self._each(DOCUMENT, values)))
+            parts.append((left, self._each(documents.chosen(left))))
         return in_order(parts)
 
     def field(self, layout: Layout, name: bytes) -> pa.Array:
@@ -143,17 +142,16 @@ class JsonColumns(TextColumns):
             return joined_text(["null"], size)
         self._depth = 1
         try:
-            return joined_text(self.values(layout.joined, layout.fields[name]), size)
+            return joined_text(self.values(layout.fields[name]), size)
         except _UncommonError:
-            return self._each(layout.fields[name].kind, layout.values(name))
+            return self._each(layout.fields[name])
 
-    def _each(self, kind: int, values: Sequence[bytes]) -> pa.Array:
+    def _each(self, values: Values) -> pa.Array:
         texts: Iterable[str]
-        if kind == DOCUMENT and not self._canonical:
-            texts = map(_relaxed_text, decoded_documents(values, _CODEC))
+        if values.kind == DOCUMENT and not self._canonical:
+            texts = map(_relaxed_text, decoded_documents(values.to_list(), _CODEC))
         else:
-            to_json = canonical_json if self._canonical else relaxed_json
-            texts = (to_json(Slice(kind, each)) for each in values)
+            texts = map(canonical_json if self._canonical else relaxed_json, values.slices())
         return pa.array(texts, pa.string())
 
     def name(self, name: bytes) -> str:
@@ -176,29 +174,31 @@ class JsonColumns(TextColumns):
         if not np.all(fits):
             raise _UncommonError
 
+    def _require_end(self, values: Values) -> None:
+        self._require(values.at(values.stops - 1, "u1") == 0)
+
     def _of_layout(self, layout: Layout) -> Pieces:
         self._require(self._depth < _DEEPEST)
         # A reference has a form of its own.
         self._require(not self._depth or b"$ref" not in layout.fields)
-        ends = layout.joined.ends[layout.rows]
-        self._require(layout.joined.integers(ends - 1, "u1") == 0)
+        self._require_end(layout.documents)
         self._depth += 1
         found = super()._of_layout(layout)
         self._depth -= 1
         return found
 
-    def _arrays(self, joined: JoinedEvents, field: Field) -> Pieces:
-        self._require(joined.integers(field.stops - 1, "u1") == 0)
+    def _arrays(self, arrays: Values) -> Pieces:
+        self._require_end(arrays)
         self._require(self._depth < _DEEPEST)
         self._depth += 1
-        found = super()._arrays(joined, field)
+        found = super()._arrays(arrays)
         self._depth -= 1
         return found
 
-    def _strings(self, joined: JoinedEvents, field: Field) -> Pieces:
-        self._require(field.stops - field.starts > 4)
-        self._require(joined.integers(field.stops - 1, "u1") == 0)
-        pieces: list[Any] = super()._strings(joined, field)
+    def _strings(self, values: Values) -> Pieces:
+        self._require(values.stops - values.starts > 4)
+        self._require_end(values)
+        pieces: list[Any] = super()._strings(values)
         if not self._canonical:
             try:
                 pieces[1].validate(full=True)
@@ -206,28 +206,28 @@ class JsonColumns(TextColumns):
                 raise _UncommonError from None
         return pieces
 
-    def _bools(self, joined: JoinedEvents, field: Field) -> Pieces:
-        self._require(joined.integers(field.starts, "u1") <= 1)
-        return super()._bools(joined, field)
+    def _bools(self, values: Values) -> Pieces:
+        self._require(values.at(values.starts, "u1") <= 1)
+        return super()._bools(values)
 
-    def _numbers(self, joined: JoinedEvents, field: Field) -> Pieces:
-        [numbers] = super()._numbers(joined, field)
+    def _numbers(self, values: Values) -> Pieces:
+        [numbers] = super()._numbers(values)
         if not self._canonical:
             return [numbers]
-        return self.wrapped("$numberInt" if field.kind == INT32 else "$numberLong", numbers)
+        return self.wrapped("$numberInt" if values.kind == INT32 else "$numberLong", numbers)
 
-    def _doubles(self, joined: JoinedEvents, field: Field) -> Pieces:
+    def _doubles(self, values: Values) -> Pieces:
         if self._canonical:
-            return self._singly(joined, field)
-        doubles = joined.integers(field.starts, "<f8")
+            return self._singly(values)
+        doubles = values.at(values.starts, "<f8")
         self._require(np.isfinite(doubles))
         return [pa.array(_encode(doubles.tolist())[1:-1].split(","), pa.string())]
 
-    def _dates(self, joined: JoinedEvents, field: Field) -> Pieces:
-        milliseconds = joined.integers(field.starts, "<i8")
+    def _dates(self, values: Values) -> Pieces:
+        milliseconds = values.integers("<i8")
         is_usual = (milliseconds >= 0) & (milliseconds < _LAST_ISO_DATE)
         if self._canonical or not is_usual.all():
-            return self._singly(joined, field)
+            return self._singly(values)
         days, times = np.divmod(milliseconds, 86_400_000)
         dates = pa.array(days.astype(np.int32)).view(pa.date32()).cast(pa.string())
         clock = pa.array(times.astype(np.int32)).view(pa.time32("ms")).cast(pa.string())

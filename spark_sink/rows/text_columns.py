@@ -26,15 +26,7 @@ from shard_client.bson.values import (
     OBJECT_ID,
     STRING,
 )
-from spark_sink.rows.layouts import (
-    Field,
-    JoinedEvents,
-    Layout,
-    Places,
-    in_order,
-    layouts_of,
-    stops_of,
-)
+from spark_sink.rows.layouts import Layout, Places, Values, in_order, layouts_of, stops_of
 
 Pieces = list["str | pa.Array"]
 """The parts of a column of texts, which follow each other: texts that are the same in all rows, and
@@ -42,6 +34,7 @@ columns of texts."""
 
 # Longer arrays are written one by one.
 _LONGEST_ARRAY = 100
+_HEX = np.frombuffer("".join(f"{byte:02x}" for byte in range(256)).encode(), "<u2")
 
 
 def joined_text(pieces: Pieces, rows: int) -> pa.Array:
@@ -65,7 +58,7 @@ def _specials(content: NDArray[np.uint8], *, ascii_only: bool) -> NDArray[np.boo
 # The methods that write values of a type; others are written one by one.
 _WRITERS = {
     STRING: "_strings", INT32: "_numbers", INT64: "_numbers", DATE: "_dates", DOUBLE: "_doubles",
-    OBJECT_ID: "_identifiers", BOOLEAN: "_bools", NULL: "_nulls", DOCUMENT: "_documents",
+    OBJECT_ID: "_identifiers", BOOLEAN: "_bools", NULL: "_nulls", DOCUMENT: "documents",
     ARRAY: "_arrays",
 }  # fmt: skip
 
@@ -99,45 +92,39 @@ class TextColumns:
         quote = self.quote
         return [f"{{{quote}{name}{quote}{self.colon}{quote}", values, f"{quote}}}"]
 
-    def values(self, joined: JoinedEvents, field: Field) -> Pieces:
-        """Return the texts of values of one BSON type. Raises InvalidBSON."""
-        write: Callable[[JoinedEvents, Field], Pieces]
-        write = getattr(self, _WRITERS.get(field.kind, "_singly"))
-        return write(joined, field)
+    def values(self, values: Values) -> Pieces:
+        """Return the texts of values. Raises InvalidBSON."""
+        write: Callable[[Values], Pieces] = getattr(self, _WRITERS.get(values.kind, "_singly"))
+        return write(values)
 
-    def _singly(self, joined: JoinedEvents, field: Field) -> Pieces:
-        values = joined.of_field(field).values()
-        return [self.written(self.text(field.kind, each) for each in values)]
+    def _singly(self, values: Values) -> Pieces:
+        return [self.written(self.text(values.kind, each) for each in values.to_list())]
 
-    def documents(self, joined: JoinedEvents) -> Pieces:
+    def documents(self, documents: Values) -> Pieces:
         """Return the texts of documents. Raises InvalidBSON."""
-        layouts, left = layouts_of(joined)
+        layouts, left = layouts_of(documents)
         if len(layouts) == 1 and not len(left):
             return self._of_layout(layouts[0])
         parts = [
             (each.rows, joined_text(self._of_layout(each), len(each.rows))) for each in layouts
         ]
         if len(left) or not parts:
-            parts.append((left, self._one_by_one(joined, left, DOCUMENT)))
+            parts.append((left, joined_text(self._singly(documents.chosen(left)), len(left))))
         return [in_order(parts)]
 
     def _of_layout(self, layout: Layout) -> Pieces:
         pieces: Pieces = ["{"]
-        for name, field in layout.fields.items():
+        for name, values in layout.fields.items():
             if len(pieces) > 1:
                 pieces.append(self.separator)
             pieces.append(self.name(name))
-            pieces += self.values(layout.joined, field)
+            pieces += self.values(values)
         return [*pieces, "}"]
 
-    def _one_by_one(self, joined: JoinedEvents, rows: Places, kind: int) -> pa.Array:
-        found = Field(kind, joined.starts[rows], joined.ends[rows])
-        [texts] = self._singly(joined, found)
-        return texts
-
-    def _strings(self, joined: JoinedEvents, field: Field) -> Pieces:
-        starts = field.starts + 4
-        texts = joined.pieces(starts, np.maximum(field.stops - 1, starts)).view(pa.string())
+    def _strings(self, values: Values) -> Pieces:
+        starts = values.starts + 4
+        inside = values.within(STRING, starts, np.maximum(values.stops - 1, starts))
+        texts = inside.column().view(pa.string())
         offsets = np.frombuffer(texts.buffers()[1], np.int32)[: len(starts) + 1]
         content = np.frombuffer(texts.buffers()[2] or b"", np.uint8)[: offsets[-1]]
         places = np.flatnonzero(_specials(content, ascii_only=self.ascii_only))
@@ -146,60 +133,58 @@ class TextColumns:
             mask = np.zeros(len(starts), np.bool_)
             mask[special] = True
             size = len(self.quote)
-            values = joined.of_field(field.chosen(mask)).values()
-            written = self.written(self.text(STRING, each) for each in values)
+            [written] = self._singly(values.chosen(mask))
             inner = pc.utf8_slice_codeunits(written, size, -size)
             texts = pc.replace_with_mask(texts, pa.array(mask), inner)
         return [self.quote, texts, self.quote]
 
-    def _numbers(self, joined: JoinedEvents, field: Field) -> Pieces:
-        kind = "<i4" if field.kind == INT32 else "<i8"
-        return [pa.array(joined.integers(field.starts, kind)).cast(pa.string())]
+    def _numbers(self, values: Values) -> Pieces:
+        numbers = values.integers("<i4" if values.kind == INT32 else "<i8")
+        return [pa.array(numbers).cast(pa.string())]
 
-    def _identifiers(self, joined: JoinedEvents, field: Field) -> Pieces:
-        return self.wrapped("$oid", joined.hexadecimal(field.starts, 12))
+    def _identifiers(self, values: Values) -> Pieces:
+        digits = _HEX[values.at(values.starts, "V12").view(np.uint8)]
+        offsets = np.arange(len(values) + 1, dtype=np.int32) * 24
+        buffers = [None, pa.py_buffer(offsets), pa.py_buffer(digits)]
+        return self.wrapped("$oid", pa.Array.from_buffers(pa.string(), len(values), buffers))
 
-    def _bools(self, joined: JoinedEvents, field: Field) -> Pieces:
-        values = joined.integers(field.starts, "u1").astype(np.bool_)
-        return [pc.if_else(pa.array(values), "true", "false")]
+    def _bools(self, values: Values) -> Pieces:
+        found = values.at(values.starts, "u1").astype(np.bool_)
+        return [pc.if_else(pa.array(found), "true", "false")]
 
-    def _nulls(self, _: JoinedEvents, __: Field) -> Pieces:
+    def _nulls(self, _: Values) -> Pieces:
         return ["null"]
 
-    def _documents(self, joined: JoinedEvents, field: Field) -> Pieces:
-        return self.documents(joined.of_field(field))
-
-    def _arrays(self, joined: JoinedEvents, field: Field) -> Pieces:
+    def _arrays(self, arrays: Values) -> Pieces:
         """Return the texts of arrays: the elements of all arrays are written as one column.
 
         Arrays of several types, and long ones, are written one by one.
         """
-        arrays = joined.of_field(field)
-        kind, elements, owners, left = _elements_of(arrays)
-        whole = np.ones(len(field.starts), np.bool_)
+        elements, owners, left = _elements_of(arrays)
+        whole = np.ones(len(arrays), np.bool_)
         whole[left] = False
         rows = np.flatnonzero(whole)
-        written = joined_text(self.values(joined, Field(kind, *elements)), len(owners))
+        written = joined_text(self.values(elements), len(owners))
         offsets = np.searchsorted(owners, np.append(rows, len(whole))).astype(np.int32)
         lists = pa.ListArray.from_arrays(pa.array(offsets), written)
         inner = pc.binary_join(lists, self.separator)
         parts = [(rows, joined_text(["[", inner, "]"], len(rows)))]
         if len(left):
-            parts.append((left, self._one_by_one(arrays, left, ARRAY)))
+            parts.append((left, joined_text(self._singly(arrays.chosen(left)), len(left))))
         return [in_order(parts)]
 
 
-def _elements_of(arrays: JoinedEvents) -> tuple[int, tuple[Places, Places], Places, Places]:
+def _elements_of(arrays: Values) -> tuple[Values, Places, Places]:
     """Find the elements of arrays whose elements are all of the type of the first.
 
-    Return the type, where the elements start and stop, the array of each, and the other arrays.
+    Return the elements, the array of each, and the other arrays.
     """
     nothing = np.zeros(0, np.int64)
-    rows, places, last = np.arange(len(arrays.ends)), arrays.starts + 4, arrays.ends - 1
+    rows, places, last = np.arange(len(arrays)), arrays.starts + 4, arrays.stops - 1
     filled = places < last
     rows, places, last = rows[filled], places[filled], last[filled]
     if not len(rows):
-        return NULL, (nothing, nothing), nothing, nothing
+        return arrays.within(NULL, nothing, nothing), nothing, nothing
     kind = arrays.data[places[0]]
     starts, stops, owners = [nothing], [nothing], [nothing]
     others = [nothing]
@@ -219,7 +204,7 @@ def _elements_of(arrays: JoinedEvents) -> tuple[int, tuple[Places, Places], Plac
     start, stop, owner = map(np.concatenate, (starts, stops, owners))
     order = np.argsort(start)
     order = order[~np.isin(owner[order], left)] if len(left) else order
-    return kind, (start[order], stop[order]), owner[order], left
+    return arrays.within(kind, start[order], stop[order]), owner[order], left
 
 
 def _merged(pieces: Pieces) -> Pieces:

@@ -213,14 +213,17 @@ class SignalCollection:
         until = time.monotonic() + _CATCH_UP_TIMEOUT
         found: list[ReceivedSignal] = []
         while len(found) < MAX_SIGNALS:
-            event = self._stream.next()
-            if event is not None:
+            events = self._stream.next_run().events
+            for event in events:
                 received = _received(event)
                 if digest(received.id) not in handled:
                     found.append(received)
-                continue
+                if len(found) == MAX_SIGNALS and event is not events[-1]:
+                    self.close()  # the next call reads the rest again
+                    return found, Token.of(event)
             reached = self._stream.position
-            if time.monotonic() >= until or (reached is not None and reached.data >= limit):
+            is_at_end = reached is not None and reached.data >= limit
+            if not events and (is_at_end or time.monotonic() >= until):
                 break
         self._empty_from = None if found else position
         self._reached = self._stream.position or position

@@ -28,6 +28,7 @@ from spark_sink.events.positions import AtTime, after
 _ANY_DATE = json_util.CANONICAL_JSON_OPTIONS.with_options(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
+_NEVER = Timestamp(0, 0)
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,16 @@ class Collection:
     """A collection of a snapshot.
 
     Its UUID, in hexadecimal digits or "", finds it after a rename. `key` has the fields of its
-    shard key, none for an unsharded collection. A collection that `is_late` is read after all
-    others.
+    shard key, none for an unsharded collection, and `created` is the cluster time of its latest
+    sharding or resharding. A collection that `is_late` is read after all others.
     """
 
     database: str
     name: str
     uuid: str = ""
     key: tuple[str, ...] = ()
+    has_collation: bool = False
+    created: Timestamp = _NEVER
     is_late: bool = False
 
     def __str__(self) -> str:

@@ -8,9 +8,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sized
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -72,31 +71,12 @@ Wanted = Callable[[str], bool]
 
 
 class _Piece(NamedTuple):
-    """A part of a collection, and its size: in tasks of full size, and in documents."""
+    """A part of a collection: which share of it, in tasks of full size, and in documents."""
 
     chunk: Chunk
+    share: float
     weight: float
     rows: float
-
-
-@dataclass
-class _Sample:
-    """A collection from `lower` on: its documents, their weight in tasks, and where it is divided.
-
-    `rows` and `weight` are those of the whole collection, and `shares` the parts of it, from
-    `lower` to the first key, from one key to the next, and from the last one on.
-    """
-
-    lower: str | None
-    rows: int
-    weight: float
-    keys: list[str] = field(default_factory=list)
-    shares: list[float] = field(default_factory=lambda: [1.0])
-
-    @cached_property
-    def numbers(self) -> dict[str | None, int]:
-        """The numbers of the shares that begin at `lower` and at the keys."""
-        return {key: number for number, key in enumerate([self.lower, *self.keys])}
 
 
 class SnapshotPlanner:
@@ -117,16 +97,15 @@ class SnapshotPlanner:
         self._rows = rows
         self._listed: dict[str, Collection] = {}
         self._names: dict[str, set[tuple[str, str]]] = {}
-        self._created: dict[str, Timestamp] = {}
-        self._collated: set[str] = set()
-        self._samples: dict[str, _Sample] = {}
+        # The pieces of collections that are being read, from one of them on up to the end.
+        self._sampled: dict[str, list[_Piece]] = {}
 
     def begin(self, snapshot_time: Timestamp, wanted: Wanted | None = None) -> SnapshotPlan:
         """Return the plan of a snapshot of which nothing is read yet.
 
         `snapshot_time` is a cluster time at or after all finished writes.
         """
-        for kept in (self._listed, self._names, self._created, self._samples):
+        for kept in (self._listed, self._names, self._sampled):
             kept.clear()
         self._list()
         return SnapshotPlan(snapshot_time, progress=Progress(len(self.collections(wanted))))
@@ -141,13 +120,11 @@ class SnapshotPlanner:
         """
         if not self._listed:
             self._list()
-        found = {
-            name: each for name, each in self._listed.items() if wanted is None or wanted(str(each))
-        }
-        for name, created in self._created.items():
-            if name in found and plan is not None and created > plan.snapshot_time:
-                found[name] = replace(found[name], is_late=True)
-        return sorted(found.values(), key=lambda each: each.id)
+        found = [each for each in self._listed.values() if wanted is None or wanted(str(each))]
+        if plan is not None:
+            time = plan.snapshot_time
+            found = [replace(each, is_late=each.created > time) for each in found]
+        return sorted(found, key=lambda each: each.id)
 
     def names(self, wanted: Wanted | None = None) -> list[tuple[str, str]]:
         """Return the collections that a snapshot reads, by database and name, now and before.
@@ -172,9 +149,8 @@ class SnapshotPlanner:
         begin, end = plan.end, None
         if begin is None or not names or names[-1] < begin.collection:
             return replace(plan, start=Mark(), end=None, ended=True)
-        passed = [name for name in self._samples if name < begin.collection]
-        for name in passed:
-            del self._samples[name]
+        for name in [name for name in self._sampled if name < begin.collection]:
+            del self._sampled[name]
         for piece in self._pieces(replace(plan, start=begin, end=None), wanted, by_key, fine=False):
             if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
                 end = Mark(piece.chunk.collection.id, piece.chunk.lower)
@@ -185,12 +161,12 @@ class SnapshotPlanner:
         planned = len(names) if end is None else bisect_left(names, end.collection)
         share = 0.0
         if end is not None and end.key is not None:
-            sample = self._samples[end.collection]
-            share = 1 - sum(sample.shares[sample.numbers[end.key] :])
+            pieces = self._sampled[end.collection]
+            share = 1 - sum(piece.share for piece in pieces[_number_of(pieces, end.key) :])
         progress = Progress(
             len(names),
             planned,
-            done.chunks_planned + self._number(weight),
+            done.chunks_planned + self._task_count(weight),
             done.rows_planned + round(rows),
             round(share, 3),
         )
@@ -207,7 +183,7 @@ class SnapshotPlanner:
             return []
         pieces = list(self._pieces(plan, wanted, by_key, fine=True))
         weight = sum(piece.weight for piece in pieces)
-        size = weight / self._number(weight)
+        size = weight / self._task_count(weight)
         tasks: list[list[Chunk]] = []
         done = 0.0
         for piece in pieces:
@@ -223,7 +199,7 @@ class SnapshotPlanner:
                 tasks[number].append(piece.chunk)
         return [task for task in tasks if task]
 
-    def _number(self, weight: float) -> int:
+    def _task_count(self, weight: float) -> int:
         """Return how many tasks read documents of a weight."""
         small = 0 if self._rows else min(self._tasks, int(weight * CHUNK_BYTES / _LEAST_BYTES))
         return max(1, round(weight), small)
@@ -252,38 +228,36 @@ class SnapshotPlanner:
             keys = (by_key or {}).get(str(collection))
             if keys is not None:
                 weight = len(keys) * _UNKNOWN_SIZE / CHUNK_BYTES
-                yield _Piece(Chunk(collection), weight, len(keys))
+                yield _Piece(Chunk(collection), 1.0, weight, len(keys))
                 continue
-            sample = self._between(collection, lower, upper)
-            part = sum(sample.shares)
-            coarse = sample.weight * max(sample.shares) > _COARSE
-            if fine and coarse and sample.weight * part < 2 * self._tasks:
-                sample = self._sampled(collection, lower, upper, part)
-            bounds = [lower, *sample.keys, upper]
-            for (since, until), share in zip(pairwise(bounds), sample.shares, strict=True):
-                chunk = Chunk(collection, since, until)
-                yield _Piece(chunk, share * sample.weight + _NOTHING, share * sample.rows)
+            pieces = self._between(collection, lower, upper)
+            is_coarse = max(piece.weight for piece in pieces) > _COARSE
+            if fine and is_coarse and sum(piece.weight for piece in pieces) < 2 * self._tasks:
+                within = sum(piece.share for piece in pieces)
+                pieces = self._sample(collection, lower, upper, within)
+            yield from pieces
 
-    def _between(self, collection: Collection, lower: str | None, upper: str | None) -> _Sample:
-        """Return where a collection is divided from a key up to another one."""
-        sample = self._samples.get(collection.id)
-        if sample is None or lower not in sample.numbers:
-            sample = self._samples[collection.id] = self._sampled(collection, lower)
-        if upper is not None and upper not in sample.numbers:  # planned before a restart
-            return self._sampled(collection, lower, upper)
-        first = sample.numbers[lower]
-        last = len(sample.shares) if upper is None else sample.numbers[upper]
-        keys, shares = sample.keys[first : last - 1], sample.shares[first:last]
-        return replace(sample, lower=lower, keys=keys, shares=shares)
+    def _between(
+        self, collection: Collection, lower: str | None, upper: str | None
+    ) -> list[_Piece]:
+        """Return the pieces of a collection from a key up to another one."""
+        pieces = self._sampled.get(collection.id, [])
+        first = _number_of(pieces, lower)
+        if first is None:
+            pieces = self._sampled[collection.id] = self._sample(collection, lower)
+        last = None if upper is None else _number_of(pieces, upper)
+        if upper is not None and last is None:  # planned before a restart
+            return self._sample(collection, lower, upper)
+        return pieces[first:last]
 
-    def _sampled(
+    def _sample(
         self,
         collection: Collection,
         lower: str | None,
         upper: str | None = None,
         within: float | None = None,
-    ) -> _Sample:
-        """Return where a sample divides a collection from a key up to another one.
+    ) -> list[_Piece]:
+        """Return the pieces into which a sample divides a collection from a key up to another one.
 
         The sample is of all documents, at random, and the server takes those of the range; or only
         of the range, if that is `within`, this part of the collection, and many times smaller.
@@ -294,32 +268,36 @@ class SnapshotPlanner:
             name = current_name(self._client, collection) or name
             rows, size = self._stats(collection.database, name)
         weight = rows / self._rows if self._rows is not None else size / CHUNK_BYTES
-        found = _Sample(lower, rows, max(weight, _COLLECTION_BYTES / CHUNK_BYTES))
-        parts = self._number(weight * (within or 1))
-        if parts < 2:
-            return found
-        number = min(_MAX_SAMPLE, parts * _SAMPLES)
-        by_bytes = {} if self._rows is not None else {"size": {"$bsonSize": "$$ROOT"}}
-        fields: dict[str, Any] = {"$project": {"_id": 1, **by_bytes}}
-        chosen = Chunk(collection, lower, upper).filter()
-        stages: list[dict[str, Any]] = [{"$sample": {"size": number}}, fields]
-        if chosen:
-            stages.insert(1, {"$match": chosen})
-        if within is not None:  # no index has a sample of a range: it goes through all of it
-            many = min(_MAX_SAMPLE, number * _FINER)
-            stages = [{"$match": chosen}, fields, {"$sample": {"size": many}}]
-        stages.append({"$sort": {"_id": 1}})
-        bound = lower or upper
-        kind = None if bound is None else _kind(value_of(bound))
-        average = size / rows if by_bytes and rows else 1
-        taken = self._taken(collection.database, name, stages)
-        sample = [(value, min(size, average * _LARGE)) for value, size in taken]
-        keys, sizes = _divided(sample, lower, kind, cut=str(collection) not in self._collated)
-        total = sum(sizes) / (within or 1)
-        if chosen and within is None:
-            total = min(number, rows) * average
-        shares = [each / total for each in sizes] if total else [1.0]
-        return replace(found, keys=keys, shares=shares)
+        keys: list[str] = []
+        shares = [1.0]
+        parts = self._task_count(weight * (within or 1))
+        if parts > 1:
+            number = min(_MAX_SAMPLE, parts * _SAMPLES)
+            by_bytes = {} if self._rows is not None else {"size": {"$bsonSize": "$$ROOT"}}
+            fields: dict[str, Any] = {"$project": {"_id": 1, **by_bytes}}
+            chosen = Chunk(collection, lower, upper).filter()
+            stages: list[dict[str, Any]] = [{"$sample": {"size": number}}, fields]
+            if chosen:
+                stages.insert(1, {"$match": chosen})
+            if within is not None:  # no index has a sample of a range: it goes through all of it
+                many = min(_MAX_SAMPLE, number * _FINER)
+                stages = [{"$match": chosen}, fields, {"$sample": {"size": many}}]
+            stages.append({"$sort": {"_id": 1}})
+            bound = lower or upper
+            kind = None if bound is None else _kind(value_of(bound))
+            average = size / rows if by_bytes and rows else 1
+            taken = self._taken(collection.database, name, stages)
+            sample = [(value, min(size, average * _LARGE)) for value, size in taken]
+            keys, sizes = _divided(sample, lower, kind, cut=not collection.has_collation)
+            total = sum(sizes) / (within or 1)
+            if chosen and within is None:
+                total = min(number, rows) * average
+            shares = [each / total for each in sizes] if total else shares
+        weight = max(weight, _COLLECTION_BYTES / CHUNK_BYTES)
+        return [
+            _Piece(Chunk(collection, *bounds), share, share * weight + _NOTHING, share * rows)
+            for bounds, share in zip(pairwise([lower, *keys, upper]), shares, strict=True)
+        ]
 
     def _taken(
         self, database: str, name: str, stages: list[dict[str, Any]]
@@ -376,17 +354,16 @@ class SnapshotPlanner:
             for each in self._client[database].list_collections(filter=wanted):
                 name = each["name"]
                 if not name.startswith("system.") and scope.accepts(database, name):
-                    found.append(Collection(database, name, _uuid_of(each)))
-                    if "collation" in each.get("options", {}):
-                        self._collated.add(str(found[-1]))
+                    collated = "collation" in each.get("options", {})
+                    uuid = _uuid_of(each)
+                    found.append(Collection(database, name, uuid, has_collation=collated))
         sharded = self._sharded([str(each) for each in found])
         for collection in found:
             known = sharded.get(str(collection), {})
-            keyed = replace(collection, key=tuple(known.get("key", ())))
+            created = known.get("timestamp", collection.created)
+            keyed = replace(collection, key=tuple(known.get("key", ())), created=created)
             self._listed.setdefault(keyed.id, keyed)
             self._names.setdefault(keyed.id, set()).add((keyed.database, keyed.name))
-            if "timestamp" in known:  # of its latest sharding or resharding
-                self._created.setdefault(keyed.id, known["timestamp"])
 
     def _sharded(self, names: list[str]) -> dict[str, Mapping[str, Any]]:
         """Return what the config server knows of sharded collections, by name."""
@@ -417,6 +394,11 @@ def current_name(client: MongoClient[Any], collection: Collection) -> str | None
 def _uuid_of(listed: Mapping[str, Any]) -> str:
     """Return the UUID of a collection, as listCollections shows it, in hexadecimal digits."""
     return bytes(listed.get("info", {}).get("uuid", b"")).hex()
+
+
+def _number_of(pieces: Sequence[_Piece], key: str | None) -> int | None:
+    """Return the number of the piece that begins at a key; None if none does."""
+    return next((n for n, piece in enumerate(pieces) if piece.chunk.lower == key), None)
 
 
 def _divided(

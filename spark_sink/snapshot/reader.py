@@ -69,15 +69,6 @@ class KeyFinder:
             return self._size + b"".join(self._values_of(raw)) + b"\0"
         return self._search(raw)
 
-    def all_of(self, documents: Sequence[bytes]) -> list[bytes]:
-        """Return the keys of documents, at once where all begin alike. Raises InvalidBSON."""
-        for raw in documents[:1]:
-            self(raw)
-        if list(map(self._heads_of, documents)).count(self._heads) < len(documents):
-            return list(map(self, documents))
-        size = self._size
-        return [size + b"".join(values) + b"\0" for values in map(self._values_of, documents)]
-
     def _search(self, raw: bytes) -> bytes:
         fields: dict[bytes, Slice] = {}
         missing = set(self._wanted)
@@ -142,7 +133,7 @@ class DocumentEvents:
 
         Two shards may have documents with the same `_id`, which differ in the shard key.
         """
-        found = dict(zip(self._keys.all_of(documents), documents, strict=True))
+        found = dict(zip(map(self._keys, documents), documents, strict=True))
         keys = found.keys()
         for each in (seen, *others):
             if not keys.isdisjoint(each):

@@ -8,7 +8,7 @@ reads the collections that its scope gains, which an offset then lists.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -57,9 +57,8 @@ class Offset:
     @classmethod
     def read(cls, offset: Mapping[str, Any]) -> Offset:
         """Return what `write` wrote. Raises StreamError for an offset of another source."""
-        position = {name: each for name, each in offset.items() if name not in _BESIDE}
         try:
-            return from_document(cls, {**offset, "position": position})
+            return from_document(cls, offset)
         except (KeyError, TypeError, ValueError) as error:
             raise StreamError(
                 "the checkpoint has no offset of this source: use a separate checkpointLocation",
@@ -67,9 +66,9 @@ class Offset:
             ) from None
 
     def write(self) -> dict[str, Any]:
-        """Return the offset for Spark, with the fields of the position beside the others."""
+        """Return the offset for Spark: a dict that json.dumps accepts."""
         found: dict[str, Any] = to_document(self)
-        return {**found.pop("position"), **found}
+        return found
 
     def moved(self, position: Position, **changed: Any) -> Offset:
         """Return the end of the next batch; it keeps this offset's scope and `since`."""
@@ -117,6 +116,3 @@ class Offset:
                 f"options request {scope}. Restore the options, or start with a new "
                 f"checkpointLocation{since and f' and startAtOperationTime={since}'}"
             )
-
-
-_BESIDE = {"quietUntil", *(each.name for each in fields(Offset))}

@@ -151,7 +151,7 @@ def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
         runs = FieldEdits(options.edits).runs(map(described, runs))
         yield from rows.batches(runs, shard=task.shard)
     if task.report_to is not None:
-        report(reader.stats, task.batch, task.report_to)
+        report(reader.stats, task.report_to)
 
 
 def read_chunks(

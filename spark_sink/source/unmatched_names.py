@@ -94,17 +94,17 @@ def _unmatched(
 
     The names of include lists are left out, because they are absent.
     """
-    lists, snapshot, chosen = options.scope.lists, options.snapshot, [".".join(e) for e in inside]
+    scope, snapshot, chosen = options.scope, options.snapshot, [".".join(e) for e in inside]
     given: list[tuple[str, Iterable[str], list[str], bool]] = [
-        ("database.exclude.list", lists.not_databases, databases, lists.literal),
-        ("collection.exclude.list", lists.not_collections, names, lists.literal),
+        ("database.exclude.list", scope.exclude_databases, databases, scope.literal),
+        ("collection.exclude.list", scope.exclude_collections, names, scope.literal),
         ("snapshot.include.collection.list", snapshot.collections, chosen, False),
         ("snapshotFilters", snapshot.filters or (), chosen, True),
     ]
-    if not lists.literal:
+    if not scope.literal:
         given[2:2] = [
-            ("database.include.list", lists.databases, databases, False),
-            ("collection.include.list", lists.collections, names, False),
+            ("database.include.list", scope.include_databases, databases, False),
+            ("collection.include.list", scope.include_collections, names, False),
         ]
     for option, entries, present, are_names in given:
         for entry in entries:

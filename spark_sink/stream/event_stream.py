@@ -11,7 +11,6 @@ import contextlib
 import math
 import time
 from bisect import bisect_right
-from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -43,15 +42,16 @@ class StreamCursor:
         """Whether the server may still return events."""
         return bool(self._cursor.alive)
 
-    def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
-        """Append all buffered events, as BSON; if there are none, those of one getMore.
+    def try_reply(self, max_await: float | None = None) -> list[bytes]:
+        """Return all buffered events, as BSON; if there are none, those of one getMore.
 
         The server waits up to `max_await` seconds for a first one; None keeps the former time.
         """
         if max_await is not None:
             self._cursor._max_await_time_ms = max(1, int(max_await * 1000))
-        events += next_reply(self._cursor)
+        events = next_reply(self._cursor)
         self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
+        return events
 
     def close(self) -> None:
         """Kill the cursor."""
@@ -96,10 +96,7 @@ class EventStream:
         self._stream: StreamCursor | None = None
         self._reached: Token | None = start if isinstance(start, Token) else None
         self._last_key = max(after, start.data if isinstance(start, Token) else "")
-        self._is_failing = False
         self._moved_at = -math.inf
-        self._ahead: deque[bytes] = deque()  # received, and not returned by `next` yet
-        self._returned: bytes | None = None  # by `next`, before these
 
     @property
     def position(self) -> Token | None:
@@ -107,24 +104,12 @@ class EventStream:
 
         It advances with every event, and without events too (docs/protocol.md#cursor-replies).
         """
-        if self._ahead and self._returned is not None:
-            return Token.of(self._returned)
         token = self._token
         return self._reached if token is None else Token(dict(token))
 
     @property
     def _token(self) -> Any:
         return None if self._stream is None else self._stream.resume_token
-
-    def next(self) -> bytes | None:
-        """Return the next event, or None if the server had none within its await time.
-
-        Raises StreamError when the stream cannot continue.
-        """
-        if not self._ahead:
-            self._ahead.extend(self.next_run().events)
-        self._returned = self._ahead.popleft() if self._ahead else None
-        return self._returned
 
     def next_run(self) -> Run:
         """Return the events of the next reply; none if the server had none within its await time.
@@ -165,9 +150,6 @@ class EventStream:
     def close(self) -> None:
         """Kill the cursor, if there is one. The stream can continue from its position."""
         self._reached = self.position
-        if self._ahead and self._reached is not None:
-            self._last_key = self._reached.data
-            self._ahead.clear()
         stream, self._stream = self._stream, None
         if stream is not None:
             with contextlib.suppress(PyMongoError):  # the router is gone, and the cursor with it
@@ -177,29 +159,22 @@ class EventStream:
         """Return the events of the next reply; none if the server had none."""
         before = self._token
         while True:
-            events: list[bytes] = []
-            alive = self._retries.run(lambda: self._asked(events), self._failed)  # noqa: B023
+            events, alive = self._retries.run(self._asked, self._failed)
             if events or alive:
-                if self._is_failing or events or self._token != before:
+                if self._retries.reset() or events or self._token != before:
                     self._moved_at = self.clock()
-                if self._is_failing:
-                    self._is_failing = False
-                    self._retries.reset()
                 return events
             self.close()
-            self._is_failing = True
             self._retries.wait(StreamError("the server closes the stream repeatedly"))
 
-    def _asked(self, events: list[bytes]) -> bool:
-        """Append the events of one reply; return whether the server may still return events."""
+    def _asked(self) -> tuple[list[bytes], bool]:
+        """Return the events of one reply, and whether the server may still return events."""
         if self._stream is None:
             self._stream = self._watch(self._reached or self._start)
-        self._stream.try_reply(events, self.max_await)
-        return self._stream.alive
+        return self._stream.try_reply(self.max_await), self._stream.alive
 
     def _failed(self, error: PyMongoError) -> None:
         self.close()
-        self._is_failing = True
         if not is_transient(error):
             raise stream_refused(error) from None
 

@@ -34,12 +34,17 @@ class Retries:
         self._policy = retry_policy
         self._clock = clock
         self._sleep = sleep
-        self.reset()
-
-    def reset(self) -> None:
-        """Record progress: the next failure is the first one again."""
         self._since: float | None = None
         self._attempts = self._restarts = 0
+
+    def reset(self) -> bool:
+        """Record progress: the next failure is the first one again.
+
+        Return whether the last request failed.
+        """
+        failed = self._attempts + self._restarts > 0
+        self._since, self._attempts, self._restarts = None, 0, 0
+        return failed
 
     def run(
         self, call: Callable[[], _Result], failed: Callable[[PyMongoError], None] | None = None

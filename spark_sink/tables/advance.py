@@ -67,6 +67,6 @@ class Advance:
 def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
     """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
     formed = FormedRows(form)
-    for rows in Fold(ABOVE_ALL_TOKENS, tolerant=True, keeps_deleted=form.keeps_deleted)(batches):
+    for rows in Fold(ABOVE_ALL_TOKENS, keeps_deleted=form.keeps_deleted)(batches):
         made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
         yield from form.to_files(made).select(form.file_schema.names[:-1]).to_batches()

@@ -49,15 +49,16 @@ from spark_sink.tables.staged_changes import (
     stage_moved,
     stage_rows,
 )
-from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows
 from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import Batch
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
 # Commits after which the files of versions that nobody reads any more are deleted.
 _COMMITS_PER_VACUUM = 20
+_Merged = Sequence[tuple[Merge, MergeReport]]
 
 
 @dataclass(frozen=True)
@@ -178,10 +179,6 @@ class CurrentTable:
         names = [each["name"] for each in self.log.schema["fields"]]
         return read_rows(spark, self.log, [name for name in names if name != KEY_RANGE])
 
-    def count(self) -> int:
-        """Return the number of documents."""
-        return self.log.count()
-
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
 
@@ -191,13 +188,8 @@ class CurrentTable:
         remove_interrupted(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return
-        stage = partial(
-            stage_rows,
-            address=self.address,
-            keys=self.state.keys,
-            tolerant=False,
-            epoch=self._epoch,
-        )
+        keys, epoch = self.state.keys, self._epoch
+        stage = partial(stage_rows, address=self.address, keys=keys, epoch=epoch)
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
         changes = ChangeReport.total(reports_in(ChangeReport, staged))
         self.apply_staged(events.sparkSession, Upsert(changes, batch))
@@ -213,8 +205,8 @@ class CurrentTable:
         """
         if upsert.batch is None or not self.log.has(upsert.batch):
             plan = self._plan(spark, upsert)
-            form, reports = self._merge(spark, upsert, plan)
-            self._commit(upsert, plan, form, reports)
+            form, merged = self._merge(spark, upsert, plan)
+            self._commit(upsert, plan, form, merged)
             if upsert.changes.ddl:
                 remove_changes(self.address, plan.changes.groups)
         remove_changes(self.address, upsert.changes.groups)
@@ -258,7 +250,6 @@ class CurrentTable:
             Fold(
                 state.complete_from,
                 {**state.complete_in, **{".".join(name): ABOVE_ALL_TOKENS for name in unread}},
-                upsert.quarantine is not None,
                 self.form.keeps_deleted,
             ),
         )
@@ -288,8 +279,8 @@ class CurrentTable:
 
     def _merge(
         self, spark: SparkSession | None, upsert: Upsert, plan: Plan
-    ) -> tuple[TableForm, Sequence[MergeReport]]:
-        """Write the files of a plan, in tasks; return their form, and the reports of the merges.
+    ) -> tuple[TableForm, _Merged]:
+        """Write the files of a plan, in tasks; return their form, and each merge with its report.
 
         Where documents need a wider schema, their files are written once more with it; all files
         are if theirs does not fit the table any more.
@@ -314,7 +305,7 @@ class CurrentTable:
             wanted = [StructType.fromJson(e.wanted) for _, e in merged if e.wanted is not None]
             before, form = form, reduce(TableForm.grown, wanted, form)
             if form == before:
-                return form, [report for _, report in merged]
+                return form, merged
             rewrites = form.rewrites(before)
             stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
             for _, report in stale:
@@ -325,14 +316,13 @@ class CurrentTable:
                 pending += untouched()
                 rewrites_all = True
 
-    def _commit(
-        self, upsert: Upsert, plan: Plan, form: TableForm, reports: Sequence[MergeReport]
-    ) -> None:
+    def _commit(self, upsert: Upsert, plan: Plan, form: TableForm, merged: _Merged) -> None:
         """Commit what was written, with the state after the batch.
 
         The quarantine gets its rows first. Without a change and a batch nothing is committed.
         """
         batch, log, state = upsert.batch, self.log, plan.state
+        reports = [report for _, report in merged]
         problems = [each for report in reports for each in report.problems]
         begins = upsert.creates_quarantine and not log.exists
         if (problems or begins) and upsert.quarantine is not None and batch is not None:
@@ -343,7 +333,7 @@ class CurrentTable:
             contains = upsert.scope.contains
             state = state.without([e for e in lost if contains(e.database, e.collection)])
         checksum = sum((report.added for report in reports), state.checksum)
-        replaced = plan.moved.union(*(each.replaced for each in reports))
+        replaced = plan.moved.union(*(merge.rows.partitions for merge, _ in merged))
         parts = [each for report in reports for each in report.parts]
         new = {json.loads(each["partition"])[KEY_RANGE] for each in parts}
         state = replace(

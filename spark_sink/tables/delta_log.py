@@ -1,8 +1,8 @@
 """The commits of a Delta table, through delta-rs: files, and what is recorded beside them.
 
-A commit is a file of the table's log, and changes rows and state together (`state_files`). It has
-the number of a batch as one of Delta's application transactions, by which the table recognises a
-repeated batch. delta-rs accepts an equal or lower number, so callers ask `has` first. If two
+A commit is a file of the table's log, and changes rows and state together (`version_states`). It
+has the number of a batch as one of Delta's application transactions, by which the table recognises
+a repeated batch. delta-rs accepts an equal or lower number, so callers ask `has` first. If two
 commits that change the state were planned from one version, delta-rs refuses one of them.
 
 A start of a job has an epoch, a number that it writes to the table's property EPOCH. A later start
@@ -37,17 +37,23 @@ from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import absolute, open_folder, remove_files
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.tables.commit_files import RESTORE, STATE, restored_error
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
-    BATCH,
     WITH_STATISTICS,
     Chosen,
     Parts,
     checksum_of,
+    numbered,
     partition_in,
 )
-from spark_sink.tables.state_files import APPLICATION, Batch, StateFiles
+from spark_sink.tables.version_states import (
+    APPLICATION,
+    RESTORE,
+    STATE,
+    Batch,
+    StateFiles,
+    restored_error,
+)
 
 CHECKSUM = "checksum"
 """The field of a state with the checksum of the table's rows."""
@@ -185,19 +191,19 @@ class DeltaLog:
         the job.
         """
         before = self.version
-        if self._table is None or before is None:
+        if self._table is None:
             self._table = self._opened()
         else:
-            self._update(before)
+            self._update(self._table)
         self._take_epoch()
         return self.version != before
 
-    def _update(self, before: int) -> None:
-        assert self._table is not None
+    def _update(self, table: DeltaTable) -> None:
         with self.failures():
-            self._table.update_incremental()
-            later = self._table.version() - before
-            commits = self._table.history(later) if later > 0 else ()
+            before = table.version()
+            table.update_incremental()
+            later = table.version() - before
+            commits = table.history(later) if later > 0 else ()
         if any(each.get("operation") == RESTORE for each in commits):
             raise restored_error(self.address)
 
@@ -222,7 +228,7 @@ class DeltaLog:
                 self._table.alter.set_table_properties(
                     {EPOCH: str(self._epoch)}, raise_if_not_exists=False
                 )
-            self._update(self._table.version())
+            self._update(self._table)
         raise self._overtaken("")
 
     def _require_epoch(self) -> None:
@@ -293,13 +299,11 @@ class DeltaLog:
         with suppress(DeltaError):  # its commits have been deleted
             found._table.load_as_version(version)
             replaced, kept = found.paths() - self.paths(), 0
-            what = f"replaced files of {self.name} looked up"
             for done, files in self._existing(replaced):
                 kept += len(files)
+                what = f"replaced files of {self.name} looked up"
                 REPORT_PROGRESS.get()(what, done, len(replaced))
-                if kept < done:
-                    break
-            else:
+            if kept == len(replaced):
                 found._state = found._transaction(APPLICATION), dict(state)
                 return found
         raise StreamError(
@@ -357,12 +361,11 @@ class DeltaLog:
         """Append rows, if there are any, with the number of the batch; see `append`."""
         if not rows.num_rows:
             return
-        numbers = pa.repeat(pa.scalar(batch.number, pa.int64()), rows.num_rows)
-        numbered = rows.append_column(BATCH, numbers)
-        with Parts(self.address, numbered.schema, self.partitions) as parts:
-            parts.add(numbered)
+        rows = numbered(rows, batch.number)
+        with Parts(self.address, rows.schema, self.partitions) as parts:
+            parts.add(rows)
             written = parts.close()
-        self.append(written, numbered.schema, batch)
+        self.append(written, rows.schema, batch)
 
     def amend(self, batch: Batch) -> None:
         """Change what the state says about the newest batch."""
@@ -463,8 +466,8 @@ class DeltaLog:
 
         With `full`, files that are a week old and that no commit names are deleted as well: tasks
         that were interrupted or ran twice have left them. A running batch may still commit younger
-        ones. delta-rs only lists the files: its own vacuum makes commits, which would conflict with
-        those of a running job.
+        ones. delta-rs only lists the files: its own vacuum deletes and counts those again that are
+        gone, and does not report progress.
         """
         self.reload()
         assert self._table is not None

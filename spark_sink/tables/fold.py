@@ -21,12 +21,11 @@ from pyspark.sql.types import StructField, StructType
 
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.bson.values import DOCUMENT
-from spark_sink.errors import StreamError
 from spark_sink.events.applied_updates import updated
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
-from spark_sink.rows.layouts import JoinedEvents, Places, all_layouts_of, in_order
+from spark_sink.rows.layouts import Places, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
@@ -159,25 +158,24 @@ class _State:
             self.apply_error = str(error)
             return None
 
-    def failure(self, complete_from: str) -> StreamError | None:
+    def problem(self, complete_from: str) -> str | None:
         """Return why the last event cannot be applied; None if it can.
 
         An update below `complete_from` may change a document that was deleted before the snapshot
         read it. In an unread collection no update fails, as a snapshot will bring the document.
         """
         if self.is_inapplicable:
-            return StreamError(problem_of(fields_of(self.event).get(b"documentKey")))
+            return problem_of(fields_of(self.event).get(b"documentKey"))
         if complete_from == ABOVE_ALL_TOKENS:
             return None
         if self.apply_error is not None:
-            return StreamError(
+            return (
                 f"an update of {self.database}.{self.collection} does not fit the document that "
                 "the table has: read post-images with fullDocument=required, or read the "
-                f"collection again with snapshotMode=always (key {self.key})",
-                self.apply_error,
+                f"collection again with snapshotMode=always (key {self.key}) ({self.apply_error})"
             )
         if self.lacks_base and self.token >= complete_from:
-            return StreamError(
+            return (
                 f"an update of {self.database}.{self.collection} changes a document that the table "
                 "does not have: let the query begin with snapshotMode=initial, or read post-images "
                 f"with fullDocument=required (key {self.key})"
@@ -192,29 +190,24 @@ class Fold:
     Args:
         complete_from: the token from which on the table has every document that an update changes.
         complete_in: later such tokens by namespace; ABOVE_ALL_TOKENS for an unread collection.
-        tolerant: an event that cannot be applied becomes a row with its problem, not an error.
         keeps_deleted: whether a deleted document leaves its row, with DELETED.
     """
 
     complete_from: str = ""
     complete_in: Mapping[str, str] = field(default_factory=dict)
-    tolerant: bool = False
     keeps_deleted: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-        """Return the next rows of the table. Raises StreamError if it is not tolerant."""
+        """Return the next rows of the table, and the events that cannot be applied."""
         rows: list[tuple[Any, ...]] = []
         size = 0
         for state in _states(batches, self.keeps_deleted):
             later = self.complete_in.get(f"{state.database}.{state.collection}", "")
-            failure = state.failure(max(self.complete_from, later))
-            if failure is not None and not self.tolerant:
-                raise failure
-            document = state.document if failure is None else state.event
+            problem = state.problem(max(self.complete_from, later))
+            document = state.document if problem is None else state.event
             if document is None:
                 continue
             version = (state.database, state.collection, state.key, state.token)
-            problem = None if failure is None else str(failure)
             rows.append((*version, state.document_key, document, problem, state.deleted))
             size += len(document)
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
@@ -303,13 +296,13 @@ def _documents_in(events: pa.Array) -> pa.Array:
     Raises InvalidBSON.
     """
     parts: list[tuple[Places, pa.Array]] = []
-    for layout in all_layouts_of(JoinedEvents.of_column(events)):
+    for layout in all_layouts_of(Values.of(events)):
         full, kind = (layout.fields.get(name) for name in _OF_DOCUMENT)
         if full is None or full.kind != DOCUMENT or kind is None:
             parts.append((layout.rows, pa.nulls(len(layout.rows), pa.binary())))
             continue
-        documents = layout.column(b"fullDocument")
-        kinds, codes = layout.distinct(b"operationType")
+        documents = full.column()
+        kinds, codes = kind.distinct()
         if any(each.value == _DELETE for each in kinds):
             living = pa.array([each.value != _DELETE for each in kinds]).take(pa.array(codes))
             documents = pc.if_else(living, documents, None)

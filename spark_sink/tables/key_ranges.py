@@ -13,7 +13,7 @@ import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache, reduce
+from functools import reduce
 from hashlib import blake2b
 from operator import xor
 from typing import Any
@@ -83,20 +83,19 @@ class KeyRange:
 class Merge:
     """The places from `lower` up to `upper` (None: all) that one task writes, with their changes.
 
-    `rows` is the range whose files have the rows, and may have rows of other tasks; None if there
-    are none.
+    `rows` is the range whose files have the rows, and may have rows of other tasks; without files
+    there are none.
     """
 
     lower: str
     upper: str | None
-    rows: KeyRange | None
+    rows: KeyRange
     changes: list[ChangeGroup] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """The bytes of files and changes that the task reads."""
-        files = 0 if self.rows is None else self.rows.size
-        return files + sum(each.size for each in self.changes)
+        return self.rows.size + sum(each.size for each in self.changes)
 
 
 _RANGES = pa.schema(
@@ -207,47 +206,46 @@ def merges_of(
     goes to a new file. A range with many changes is divided. `places` reads the places of a group,
     and is called only for a group that spans several ranges.
     """
-    read_places = cache(places)
 
     def upper_of(index: int) -> str | None:
         return ranges[index].upper
 
-    spanned = (_indexes(each, ranges.index, upper_of, read_places) for each in changes)
+    spanned = (_indexes(each, ranges.index, upper_of, places) for each in changes)
     indexes = {index for each in spanned for index in each}
     touched = [ranges[index] for index in sorted(indexes)]
-    bounds: dict[str, tuple[KeyRange, bool]] = {}  # and whether the range's files have rows there
+    bounds: dict[str, tuple[str | None, KeyRange]] = {}  # where it ends, and what has its rows
     for each in touched:
-        bounds[each.lower] = each, bool(each.paths)
+        bounds[each.lower] = each.upper, each
         if each.size >= FILE_BYTES // 2 and not each.last.endswith(LAST):  # it is exact
-            bounds.setdefault(each.last + _END, (each, False))
+            bounds.setdefault(each.last + _END, (each.upper, KeyRange()))
     _divide(bounds, changes)
     lowers = sorted(bounds)
     uppers = [*lowers[1:], *([None] if lowers else [])]
     merges = []
     for lower, upper in zip(lowers, uppers, strict=True):
-        key_range, has_rows = bounds[lower]
-        ends = [each for each in (upper, key_range.upper) if each is not None]
-        merges.append(Merge(lower, min(ends, default=None), key_range if has_rows else None))
+        end, rows = bounds[lower]
+        ends = [each for each in (upper, end) if each is not None]
+        merges.append(Merge(lower, min(ends, default=None), rows))
 
     def index_of(place: str) -> int:
         return bisect_right(lowers, place) - 1
 
     for group in changes:
-        for index in _indexes(group, index_of, uppers.__getitem__, read_places):
+        for index in _indexes(group, index_of, uppers.__getitem__, places):
             merges[index].changes.append(group)
-    written = {each.rows.lower for each in merges if each.rows and each.changes}
-    return [e for e in merges if e.changes or (e.rows is not None and e.rows.lower in written)]
+    written = {each.rows.lower for each in merges if each.rows.paths and each.changes}
+    return [e for e in merges if e.changes or (e.rows.paths and e.rows.lower in written)]
 
 
 def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
     """Return merges without changes of all files that the given merges do not write again."""
-    written = {each.rows.lower for each in merges if each.rows is not None}
+    written = {each.rows.lower for each in merges if each.rows.paths}
     every = (ranges[index] for index in range(len(ranges)))
     rest = (each for each in every if each.paths and each.lower not in written)
     return [Merge(each.lower, each.upper, each) for each in rest]
 
 
-def _divide(bounds: dict[str, tuple[KeyRange, bool]], changes: Iterable[ChangeGroup]) -> None:
+def _divide(bounds: dict[str, tuple[str | None, KeyRange]], changes: Iterable[ChangeGroup]) -> None:
     """Add bounds where the changes between two of them are too many for one task."""
     sizes: dict[str, int] = {}
     lowers = sorted(bounds)

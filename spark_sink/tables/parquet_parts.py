@@ -249,6 +249,11 @@ class _Part:
         }
 
 
+def numbered(rows: pa.Table, batch: int) -> pa.Table:
+    """Return rows with the number of their batch as BATCH."""
+    return rows.append_column(BATCH, pa.repeat(pa.scalar(batch, pa.int64()), rows.num_rows))
+
+
 def partition_in(action: Mapping[str, Any]) -> dict[str, Any]:
     """Return the values of the partition columns from what a table's log says about a file."""
     head = "partition."
@@ -328,25 +333,20 @@ class TableScan:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         """Return the rows of one file after the other. Raises OSError."""
         for file in self._fragments():
-            if self.chosen is None or not _has_views(file):
-                yield from self._batches(file, self.columns, self.chosen)
-                continue
-            for batch in self._batches(file, self.schema.names, None):  # as texts and bytes
-                rows = pa.Table.from_batches([batch]).filter(self.chosen)
+            has_views = self.chosen is not None and _has_views(file)
+            batches = file.scanner(
+                schema=self.schema,
+                columns=self.schema.names if has_views else [*self.columns],
+                filter=None if has_views else self.chosen,
+                batch_size=_ROWS_PER_READ,
+                batch_readahead=1,
+                fragment_readahead=1,
+                use_threads=False,
+            ).to_batches()
+            for batch in batches:
+                rows = pa.Table.from_batches([batch])  # has texts and bytes instead of views
+                rows = rows.filter(self.chosen) if has_views else rows
                 yield from rows.select(self.columns).to_batches()
-
-    def _batches(
-        self, file: ds.Fragment, columns: Sequence[str], chosen: pc.Expression | None
-    ) -> Iterator[pa.RecordBatch]:
-        yield from file.scanner(
-            schema=self.schema,
-            columns=[*columns],
-            filter=chosen,
-            batch_size=_ROWS_PER_READ,
-            batch_readahead=1,
-            fragment_readahead=1,
-            use_threads=False,
-        ).to_batches()
 
     def together(self) -> Iterator[pa.RecordBatch]:
         """Return the rows; several files are read at once. Raises OSError."""

@@ -18,12 +18,11 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from shard_client.bson.values import DOCUMENT, STRING
-from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, field_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, batch_of, rows_in
 from spark_sink.rows.extended_json import JsonColumns, canonical_json
-from spark_sink.rows.layouts import JoinedEvents, Layout, Places, all_layouts_of, in_order
+from spark_sink.rows.layouts import Layout, Places, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.rows.text_columns import joined_text
 from spark_sink.tables.ddl_events import DdlEvent
@@ -51,12 +50,10 @@ class Prepare:
     Args:
         keys: the fields of the document key that identify a document.
         ddl_events: sorted DDL events.
-        tolerant: an event without a key becomes a row that Fold reports, instead of an error.
     """
 
     keys: Sequence[str]
     ddl_events: Sequence[DdlEvent]
-    tolerant: bool = False
 
     def __post_init__(self) -> None:
         self._tokens = [each.token for each in self.ddl_events]
@@ -79,7 +76,10 @@ class Prepare:
             yield self.after_ddl(rows, keeps_deleted=DELETED in batch.schema.names)
 
     def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Convert database, collection, token, event. Raises StreamError if it is not tolerant."""
+        """Convert database, collection, token, event.
+
+        An event without a readable key becomes an INAPPLICABLE row, which `Fold` reports.
+        """
         for batch in batches:
             yield self.after_ddl(self._prepared(batch))
 
@@ -88,39 +88,37 @@ class Prepare:
             return batch_of((), _PREPARED_ARROW)
         parts: list[tuple[Places, pa.RecordBatch]] = []
         former: dict[int, bytes] = {}
-        for layout in all_layouts_of(JoinedEvents.of_column(rows["event"])):
-            field = layout.fields.get(b"documentKey")
-            if field is None or field.kind != DOCUMENT or b"splitEvent" in layout.fields:
-                first = None if field is None else layout.slices(b"documentKey")[0]
-                parts.append((layout.rows, self._inapplicable(first, len(layout.rows))))
+        for layout in all_layouts_of(Values.of(rows["event"])):
+            documents = layout.fields.get(b"documentKey")
+            if documents is None or documents.kind != DOCUMENT or b"splitEvent" in layout.fields:
+                parts.append((layout.rows, _inapplicable(len(layout.rows))))
                 continue
-            documents, changed = layout.documents(b"documentKey"), _changed_keys(layout)
-            if changed:
-                keys = layout.values(b"documentKey")
+            if changed := _changed_keys(layout):
+                keys = documents.to_list()
                 for index, key in changed.items():
                     former[int(layout.rows[index])], keys[index] = keys[index], key
-                documents = JoinedEvents(keys)
+                documents = Values.of(keys)
             parts.append((layout.rows, self._keys_of(documents)))
         prepared = _with_keys(rows, in_order(parts), rows["event"])
         if not former:
             return prepared
-        keys = list(former.values())
-        events = pa.array(map(_delete_of, keys), pa.binary())
-        removed = self._keys_of(JoinedEvents(keys))
+        events = pa.array(map(_delete_of, former.values()), pa.binary())
+        removed = self._keys_of(Values.of(list(former.values())))
         return pa.concat_batches(
             [prepared, _with_keys(rows.take(pa.array(list(former))), removed, events)]
         )
 
-    def _keys_of(self, documents: JoinedEvents) -> pa.RecordBatch:
+    def _keys_of(self, documents: Values) -> pa.RecordBatch:
         """Return the columns _KEYS of events with these keys of documents."""
         try:
             return self._read_keys(documents)
         except UNREADABLE:
-            if len(documents.ends) == 1:
-                return self._inapplicable(Slice(DOCUMENT, documents.values()[0]), 1)
-        return pa.concat_batches([self._keys_of(JoinedEvents([key])) for key in documents.values()])
+            if len(documents) == 1:
+                return _inapplicable(1)
+        each = (documents.chosen(np.array([row])) for row in range(len(documents)))
+        return pa.concat_batches(map(self._keys_of, each))
 
-    def _read_keys(self, documents: JoinedEvents) -> pa.RecordBatch:
+    def _read_keys(self, documents: Values) -> pa.RecordBatch:
         texts = JsonColumns(canonical=True)
         parts = []
         for layout in all_layouts_of(documents):
@@ -128,15 +126,9 @@ class Prepare:
             if len(arrays) > 1:
                 arrays = [joined_text(["[", *_between(arrays), "]"], len(layout.rows))]
             parts.append((layout.rows, arrays[0]))
-        kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(documents.ends))
+        kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(documents))
         arrays = [in_order(parts), texts.texts(documents), kinds]
         return pa.RecordBatch.from_arrays(arrays, schema=_KEYS)
-
-    def _inapplicable(self, document_key: Slice | None, size: int) -> pa.RecordBatch:
-        """Return the columns _KEYS of events that belong to no document."""
-        if not self.tolerant:
-            raise StreamError(problem_of(document_key))
-        return batch_of([("", None, INAPPLICABLE)] * size, _KEYS)
 
     def after_ddl(self, prepared: pa.RecordBatch, *, keeps_deleted: bool = False) -> pa.RecordBatch:
         """Return rows of PREPARED with the namespaces that the DDL events give them.
@@ -183,13 +175,14 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
     An `_id` may become an equal number of another type, or a document with such numbers.
     """
     full = layout.fields.get(b"fullDocument")
-    kinds, codes = layout.distinct(b"operationType")
+    kinds, codes = layout.fields[b"operationType"].distinct()
     if full is None or full.kind != DOCUMENT or _REPLACE not in kinds:
         return {}
     replaces = np.flatnonzero(codes == kinds.index(_REPLACE))
     chosen = layout.chosen(replaces)
     found = {}
-    pairs = zip(chosen.values(b"documentKey"), chosen.values(b"fullDocument"), strict=True)
+    keys, documents = (chosen.fields[each].to_list() for each in (b"documentKey", b"fullDocument"))
+    pairs = zip(keys, documents, strict=True)
     for index, (key, document) in zip(replaces.tolist(), pairs, strict=True):
         if document.startswith(key[4:-1], 4):
             continue
@@ -197,6 +190,11 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
         if identifier is not None and before.get(b"_id") not in (None, identifier):
             found[index] = document_of({**before, b"_id": identifier}.items())
     return found
+
+
+def _inapplicable(size: int) -> pa.RecordBatch:
+    """Return the columns _KEYS of events that belong to no document."""
+    return batch_of([("", None, INAPPLICABLE)] * size, _KEYS)
 
 
 def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:

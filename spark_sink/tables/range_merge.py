@@ -30,7 +30,6 @@ from spark_sink.tables.key_ranges import (
     KEY_COLUMNS,
     KEY_RANGE,
     LAST,
-    KeyRange,
     Merge,
     last_before,
     parents_of,
@@ -43,6 +42,7 @@ from spark_sink.tables.parquet_parts import (
     WITHOUT_DICTIONARY,
     PartFile,
     Parts,
+    numbered,
 )
 from spark_sink.tables.prepare import PREPARED, kinds_of, order_of, sorted_rows
 from spark_sink.tables.staged_changes import read_groups
@@ -87,7 +87,10 @@ class MergeTask:
     again: bool = False
 
     def __call__(self) -> MergeReport:
-        """Write the files. Raises OSError, and StreamError if the fold is not tolerant."""
+        """Write the files.
+
+        Raises OSError, and StreamError for an event that cannot be applied without a quarantine.
+        """
         formed = FormedRows(self.form)
         try:
             return _Merging(self, formed, self._groups(formed)).report()
@@ -100,7 +103,7 @@ class MergeTask:
     def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the rows of the merge, a row group at a time, and their places."""
         files, folder = open_folder(self.address)
-        merge, found = self.merge, self.merge.rows or KeyRange()
+        merge, found = self.merge, self.merge.rows
         # The first and the last merge of a range keep rows that its statistics do not show.
         lower = "" if merge.lower == found.lower else merge.lower
         upper = None if merge.upper == found.upper else merge.upper
@@ -135,7 +138,7 @@ class MergeReport:
     """What a MergeTask has written.
 
     Args:
-        parts: files of the table, which replace those of the partitions `replaced`.
+        parts: files of the table, which replace those of the merge.
         problems: files of the quarantine.
         wanted: the schema that the documents need, if that of the form is too narrow.
         added: what the checksum of the table gains.
@@ -147,7 +150,6 @@ class MergeReport:
     wanted: dict[str, Any] | None
     added: Checksum
     lost: list[LostDocument]
-    replaced: tuple[str, ...] = ()
 
 
 class _Merging:
@@ -198,8 +200,7 @@ class _Merging:
             parts, problems = self._table.close(), self._problems.close()
         wanted = None if self._formed.wanted is None else self._formed.wanted.jsonValue()
         added = self._added + self._formed.changed
-        replaced = () if merge.rows is None else merge.rows.partitions
-        return MergeReport(parts, problems, wanted, added, self._lost, replaced)
+        return MergeReport(parts, problems, wanted, added, self._lost)
 
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
         """Write a group of rows with the changes to it applied."""
@@ -240,8 +241,6 @@ class _Merging:
             problem = (
                 f"a document of {row['namespace']} cannot be read (key {row['key']}): {problem}"
             )
-            if not self._task.fold.tolerant:
-                raise StreamError(f"{problem}. A job writes it to its table quarantine")
             is_last = pc.equal(changes["token"], row["token"])
             is_last = pc.and_(is_last, pc.equal(changes["key"], row["key"]))
             event = changes.filter(is_last)["payload"][0].as_py()
@@ -250,10 +249,12 @@ class _Merging:
         return new
 
     def _quarantine(self, rows: pa.Table) -> None:
-        if rows.num_rows:
-            numbers = pa.array([self._task.batch] * rows.num_rows, pa.int64())
-            events = rows.append_column("event", rows["document"])
-            self._problems.add(events.append_column(BATCH, numbers))
+        if not rows.num_rows:
+            return
+        if self._task.quarantine is None or self._task.batch is None:
+            raise StreamError(f"{rows['problem'][0]}. A job writes it to its table quarantine")
+        events = rows.append_column("event", rows["document"])
+        self._problems.add(numbered(events, self._task.batch))
 
 
 class _RangeFiles:

@@ -80,15 +80,12 @@ class ChangeStage:
     Args:
         address: the current table's.
         keys: the fields of the document key that identify a document.
-        tolerant: an event without a key becomes a row, which Fold reports, instead of an error.
         epoch: of the start of the job; a later start removes what earlier starts have staged.
     """
 
-    def __init__(
-        self, address: str, keys: Sequence[str] = ("_id",), *, tolerant: bool, epoch: int = 0
-    ) -> None:
+    def __init__(self, address: str, keys: Sequence[str] = ("_id",), *, epoch: int = 0) -> None:
         self._epoch = epoch
-        self._prepare = Prepare(keys, (), tolerant)
+        self._prepare = Prepare(keys, ())
         self._files, self._folder = open_folder(address)
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
@@ -96,7 +93,7 @@ class ChangeStage:
         self._report = ChangeReport()
 
     def add(self, batch: pa.RecordBatch) -> None:
-        """Add rows with CHANGE_COLUMNS. Raises StreamError if it is not tolerant."""
+        """Add rows with CHANGE_COLUMNS. Raises OSError."""
         rows = batch.select(CHANGE_COLUMNS)
         kinds = rows["operationType"]
         report = self._report
@@ -161,15 +158,10 @@ class ChangeStage:
 
 
 def stage_rows(
-    batches: Iterable[pa.RecordBatch],
-    address: str,
-    keys: Sequence[str],
-    *,
-    tolerant: bool = True,
-    epoch: int = 0,
+    batches: Iterable[pa.RecordBatch], address: str, keys: Sequence[str], epoch: int = 0
 ) -> ChangeReport:
     """Stage rows of the source in one task, for the table at an address, as `ChangeStage`."""
-    stage = ChangeStage(address, keys, tolerant=tolerant, epoch=epoch)
+    stage = ChangeStage(address, keys, epoch=epoch)
     for batch in batches:
         stage.add(batch)
     return stage.close()
@@ -179,7 +171,7 @@ def stage_moved(
     address: str, epoch: int, ddl_events: Sequence[DdlEvent], groups: Sequence[ChangeGroup]
 ) -> ChangeReport:
     """Stage changes again in one task, with the namespaces that DDL events give them. OSError."""
-    stage, prepare = ChangeStage(address, tolerant=True, epoch=epoch), Prepare((), ddl_events)
+    stage, prepare = ChangeStage(address, epoch=epoch), Prepare((), ddl_events)
     rows = read_groups(address, groups).drop_columns(["place"])
     for moved in map(prepare.after_ddl, rows.to_batches()):
         stage.add_prepared(moved)
@@ -193,7 +185,7 @@ def stage_file(
 
     `columns` are the names in the table of the columns that `Prepare.table_rows` reads.
     """
-    stage, prepare = ChangeStage(address, tolerant=True, epoch=epoch), Prepare((), ddl_events)
+    stage, prepare = ChangeStage(address, epoch=epoch), Prepare((), ddl_events)
     removed = NO_ROWS
     files, folder = open_folder(address)
     with files.open_input_file(f"{folder}/{path}") as stream:

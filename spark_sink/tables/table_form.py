@@ -31,7 +31,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.extended_json import JsonColumns
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
-from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.layouts import Values
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_RANGE
@@ -259,8 +259,8 @@ class FormedRows:
     def _made(self, column: pa.ChunkedArray) -> dict[str, pa.Array]:
         """Return the columns of documents: as JSON, or as structs with what does not fit."""
         if self._documents is None:
-            joined = JoinedEvents.of_column(column.combine_chunks())
-            return {_DOCUMENTS: JsonColumns().texts(joined)}
+            found = Values.of(column.combine_chunks())
+            return {_DOCUMENTS: JsonColumns().texts(found)}
         documents: list[bytes] = column.to_pylist()
         alike: dict[int, dict[bytes, Slice]] = {}
         if self._form.flattens:

@@ -15,13 +15,12 @@ from pyspark.sql.types import StructType
 
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.commit_files import newest_in, restored_error
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of
 from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan, partition_in
-from spark_sink.tables.state_files import PARTITIONS
 from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.version_states import PARTITIONS, newest_in, restored_error
 
 # Bytes of files for one task.
 _SCAN_BYTES = 64 * 1024 * 1024

@@ -1,10 +1,9 @@
-"""The state of a version of a current table, which `state_files` writes beside its files."""
+"""The state of a version of a current table, which `version_states` writes beside its files."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import UTC, datetime
 from typing import Any
 
 import bson
@@ -74,8 +73,7 @@ class TableState:
         """The state for a commit, with the cluster time of `through` for readers."""
         found: dict[str, Any] = to_document(self)
         if self.through:
-            seconds = cluster_time_of(self.through).time
-            found["clusterTime"] = datetime.fromtimestamp(seconds, UTC).isoformat()
+            found["clusterTime"] = cluster_time_of(self.through).as_datetime().isoformat()
         return found
 
     def after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:

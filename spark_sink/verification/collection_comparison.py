@@ -14,7 +14,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
 from functools import partial
 from itertools import chain
 from typing import Any
@@ -40,7 +39,7 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import unread_after
 from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
-from spark_sink.tables.state_files import end_of
+from spark_sink.tables.version_states import end_of
 from spark_sink.verification.range_tasks import (
     DIFFERENCES,
     DOCUMENTS,
@@ -117,7 +116,7 @@ class Compared:
     @property
     def begin(self) -> str:
         """`through` as a text."""
-        return datetime.fromtimestamp(self.through.time, UTC).isoformat()
+        return self.through.as_datetime().isoformat()
 
     @property
     def ended(self) -> bool:
@@ -209,7 +208,9 @@ class Comparison:
         rows, begun = 0 if before is None else before.rows, time.monotonic()
         for compared in self.steps(before):
             kept.save(compared)
-            REPORT_PROGRESS.get()("rows and keys verified", compared.rows, 2 * self._table.count())
+            REPORT_PROGRESS.get()(
+                "rows and keys verified", compared.rows, 2 * self._table.log.count()
+            )
             if self._rate is not None:
                 due = begun + (compared.rows - rows) / self._rate
                 if wait(max(0.0, due - time.monotonic())) and not compared.ended:

@@ -23,6 +23,7 @@ from bson.timestamp import Timestamp
 from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 
 from shard_client.bson.values import ARRAY, DOCUMENT
+from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
@@ -38,7 +39,7 @@ from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import TABLE, VERSION
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
 from spark_sink.tables.parquet_parts import TableScan
-from spark_sink.tables.prepare import DELETED, Prepare
+from spark_sink.tables.prepare import DELETED, INAPPLICABLE, Prepare, problem_of
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 DOUBLED = "doubled"
@@ -259,6 +260,9 @@ class RangeTasks:
         """Return rows of the source as rows of PREPARED."""
         [prepared] = Prepare(self.keys, ()).events([batch.select(DOCUMENTS.names)])
         rows: list[dict[str, Any]] = prepared.to_pylist()
+        for each in rows:
+            if each["kind"] == INAPPLICABLE:
+                raise StreamError(problem_of(fields_of(each["payload"]).get(b"documentKey")))
         return rows
 
     def _id_of(self, row: Mapping[str, Any]) -> str | None:

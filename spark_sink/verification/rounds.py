@@ -29,7 +29,7 @@ from spark_sink.signals.channels import send
 from spark_sink.snapshot.plan import filter_of
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import EVENT
-from spark_sink.tables.state_files import end_of
+from spark_sink.tables.version_states import end_of
 from spark_sink.verification.collection_comparison import (
     ROUND,
     Comparison,

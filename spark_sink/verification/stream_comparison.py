@@ -16,7 +16,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession, Window
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import ArrayType, DataType, MapType, StringType, StructType
+from pyspark.sql.types import ArrayType, StringType, StructType
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.batches.batch_planner import BatchPlanner
@@ -199,17 +199,9 @@ def _differences(
 def _comparable(rows: DataFrame) -> DataFrame:
     """Return rows with maps as JSON, because Spark does not compare them."""
     for each in rows.schema.fields:
-        if _has_map(each.dataType):
+        if "map<" in each.dataType.simpleString():
             rows = rows.withColumn(each.name, F.to_json(F.struct(each.name)))
     return rows
-
-
-def _has_map(kind: DataType) -> bool:
-    if isinstance(kind, StructType):
-        return any(_has_map(each.dataType) for each in kind.fields)
-    if isinstance(kind, ArrayType):
-        return _has_map(kind.elementType)
-    return isinstance(kind, MapType)
 
 
 def _differing(

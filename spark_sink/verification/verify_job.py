@@ -42,9 +42,9 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of, run_tasks
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.parquet_parts import BATCH
-from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
+from spark_sink.tables.version_states import Batch
 from spark_sink.verification.collection_comparison import (
     COMMAND,
     Comparison,

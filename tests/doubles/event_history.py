@@ -165,12 +165,14 @@ class FakeStream(StreamCursor):
             self._alive = False
         return event
 
-    def try_reply(self, events: list[bytes], max_await: float | None = None) -> None:
+    def try_reply(self, max_await: float | None = None) -> list[bytes]:
+        events: list[bytes] = []
         event = self.try_next()
         while event is not None:
             events.append(bytes(event.raw))
             more = self.left_in_batch and self.alive and self.index not in self.pauses
             event = self.try_next() if more else None
+        return events
 
     def _skip_other_shards(self) -> None:
         shards = self.history.shards
@@ -212,8 +214,7 @@ class Inbox(ReportInbox):
     def __init__(self) -> None:
         self.stats_of_tasks: list[ReadStats] = []
 
-    @property
-    def address(self) -> None:
+    def address(self, batch: int) -> None:
         return None
 
     def read(self, batch: int) -> list[ReadStats]:

@@ -52,8 +52,7 @@ class ProbedReplicaSet(ReplicaSet):
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
         """Record the member's current role."""
-        known = self._members.get(address)
-        self._note(address, hello, None if known is None else known.round_trip)
+        self._note(address, hello)
 
     def invalidate(self, address: Address) -> None:
         """Forget the member's role, so that it is probed again."""
@@ -75,17 +74,17 @@ class ProbedReplicaSet(ReplicaSet):
             self._members.pop(address, None)
             return
         connection.abort()
-        self._note(address, connection.hello, connection.round_trip)
+        self._note(address, connection.hello)
 
-    def _note(self, address: Address, hello: Mapping[str, Any], round_trip: float | None) -> None:
+    def _note(self, address: Address, hello: Mapping[str, Any]) -> None:
         if hello.get("setName") != self.name:
             self._members.pop(address, None)
         elif hello.get("isWritablePrimary") or hello.get("ismaster"):
             self._members = {at: one for at, one in self._members.items() if one.role != "primary"}
-            self._members[address] = Member("primary", hello.get("tags", {}), round_trip)
+            self._members[address] = Member("primary", hello.get("tags", {}))
             self.hosts = _hosts(hello) or (address,)
         elif hello.get("secondary"):
-            self._members[address] = Member("secondary", hello.get("tags", {}), round_trip)
+            self._members[address] = Member("secondary", hello.get("tags", {}))
             # Only a primary's host list removes members.
             self.hosts = tuple(dict.fromkeys((*self.hosts, *_hosts(hello))))
         else:

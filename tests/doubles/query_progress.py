@@ -11,7 +11,7 @@ THROUGH = 1_795_163_230
 def offset_at(seconds: int, **offset: Any) -> str:
     """Return an offset as in Spark's reports, THROUGH and some seconds."""
     time = {"$timestamp": {"t": THROUGH + seconds, "i": 1}}
-    return json.dumps({"startAtOperationTime": time, **offset})
+    return json.dumps({"position": {"startAtOperationTime": time}, **offset})
 
 
 def progress(number: int, **offset: Any) -> dict[str, Any]:

@@ -25,7 +25,7 @@ from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 
 DATABASE = "shop"
 
@@ -156,7 +156,7 @@ def staged(folder: Path, events: Sequence[dict[str, Any]], tasks: int = 3) -> li
         parts[number % tasks if isinstance(number, int) else 0].append(each)
     reports = []
     for part in filter(None, parts):
-        stage = ChangeStage(str(folder), tolerant=True)
+        stage = ChangeStage(str(folder))
         stage.add(change_rows(part))
         reports.append(from_json(ChangeReport, to_json(stage.close())))
     return reports

@@ -17,7 +17,7 @@ from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 from tests.doubles.table_changes import RandomChanges, change_rows
 from tests.doubles.two_starts import check_two_starts, pause_starts
 from tests.harness.object_store import BUCKET, ObjectStore, object_store
@@ -40,7 +40,7 @@ def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> Non
         rows = change_rows(stream.changes(30))
         for step in (*failing, ""):  # the step before which the store fails
             try:
-                stage = ChangeStage(address, tolerant=True)
+                stage = ChangeStage(address)
                 stage.add(rows)
                 if step == "stage":
                     store.stop()

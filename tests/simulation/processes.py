@@ -8,7 +8,7 @@ from typing import Any
 
 from router.config.parameters import settings_of_streams
 from router.config.settings import load_settings
-from router.service import serve_process
+from router.service import assemble, serve_process
 from router.stream_settings import StreamSettings
 from shard_client.wire.connection import Address
 from tests.doubles.probed_replica_set import ProbedReplicaSet
@@ -94,16 +94,16 @@ class RouterProcess:
         self._task.add_done_callback(self._ended)
 
     async def _serve(self) -> None:
-        await serve_process(
+        parts = assemble(
             self._settings,
             ["mergerouter", "serve"],
-            self._stop,
             replica_set=lambda name, seeds: ProbedReplicaSet(
                 name, seeds, probe_timeout=_PROBE_TIMEOUT
             ),
             now=lambda: datetime.fromtimestamp(self._wall(), UTC),
             settings_of=self._limits_of,
         )
+        await serve_process(self._settings, parts, self._stop)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:

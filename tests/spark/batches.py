@@ -19,7 +19,7 @@ from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 from tests.harness.until import wait_for
 
 Row = dict[str, Any]
@@ -145,7 +145,7 @@ class TableQuery:
         return found
 
     def _staged(self, end: Row) -> tuple[ChangeReport, list[str | None]]:
-        stage, operations = ChangeStage(self._target, tolerant=True), []
+        stage, operations = ChangeStage(self._target), []
         for partition in self.reader.partitions(self.offset, end):
             for rows in self.reader.read(partition):
                 operations += rows["operationType"].to_pylist()

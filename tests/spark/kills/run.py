@@ -19,7 +19,7 @@ from pymongo.errors import OperationFailure, PyMongoError
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError
-from spark_sink.events.positions import AtTime, from_offset, key_of
+from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.seeking import seek
@@ -49,7 +49,6 @@ _LAST = {"_id": -1}
 """The document that is written last."""
 
 _TABLES = ("bronze", "current", "messages", "notifications", "quarantine")
-_POSITION = ("_data", "_typeBits", "startAtOperationTime")
 _SPLITS = (2, 7)  # customers are 0 to 9, and conftest's Shop has split at 5
 _SCOPES = (
     (_DATABASE, f"--option=collection.exclude.list={_DATABASE}[.]built"),
@@ -324,8 +323,7 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
         state = CurrentTable.existing(job.folder.table("current")).state
         if state.unread or state.lost:
             return False
-        position = {name: offset[name] for name in _POSITION if name in offset}
-        return key_of(from_offset(position)) > key_of(AtTime(time))
+        return key_of(Offset.read(offset).position) > key_of(AtTime(time))
 
     wait_for(done, "the job's reading of the last write", _COMMIT_SECONDS)
 

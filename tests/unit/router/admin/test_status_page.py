@@ -3,7 +3,7 @@
 import asyncio
 import json
 import re
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
@@ -66,8 +66,8 @@ async def test_the_newest_report_of_all_workers_counts() -> None:
     before = jobs(now)[2]
     async with watched_facade(now=_now) as made:
         status = await collect_own(made.node, True)
-    worker = {**status.processes[0], "jobs": [before.to_document()]}
-    ended = replace(before, arrived=now + timedelta(seconds=1), ended=True).to_document()
+    worker = {**status.processes[0], "jobs": [asdict(before)]}
+    ended = asdict(replace(before, arrived=now + timedelta(seconds=1), ended=True))
     other = {**worker, "worker": 2, "jobs": [ended]}
     for processes, shown in (([worker], 1), ([worker, other], 0), ([other, worker], 0)):
         view = status_view(RouterStatus(processes, len(processes)))

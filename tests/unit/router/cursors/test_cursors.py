@@ -8,11 +8,12 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.config import parameters
 from router.config.parameters import PARAMETERS, parse_parameters, settings_of_streams
 from router.cursors.departed_clients import DepartedClients
 from router.cursors.registry import CursorRegistry
+from router.parameter import parameters_of
 from router.stream.log_reader import Batch
+from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
@@ -185,9 +186,8 @@ def test_a_thousand_locations_are_remembered() -> None:
     assert places.earliest(0.0) == Timestamp(2, 1)
 
 
-OF_STREAMS = [
-    each.name for each in parameters.OF_STREAMS.values() if not isinstance(each.default, str)
-]
+DECLARED = parameters_of(StreamSettings).values()
+OF_STREAMS = [each.name for each in DECLARED if not isinstance(each.default, str)]
 
 
 # Time limits so short may pass on a busy machine.

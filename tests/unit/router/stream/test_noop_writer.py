@@ -68,7 +68,7 @@ async def test_a_noop_advances_the_member_beyond_the_requested_time(cluster: Scr
     )
     assert requests.results == [True, True]
     load = requests.loads.of("s1")
-    assert (load.noop_commands, load.noop_writes, load.noop_bytes) == (2, 1, 101)
+    assert (load.noop_commands, load.noop_writes, load.noop_write_bytes) == (2, 1, 101)
     await requests.noop_writer.close()
 
 

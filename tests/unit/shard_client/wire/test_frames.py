@@ -130,7 +130,7 @@ def test_op_query_and_op_reply_round_trips(document, request_id):
     raw = bson.encode(document)
     query = parse_message(build_op_query("admin.$cmd", raw, request_id=request_id))
     assert query.op_code == OP_QUERY
-    assert query.payload == OpQuery(0, "admin.$cmd", 0, -1, raw)
+    assert query.payload == OpQuery("admin.$cmd", raw)
     reply = build_op_reply(raw, request_id=1, response_to=request_id)
     assert op_reply_document(reply, response_to=request_id) == raw
 

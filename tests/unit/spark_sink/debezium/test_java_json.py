@@ -29,7 +29,7 @@ from hypothesis import strategies as st
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.debezium.java_json import JavaColumns, JavaJson, embedded
-from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.layouts import Values
 from spark_sink.rows.text_columns import joined_text
 from tests.unit.spark_sink.documents import MONGO_VALUES, documents
 
@@ -164,7 +164,7 @@ def test_many_documents_have_the_texts_of_each(different: list[Any], copies: int
     data = [bson.encode({"more": each}) for each in different * copies]
     data += [bson.encode(each) for each in uniform]
     for json_of in (STRICT, KEY, UPDATED):
-        texts = joined_text(JavaColumns(json_of).documents(JoinedEvents(data)), len(data))
+        texts = joined_text(JavaColumns(json_of).documents(Values.of(data)), len(data))
         assert texts.to_pylist() == [embedded(json_of.value(DOCUMENT, each)) for each in data]
 
 

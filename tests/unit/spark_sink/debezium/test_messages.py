@@ -18,11 +18,12 @@ from bson.timestamp import Timestamp
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.message_batches import Messages, WithTransactions
-from spark_sink.debezium.messages import Message, MessageMaker
+from spark_sink.debezium.messages import MessageMaker
 from spark_sink.debezium.options import MessageOptions, sanitized
 from spark_sink.errors import OptionError
 from spark_sink.events.heartbeats import heartbeat
-from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.arrow_types import rows_in
+from spark_sink.rows.layouts import Values
 from tests.debezium import values
 from tests.unit.spark_sink.debezium.made_messages import LSID, NOW, event, messages
 
@@ -282,18 +283,15 @@ def test_a_damaged_document_is_refused() -> None:
 def _compare(options: MessageOptions, events: list[bytes]) -> None:
     maker = MessageMaker(options, lambda: NOW)
     expected = [
-        (index, place, message)
+        (index, *place_and_fields)
         for index, event in enumerate(events)
-        for _, place, message in _messages(maker, [event])
+        for _, *place_and_fields in _messages(maker, [event])
     ]
     assert _messages(maker, events) == expected
 
 
-def _messages(maker: MessageMaker, events: list[bytes]) -> list[tuple[int, int, Message]]:
-    """Return messages, each after its event's index and its place among that event's messages."""
-    rows, places, columns = maker.of_events(JoinedEvents(events))
-    messages = map(Message, *(column.to_pylist() for column in columns))
-    return list(zip(rows.tolist(), places.tolist(), messages, strict=True))
+def _messages(maker: MessageMaker, events: list[bytes]) -> list[tuple[Any, ...]]:
+    return list(rows_in(maker.of_events(Values.of(events))))
 
 
 def _template(chance: Random) -> dict[str, Any]:

@@ -16,7 +16,8 @@ from spark_sink.debezium.messages import MessageMaker
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.arrow_types import rows_in
+from spark_sink.rows.layouts import Values
 
 EVENT = {"_id": 1, "aggregatetype": "order", "aggregateid": "a7", "type": "Made", "payload": "p"}
 
@@ -39,9 +40,9 @@ def sent(
 ) -> list[tuple[str, str, str | None]]:
     """Topic, key and value of the messages of one event."""
     options = MessageOptions.of("p", {}, None, properties, "")
-    events = JoinedEvents([event(document, kind)])
-    columns = MessageMaker(options, lambda: 0).of_events(events).columns
-    return list(zip(*(column.to_pylist() for column in columns[:3]), strict=True))
+    events = Values.of([event(document, kind)])
+    made = MessageMaker(options, lambda: 0).of_events(events)
+    return list(rows_in(made.select(["topic", "key", "value"])))
 
 
 def test_a_document_names_its_topic_its_key_and_its_payload() -> None:

@@ -30,7 +30,7 @@ from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 from tests.doubles.scripted_job import SIX, Script, check_tables, documents_in, follow
 from tests.doubles.scripted_member import event_token
 from tests.doubles.two_starts import check_two_starts, pause_starts
@@ -253,7 +253,7 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     for seconds in (500, 400, 200):
         seek(folder, f"{seconds},1")
         assert folder.batches()[-1].number == 1
-        assert folder.offset(1)["startAtOperationTime"] == {"$timestamp": {"t": seconds, "i": 1}}
+        assert folder.offset(1)["position"] == end_at(seconds)["position"]
     ahead = int(time.time()) + 3600
     with pytest.raises(OptionError, match="is in the future"):
         seek(folder, f"{ahead},1")
@@ -307,7 +307,7 @@ def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path
         assert [each.number for each in folder.batches()] == [0, 1, 2]
         assert folder.last_committed() == folder.batches()[1]
         assert folder.offset(1) == end_at(200)
-        assert folder.offset(2)["startAtOperationTime"] == {"$timestamp": {"t": seconds, "i": 1}}
+        assert folder.offset(2)["position"] == end_at(seconds)["position"]
 
 
 @pytest.mark.parametrize(
@@ -393,14 +393,14 @@ def test_a_job_whose_logs_have_expired_goes_on(
     count = script.before(last.offset)
     half, reached = script.time(count // 2), script.time(count)
     versions_at(folder, half)
-    made = rebuild_table(None, folder, half, str(tmp_path / "before")).count()
+    made = rebuild_table(None, folder, half, str(tmp_path / "before")).log.count()
     for name in SIX:
         clean_up(tmp_path / "job" / name)
 
     assert set(versions_at(folder, reached).versions) >= {"bronze", "messages", "current"}
     with pytest.raises(StreamError, match=r"has no versions of .*make the table again"):
         versions_at(folder, half)
-    assert rebuild_table(None, folder, half, str(tmp_path / "then")).count() == made
+    assert rebuild_table(None, folder, half, str(tmp_path / "then")).log.count() == made
     assert documents_in(str(tmp_path / "then")) == documents_in(str(tmp_path / "before"))
     documents = documents_in(out)
     shutil.rmtree(tmp_path / "job" / "current")

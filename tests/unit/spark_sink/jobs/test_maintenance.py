@@ -20,7 +20,7 @@ from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 from tests.doubles.scripted_job import Script, check_tables, follow
 from tests.doubles.table_changes import RandomChanges, apply, documents_in
 

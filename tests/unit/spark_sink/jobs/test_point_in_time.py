@@ -28,7 +28,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 
 SECOND = 1_700_000_000
 _SESSION = Binary.from_uuid(uuid.UUID(int=7))
@@ -94,7 +94,9 @@ def test_a_batch_that_leaves_out_events_is_no_version_of_a_time(folder: JobFolde
     assert versions_at(folder, time(29)).batch == 4
     with pytest.raises(StreamError, match="has left out the events from"):
         rebuilding.rebuild_table(None, folder, time(21), f"{folder.address}/then")
-    assert rebuilding.rebuild_table(None, folder, time(19), f"{folder.address}/then").count() == 0
+    assert (
+        rebuilding.rebuild_table(None, folder, time(19), f"{folder.address}/then").log.count() == 0
+    )
 
 
 def test_a_table_that_is_made_again_names_what_was_not_read_then(

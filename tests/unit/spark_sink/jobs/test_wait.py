@@ -26,7 +26,7 @@ from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"

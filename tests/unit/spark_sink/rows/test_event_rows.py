@@ -26,11 +26,11 @@ from pyspark.sql.types import LongType, StringType, StructType
 
 from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
-from spark_sink.events.runs import Run, run_of, sort_key
+from spark_sink.events.runs import run_of
 from spark_sink.events.slices import Slice, documents_in, field_of, fields_of
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
-from spark_sink.rows.layouts import JoinedEvents, all_layouts_of
+from spark_sink.rows.layouts import Values, all_layouts_of
 from spark_sink.rows.typed_documents import TypedDocuments
 from tests.doubles.event_history import event_token, runs_of
 from tests.unit.spark_sink.documents import MONGO_VALUES, documents
@@ -286,11 +286,11 @@ def test_damaged_events_are_refused_together_as_alone(data):
         expected = [fields_of(each) for each in events]
     except InvalidBSON:
         with pytest.raises(InvalidBSON):
-            all_layouts_of(JoinedEvents(events))
+            all_layouts_of(Values.of(events))
         return
-    for layout in all_layouts_of(JoinedEvents(events)):
+    for layout in all_layouts_of(Values.of(events)):
         for name in layout.fields:
-            assert layout.slices(name) == [expected[row][name] for row in layout.rows]
+            assert layout.fields[name].slices() == [expected[row][name] for row in layout.rows]
 
 
 def test_keys_of_a_run_are_those_of_its_events():
@@ -299,4 +299,4 @@ def test_keys_of_a_run_are_those_of_its_events():
     with_bits = {"_id": {"_data": event_token(2, 2), "_typeBits": b"\x01"}}
     for found in (plain, [*plain, longer], [*plain, with_bits], [longer, *plain], []):
         events = [bson.encode(each) for each in found]
-        assert run_of(events) == Run([*map(sort_key, events)], events)
+        assert run_of(events).keys == [each["_id"]["_data"].upper() for each in found]

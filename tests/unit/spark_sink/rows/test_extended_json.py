@@ -16,7 +16,7 @@ from bson.objectid import ObjectId
 from shard_client.bson.values import DOCUMENT
 from spark_sink.events.slices import UNREADABLE, Slice, fields_of
 from spark_sink.rows.extended_json import JsonColumns, canonical_json, relaxed_json
-from spark_sink.rows.layouts import JoinedEvents
+from spark_sink.rows.layouts import Values
 
 INNER = Code("g", {"y": Code("h")})
 
@@ -90,6 +90,6 @@ def test_many_documents_have_the_texts_of_each(seed: int, canonical: bool) -> No
         wanted = [to_json(Slice(DOCUMENT, each)) for each in documents]
     except UNREADABLE:
         with pytest.raises(UNREADABLE):
-            columns.texts(JoinedEvents(documents))
+            columns.texts(Values.of(documents))
     else:
-        assert columns.texts(JoinedEvents(documents)).to_pylist() == wanted
+        assert columns.texts(Values.of(documents)).to_pylist() == wanted

@@ -59,7 +59,7 @@ from spark_sink.rows.typed_documents import (
     from_json,
 )
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.state_files import Batch
+from spark_sink.tables.version_states import Batch
 from tests.doubles.event_history import event_token
 from tests.unit.spark_sink.documents import documents
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -15,8 +16,8 @@ from spark_sink.options.scope import Scope
 from spark_sink.signals.query_snapshots import QuerySnapshots, ReceivedSignal
 from spark_sink.signals.signal import SignalError, digest, signal_of
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import Collection, LostDocument, bound_text
-from spark_sink.snapshot.planner import SnapshotPlanner, _Sample
+from spark_sink.snapshot.plan import Chunk, Collection, LostDocument, bound_text
+from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)
@@ -100,9 +101,10 @@ class Collections(SnapshotPlanner):
         self._names = {".".join(name): {name} for name in names}
         self._names["a.x"].add(("a", "x2"))  # it was renamed
 
-    def _sampled(self, collection: Collection, lower: str | None, *_: Any) -> _Sample:
-        keys = [bound_text(number) for number in range(1, 40)]
-        return _Sample(None, 40, 4.0, keys, [1 / 40] * 40)
+    def _sample(self, collection: Collection, lower: str | None, *_: Any) -> list[_Piece]:
+        keys = [None, *map(bound_text, range(1, 40)), None]
+        bounds = pairwise(keys[keys.index(lower) :])
+        return [_Piece(Chunk(collection, *each), 1 / 40, 4.0 / 40, 1) for each in bounds]
 
     def problem(self, collection: Collection, condition: Any) -> str | None:
         return "no such operator" if condition and "$no" in condition else None

@@ -106,7 +106,7 @@ def test_a_stream_fails_after_its_attempts() -> None:
         sleep=lambda _: None,
     )
     with pytest.raises(StreamError, match=r"^gave up after 3 attempts: "):
-        stream.next()
+        stream.next_run()
     assert history.failures == []
 
 
@@ -117,14 +117,7 @@ def test_a_long_outage_does_not_count_as_a_stalled_stream() -> None:
     replies: list[Any] = [[], *(lost_connection() for _ in range(20)), [], [event]]
     now = [0.0]
 
-    def try_reply(events: list[bytes], _: float | None) -> None:
-        reply = replies.pop(0)
-        if isinstance(reply, Exception):
-            raise reply
-        events += reply
-
-    stream = Mock(alive=True, resume_token=begin.document, try_reply=try_reply)
-
+    stream = Mock(alive=True, resume_token=begin.document, try_reply=Mock(side_effect=replies))
     given = RetryPolicy(attempts=1, restarts=None)
     at = {"clock": lambda: now[-1], "sleep": lambda _: now.append(now[-1] + 60)}
     events = EventStream(lambda _: stream, begin, retry_policy=given, **at)

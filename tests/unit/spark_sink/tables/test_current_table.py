@@ -34,9 +34,9 @@ from spark_sink.tables.key_ranges import (
     places_of,
 )
 from spark_sink.tables.staged_changes import ChangeStage
-from spark_sink.tables.state_files import Batch
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
+from spark_sink.tables.version_states import Batch
 from tests.doubles.table_changes import (
     DATABASE,
     STEPS,
@@ -322,7 +322,7 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
             elif document is not None and kind != "delete":
                 event["fullDocument"] = document
             events.append(event)
-        stage = ChangeStage(str(folder), tolerant=False)
+        stage = ChangeStage(str(folder))
         stage.add(change_rows(events))
         CurrentTable(str(folder)).apply_staged(None, Upsert(stage.close(), Batch("q", first)))
         rows = DeltaTable(folder).to_pyarrow_table().to_pylist()
@@ -343,7 +343,7 @@ def test_a_snapshot_may_begin_with_any_document(tmp_path: Path) -> None:
     read["fullDocument"] = {"_id": 1, "beyond": DatetimeMS(10**15), "text": "cut"}
     rows = change_rows([read])
     no_text = pa.array([rows["event"][0].as_py().replace(b"cut\0", b"c\xc3t\0")])
-    stage = ChangeStage(str(tmp_path), tolerant=True)
+    stage = ChangeStage(str(tmp_path))
     stage.add(rows.set_column(4, "event", no_text))
     report = stage.close()
     assert report.streamed == streamed
@@ -444,6 +444,10 @@ def test_an_event_that_cannot_be_applied_fails_without_a_quarantine(tmp_path: Pa
     del lost["fullDocument"]
     with pytest.raises(StreamError, match="changes a document that the table does not have"):
         apply(folder, [lost])
+    keyless = stream.change(2)
+    del keyless["documentKey"]
+    with pytest.raises(StreamError, match="has no documentKey"):
+        apply(folder, [keyless])
     assert set(documents_in(folder)) == {("a", 1)}
 
 

@@ -19,11 +19,10 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs import maintenance
 from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.tables import delta_log
-from spark_sink.tables.commit_files import newest_state
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import Parts
-from spark_sink.tables.state_files import Batch, StateFiles
 from spark_sink.tables.table_rows import scan
+from spark_sink.tables.version_states import Batch, StateFiles, newest_state
 
 SCHEMA = pa.schema(
     [

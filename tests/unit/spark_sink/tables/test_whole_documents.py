@@ -40,7 +40,7 @@ def test_whole_documents_and_fold(seed: int) -> None:
     chance = random.Random(seed)
     keys = chance.choice([5, 100])
     prepared = prepared_rows(chance, keys, count=200)
-    fold = Fold("~", tolerant=True)
+    fold = Fold("~")
     wanted = folded(fold, prepared)
     whole, others = whole_documents(prepared)
     found = pa.concat_tables([whole, folded(fold, others)])
@@ -72,7 +72,7 @@ def test_events_together_have_the_keys_of_each(keys: tuple[str, ...], seed: int)
         events.append((f"{number:03}", bson.encode(fields)))
     rows = source_rows(events)
     together, singly = (
-        pa.Table.from_batches(Prepare(keys, (), tolerant=True).events(batches))
+        pa.Table.from_batches(Prepare(keys, ()).events(batches))
         for batches in ([rows], [rows.slice(row, 1) for row in range(len(events))])
     )
     order = ["token", "key"]
@@ -95,7 +95,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 def prepared_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
     """Return changes of documents, and rows that the table has of some of them."""
     events = [event(chance, number, chance.randrange(keys)) for number in range(count)]
-    [changes] = Prepare(("_id",), (), tolerant=True).events([source_rows(events)])
+    [changes] = Prepare(("_id",), ()).events([source_rows(events)])
     rows = [
         {**row, "kind": ROW, "payload": bson.encode({"old": True})}
         for row in changes.to_pylist()

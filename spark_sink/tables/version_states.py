@@ -1,0 +1,246 @@
+"""The states of a Delta table's versions, which are recorded beside its files and in its commits.
+
+A state is a JSON document in the table's folder `_mergerouter`, whose name readers of Delta tables
+and their clean-up ignore. It has the fields of the newest batch; that of a current table has those
+of `table_state.TableState`, too. It is written before the commit, which has its number as the
+application transaction `mergerouter`. Transactions survive the checkpoints of Delta's log, whoever
+makes them, and the clean-up of commits. The numbers are random, so that two writers of one version
+never write the same file.
+
+A commit has the state as commit info as well, which no checkpoint has: it serves to find older
+versions, and versions that a restore has undone. Commits are read here without delta-rs, because
+the Python that plans batches may lack it, and because delta-rs reads all commits to find one:
+`job at` finds a time among 100,000 commits in 0.6 s (docs/performance.md#current-tables).
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from datetime import timedelta
+from typing import Any
+
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from spark_sink.errors import StreamError
+from spark_sink.events.documents import from_document, stored, to_document
+from spark_sink.folders import Folder, open_folder
+from spark_sink.source.offsets import Offset
+
+APPLICATION = "mergerouter"
+"""The application transaction with the number of a version's state."""
+STATE = "mergerouter"
+"""The field of a commit with the state."""
+RESTORE = "RESTORE"
+"""The operation of a commit that makes an older version the newest one."""
+_FOLDER = "_mergerouter"
+_LOG = "_delta_log"
+_NUMBERS = 2**62
+# No reader needs a state that is older than the newest version's by more than this.
+_KEPT = timedelta(hours=1)
+PARTITIONS = "partitions"
+"""The field of a current table's state with the digest of the version's partitions."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch: the id of its query, its number, and the offset at its end.
+
+    Args:
+        begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
+        verified: what the last verification of the table has found.
+        written: by the name of a table to which the job appends, the newest batch that has rows in
+            it; a table without that batch is lost, or is an older copy.
+    """
+
+    query: str
+    number: int = field(metadata=stored("batch"))
+    offset: Mapping[str, Any] = field(default_factory=dict)
+    begin: Mapping[str, Any] = field(default_factory=dict)
+    verified: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """The fields that a table's state has from the batch, without empty ones."""
+        found: dict[str, Any] = to_document(self)
+        return found
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> Batch | None:
+        """Return the batch in a state; None if there is none."""
+        return from_document(cls, state) if "query" in state else None
+
+    def wrote(self, name: str) -> Batch:
+        """Return this batch, which has rows in the table with that name."""
+        return replace(self, written={**self.written, name: self.number})
+
+    def is_same(self, other: Batch) -> bool:
+        """Return whether both have the same number and, as far as known, the same events."""
+        numbered = (self.query, self.number) == (other.query, other.number)
+        begins = self.begin and other.begin and self.begin != other.begin
+        return numbered and self.offset == other.offset and not begins
+
+    def may_follow(self, last: Batch) -> bool:
+        """Return whether a table whose newest batch is `last` may get this later one.
+
+        It must be of the same query; the next batch must begin where `last` ends, if that is known.
+        """
+        is_next = self.number == last.number + 1
+        begins_there = not (is_next and self.begin) or self.begin == last.offset
+        return self.query == last.query and begins_there
+
+
+def end_of(state: Mapping[str, Any]) -> Offset | None:
+    """Return the end of the newest batch in a state; None if that is unknown."""
+    return Offset.read(state["offset"]) if state.get("offset") else None
+
+
+class StateFiles:
+    """The files with the states of a Delta table at an address, a path or a URI."""
+
+    def __init__(self, address: str) -> None:
+        self._address = address
+        self._folder = Folder(address)
+
+    def write(self, state: Mapping[str, Any]) -> int:
+        """Write the state of a version that is to be committed; return its number. OSError."""
+        number = secrets.randbelow(_NUMBERS)
+        self._folder.write(_path(number), json.dumps(state))
+        return number
+
+    def read(self, number: int) -> dict[str, Any]:
+        """Return a state. Raises StreamError if its file is lost, and OSError."""
+        text = self._folder.text(_path(number))
+        if text is None:
+            raise StreamError(
+                f"the table at {self._address} has lost its file {_path(number)}, which says where "
+                "it is in the stream: restore the file from a backup, or remove a table current "
+                "for job rebuild to make it again"
+            )
+        found: dict[str, Any] = json.loads(text)
+        return found
+
+    def clean(self, newest: int) -> None:
+        """Remove the states that are older than that of the newest version by an hour. OSError.
+
+        The state of a commit in progress is younger.
+        """
+        files = {each.path: each.mtime for each in self._folder.listed(_FOLDER)}
+        if (time := files.get(_path(newest))) is not None:
+            old = [path for path, modified in files.items() if modified < time - _KEPT]
+            self._folder.remove(*old)
+
+
+def _path(number: int) -> str:
+    return f"{_FOLDER}/{number}.json"
+
+
+def newest_state(address: str) -> dict[str, Any]:
+    """Return the state of a table's newest version; empty if there is none.
+
+    It is found without delta-rs, and fast also for a large log: in the newest commit that has a
+    state, or in a checkpoint. Raises StreamError if it cannot be read.
+    """
+    folder = Folder(address)
+    try:
+        for _, state in states_in(folder, _newest_version(folder, _last_checkpoint(folder))):
+            return state
+        names = sorted((each.base_name for each in folder.listed(_LOG)), reverse=True)
+        newest = next((each for each in names if re.fullmatch(r"\d{20}\.json", each)), "-1")
+        for _, state in states_in(folder, int(newest[:20])):  # the hint was missing, or wrong
+            return state
+        for name in (e for e in names if ".checkpoint." in e and e.endswith(".parquet")):
+            for each in _transactions_in(address, name):
+                if each["appId"] == APPLICATION:
+                    return StateFiles(address).read(int(each["version"]))
+    except OSError as error:
+        raise StreamError(
+            f"the table at {address} cannot be read: correct the path or the access to it", error
+        ) from None
+    return {}
+
+
+def _last_checkpoint(folder: Folder) -> int:
+    """Return the version that the log's hint names; 0 without a valid one."""
+    with suppress(ValueError, KeyError, TypeError):
+        return int(json.loads(folder.text(f"{_LOG}/_last_checkpoint") or "")["version"])
+    return 0
+
+
+def _newest_version(folder: Folder, known: int) -> int:
+    """Return the newest version, found from a known one: object stores list long logs slowly."""
+    newest, step = known, 1
+    while folder.has(commit_path(newest + step)):
+        newest, step = newest + step, 2 * step
+    while step := step // 2:
+        newest += step * folder.has(commit_path(newest + step))
+    return newest
+
+
+def _transactions_in(address: str, name: str) -> list[dict[str, Any]]:
+    """Return the application transactions in a file of a checkpoint of the log."""
+    files, root = open_folder(address)
+    with files.open_input_file(f"{root}/{_LOG}/{name}") as stream:
+        found = pq.ParquetFile(stream).read(["txn"])["txn"]
+    valid: list[dict[str, Any]] = found.filter(pc.is_valid(found)).to_pylist()
+    return valid
+
+
+def commit_path(version: int) -> str:
+    """Return the file of a commit in the folder of its table."""
+    return f"{_LOG}/{version:020}.json"
+
+
+def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return the commit info of versions, from the newest down to the first deleted commit."""
+    for version in range(newest, -1, -1):
+        if (text := folder.text(commit_path(version))) is None:
+            return
+        infos = (json.loads(each) for each in text.splitlines() if '"commitInfo"' in each)
+        yield version, next((each["commitInfo"] for each in infos if "commitInfo" in each), {})
+
+
+def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Return versions and the states in their commits, from `newest` downwards.
+
+    Those before a deleted commit are left out. Raises OSError.
+    """
+    return ((n, said[STATE]) for n, said in _commits_in(folder, newest) if STATE in said)
+
+
+def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:
+    """Return the newest state in commits that no restore has undone.
+
+    `newest` is the table's version. The result is empty if a restore has undone all known states,
+    and None if the commits that are kept have neither a state nor a restore. Raises OSError.
+    """
+    found: dict[str, Any] | None = None
+    kept, until = newest, math.inf
+    for version, said in _commits_in(folder, newest):
+        if version > kept or said.get("timestamp", 0) > until:
+            continue
+        if said.get("operation") == RESTORE:
+            given, found = said["operationParameters"], {}
+            if given.get("version") is None:
+                until = int(given.get("datetime", 0))
+            else:
+                kept = int(given["version"])
+        elif STATE in said:
+            return dict(said[STATE])
+    return found
+
+
+def restored_error(address: str) -> StreamError:
+    """Return the error for a table that lacks batches because an older version was restored."""
+    return StreamError(
+        f"an older version of the table at {address} was restored, so it lacks batches that the "
+        "job does not write again: restore the version before that, remove the table current for "
+        "job rebuild to make it again, or start a job in another folder"
+    )
