@@ -46,11 +46,7 @@ class EventRows:
         canonical: bool = False,
         typed: TypedDocuments | None = None,
         tolerant: bool = False,
-        rows_per_batch: int = ROWS_PER_BATCH,
-        bytes_per_batch: int = BYTES_PER_BATCH,
     ) -> None:
-        self._rows_per_batch = rows_per_batch
-        self._bytes_per_batch = bytes_per_batch
         self._to_json = canonical_json if canonical else relaxed_json
         self._raw = raw_documents
         self._typed = typed
@@ -75,7 +71,7 @@ class EventRows:
             keys += run.keys
             events += run.events
             size += sum(map(len, run.events))
-            if size >= self._bytes_per_batch or len(keys) >= self._rows_per_batch:
+            if size >= BYTES_PER_BATCH or len(keys) >= ROWS_PER_BATCH:
                 yield self._batch(keys, events, shard)
                 keys, events, size = [], [], 0
         if keys:

@@ -96,7 +96,7 @@ def of_collection(
 
 def of_events(events: Sequence[RawBSONDocument], options: MessageOptions) -> list[Message]:
     """Return the messages of events, made of rows in batches as Spark's tasks make them."""
-    rows = EventRows(rows_per_batch=1000).batches(runs_of(events))
+    rows = EventRows().batches(runs_of(events))
     made: Iterable[pa.RecordBatch] = Messages(options, ordered=options.transactions)(rows)
     if options.transactions:
         made = WithTransactions(options)(made)

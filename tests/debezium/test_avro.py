@@ -38,7 +38,7 @@ _IMAGES = {"full_document": "whenAvailable", "full_document_before_change": "whe
 
 def made(events: list[RawBSONDocument], options: MessageOptions) -> list[list[Any]]:
     """Return topic, key and value of the messages of events."""
-    rows = EventRows(rows_per_batch=1000).batches(runs_of(events))
+    rows = EventRows().batches(runs_of(events))
     ordered = options.transactions
     found: Iterable[pa.RecordBatch] = Messages(options, ordered, lambda: _NOW)(rows)
     if ordered:

@@ -43,10 +43,10 @@ _NOT_BETWEEN = frozenset(
     {
         "__init__", "_begin", "_close", "_close_cursor", "_end", "_end_opening", "_enter",
         "_fail_opening", "_gone", "_join", "_keep", "_leave", "_locate", "_new", "_new_cursor",
-        "_stop_if_broken", "cancel_step", "change", "clear", "close", "compile_filter", "compile_project",
-        "compile_unset", "describe", "end_delay", "enter", "fail", "find_or_open", "interrupt",
-        "leave", "may_probe", "open", "opened", "remote_failed", "remove", "retire_remote", "spawn",
-        "starting_point", "stop_reading", "wait_closed",
+        "_stop_if_broken", "cancel_step", "change", "clear", "close", "compile_filter",
+        "compile_project", "compile_unset", "describe", "end_delay", "enter", "fail",
+        "find_or_open", "interrupt", "leave", "may_probe", "open", "opened", "remote_failed",
+        "remove", "retire_remote", "spawn", "starting_point", "stop_reading", "wait_closed",
     }
 )  # fmt: skip
 """Functions that serve when something is opened, entered, fails or ends, not between a block and

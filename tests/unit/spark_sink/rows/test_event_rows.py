@@ -28,6 +28,7 @@ from shard_client.bson.values import DOCUMENT
 from spark_sink.errors import StreamError
 from spark_sink.events.runs import run_of
 from spark_sink.events.slices import Slice, documents_in, field_of, fields_of
+from spark_sink.rows import event_rows
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.extended_json import canonical_json, relaxed_json
 from spark_sink.rows.layouts import Values, all_layouts_of
@@ -190,11 +191,12 @@ def test_an_event_that_cannot_be_read_fails_or_has_no_op(size: int) -> None:
     assert batch["op"].to_pylist() == ["c"] * size
 
 
-def test_batches_are_bounded_in_rows_and_bytes():
-    bounded = EventRows(rows_per_batch=3, bytes_per_batch=1000)
+def test_batches_are_bounded_in_rows_and_bytes(monkeypatch):
+    monkeypatch.setattr(event_rows, "ROWS_PER_BATCH", 3)
+    monkeypatch.setattr(event_rows, "BYTES_PER_BATCH", 1000)
     small = [raw({"_id": {"_data": event_token(1, n)}}) for n in range(1, 8)]
     large = [raw({"_id": {"_data": event_token(2, n)}, "pad": "x" * 1000}) for n in range(1, 3)]
-    batches = list(bounded.batches(runs_of(small + large)))
+    batches = list(EventRows().batches(runs_of(small + large)))
     assert [batch.num_rows for batch in batches] == [3, 3, 2, 1]
 
 
