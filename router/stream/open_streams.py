@@ -89,7 +89,7 @@ class OpenStreams:
         key = request.sharing_key if self._settings.share else b"alone %d" % next(_NUMBERS)
         while True:
             locating = self._locating.get(key)
-            if locating is not None and not locating.done():
+            if locating is not None:
                 await asyncio.wait((locating,))
                 if not locating.cancelled():
                     locating.result()  # a retry would fail as well

@@ -67,6 +67,19 @@ def paused(registry: CursorRegistry) -> bool:
     return all(each["state"] == "paused" for each in shards)
 
 
+async def test_a_client_that_comes_as_a_stream_is_located_shares_it(cluster: ScriptedCluster):
+    registry = cluster.registry()
+    first = asyncio.create_task(registry.open(stream(), OWNER))
+    located = None
+    while located is None or not located.done():
+        await asyncio.sleep(0)
+        named = (each for each in asyncio.all_tasks() if each.get_name() == "locate a stream")
+        located = located or next(named, None)
+    await registry.open(stream(), OWNER)
+    await first
+    assert all(len(member.opened) == 1 for member in cluster.members)
+
+
 @pytest.mark.parametrize(("newest", "joins"), [(1310, True), (9000, False)])
 async def test_in_a_backlog_a_client_does_not_join_an_unread_stream_before_its_start(
     cluster: ScriptedCluster, newest: int, joins: bool
