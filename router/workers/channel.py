@@ -40,7 +40,8 @@ class Channel:
 
     def send(self, **message: Any) -> None:
         """Send a message; it is lost if the other side is gone."""
-        self._writer.write(json.dumps(message).encode() + b"\n")
+        if not self._writer.is_closing():  # uvloop raises RuntimeError for a closed transport
+            self._writer.write(json.dumps(message).encode() + b"\n")
 
     async def receive(self) -> dict[str, Any] | None:
         """Return the next message, or None when the other side is gone."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import socket
 import tempfile
 from collections.abc import AsyncIterator
 from functools import partial
@@ -10,11 +11,12 @@ from typing import Any
 
 import anyio
 import pytest
+import uvloop
 from structlog.testing import capture_logs
 
 from router.client_limits import ConnectionCounts
 from router.config.settings import Settings, load_settings
-from router.workers.channel import DRIVER
+from router.workers.channel import DRIVER, Channel
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
 from router.workers.placement import Load, choose_worker
@@ -33,6 +35,20 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """Return the folder in which the router makes its private folders."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     return tmp_path
+
+
+def test_messages_to_a_side_that_is_gone_are_lost() -> None:
+    async def send() -> None:
+        ours, theirs = socket.socketpair()
+        channel = await Channel.over(ours)
+        theirs.close()
+        channel.send(load=True)
+        await asyncio.sleep(0)
+        channel.close()
+        await asyncio.sleep(0)
+        channel.send(end=True)
+
+    uvloop.run(send())
 
 
 async def test_a_worker_s_failed_start_ends_the_router_with_its_status(folders: Path) -> None:
