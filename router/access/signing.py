@@ -33,8 +33,8 @@ def check_drift(time: Timestamp, now: float) -> None:
     """Check that the cluster time of a client's command is not too far ahead.
 
     Clients' times never advance the cluster clock, which takes time from servers alone: without
-    authentication nothing proves a client's time (docs/clients.md). A message
-    relayed to the upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
+    authentication nothing proves a client's time (docs/clients.md). A message relayed to the
+    upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
 
     Args:
         time: the client's time.

@@ -227,7 +227,7 @@ class Cluster:
         finally:
             self.pool.give_back(connection)
 
-    async def locate(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
+    async def find_replica_set(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
         """Return the replica set that serves ``target`` according to the newest shard list.
 
         The list is read again if ``host`` differs from it, since an old event may contain outdated
@@ -429,7 +429,7 @@ class MemberDialer:
         self._cluster.cursor_reaper.add(cursor)
 
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
-        replica_set = await self._cluster.locate(self._target, self._host, fresh=fresh)
+        replica_set = await self._cluster.find_replica_set(self._target, self._host, fresh=fresh)
         self._replica_set = replica_set
         address = await replica_set.select(self._preference, timeout)
         try:

@@ -97,7 +97,7 @@ CHANGES_USERS: Final = frozenset(
 """The commands after which mongos forgets what it knows of users."""
 
 
-async def users_changed(node: Node) -> None:
+async def reread_users(node: Node) -> None:
     """Read the users again, here and in the other workers."""
     if node.access is not None:
         await node.access.users.invalidate()
@@ -113,7 +113,7 @@ async def invalidate_user_cache(call: Call) -> AnyAnswer:
     if call.client.is_worker and call.node.access is not None:
         await call.node.access.users.invalidate()
     else:
-        await users_changed(call.node)
+        await reread_users(call.node)
     return Answer({})
 
 

@@ -74,8 +74,8 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "replyDelays": cursors.loads.reply_delays.to_document(),
         "errors": _by_name(node.counters.errors),
         "places": {
-            "cursor": cursors.earliest_place,
-            "departed": cursors.earliest_departed_place,
+            "cursor": cursors.earliest_resume_time,
+            "departed": cursors.earliest_departed_resume_time,
         },
         "cpuTime": time.process_time(),
         "residentBytes": resident_bytes(),

@@ -120,9 +120,8 @@ def build_cursor_reply(
     """Return the reply body that mongos would send, as parts for the caller to join.
 
     The id is 0 if ``batch`` is closed. ``cluster_time`` is a raw document. Empty and None fields
-    are omitted. Fields have the order that mongos uses: id
-    and ns come last in an aggregate's reply and first in a getMore's, unless ``identity_first``
-    sets their position.
+    are omitted. Fields have the order that mongos uses: id and ns come last in an aggregate's reply
+    and first in a getMore's, unless ``identity_first`` sets their position.
     """
     if identity_first is None:
         identity_first = batch_name == "nextBatch"

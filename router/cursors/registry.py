@@ -64,7 +64,7 @@ class CursorRegistry:
         self._loop = asyncio.get_running_loop()
         self._cursors: dict[int, MergedCursor] = {}
         self._departed = DepartedClients()
-        self._reaper: asyncio.TimerHandle | None = None
+        self._timer: asyncio.TimerHandle | None = None
         self._closed = False
 
     async def open(
@@ -107,7 +107,7 @@ class CursorRegistry:
             self._departed.record_back(owner.client, request.namespace)
             cursor.last_used = self._loop.time()
             self._cursors[cursor.cursor_id] = cursor
-            self._schedule_reaping()
+            self._schedule_check()
         return cursor, first
 
     @contextmanager
@@ -218,13 +218,13 @@ class CursorRegistry:
             yield max(0.0, end - cluster_seconds_of(cursor.needs)), cursor
 
     @property
-    def earliest_place(self) -> Timestamp | None:
+    def earliest_resume_time(self) -> Timestamp | None:
         """The earliest cluster time from which an open cursor may resume; None without cursors."""
         earliest = min((cursor.needs for cursor in self._cursors.values()), default=None)
         return None if earliest is None else cluster_time_of(earliest)
 
     @property
-    def earliest_departed_place(self) -> Timestamp | None:
+    def earliest_departed_resume_time(self) -> Timestamp | None:
         """The same for cursors that clients have left within a day without opening them again."""
         return self._departed.earliest(self._loop.time())
 
@@ -294,8 +294,8 @@ class CursorRegistry:
         A getMore in flight fails with 91 ShutdownInProgress, labelled resumable.
         """
         self._closed = True
-        if self._reaper is not None:
-            self._reaper.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
         for cursor_id in list(self._cursors):
             self._remove(cursor_id, _shutting_down())
         await self.streams.close()
@@ -334,13 +334,13 @@ class CursorRegistry:
             except Exception:  # the other cursors are closed all the same
                 log.exception("closing a cursor failed", cursor=cursor_id)
 
-    def _schedule_reaping(self) -> None:
-        if self._reaper is None and self._cursors and not self._closed:
+    def _schedule_check(self) -> None:
+        if self._timer is None and self._cursors and not self._closed:
             shortest = min(self._settings.cursor_timeout, self._settings.session_timeout)
-            self._reaper = self._loop.call_later(max(0.1, min(5.0, shortest / 4)), self._reap)
+            self._timer = self._loop.call_later(max(0.1, min(5.0, shortest / 4)), self._end_idle)
 
-    def _reap(self) -> None:
-        self._reaper = None
+    def _end_idle(self) -> None:
+        self._timer = None
         now = self._loop.time()
         for cursor_id, cursor in list(self._cursors.items()):
             in_session = cursor.owner.lsid is not None
@@ -348,7 +348,7 @@ class CursorRegistry:
             if not cursor.busy and now - cursor.last_used > limit:
                 log.info("idle cursor timed out", cursor=cursor_id)
                 self._remove(cursor_id)
-        self._schedule_reaping()
+        self._schedule_check()
 
 
 def _random_id() -> int:

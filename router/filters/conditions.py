@@ -45,7 +45,7 @@ class Fields(Protocol):
         ``price`` is what a look at each of them takes, in units. Raises TooLargeError.
         """
 
-    def take(self, units: int) -> None:
+    def spend(self, units: int) -> None:
         """Do more work. Raises TooLargeError."""
 
 
@@ -98,9 +98,9 @@ class OneOf(_OnPath):
             if kind in CONTAINERS:
                 if not self.nested:
                     continue
-                event.take((end - start) // NESTED_UNIT_BYTES)
+                event.spend((end - start) // NESTED_UNIT_BYTES)
             elif kind == DECIMAL:
-                event.take(DECIMAL_UNITS)
+                event.spend(DECIMAL_UNITS)
             elif end - start > longest:
                 continue
             if key(data, kind, start, end) in keys:
@@ -149,7 +149,7 @@ class StartsWith(_OnPath):
         for kind, start, end in event.at(self.path, self.price):
             if kind in STRINGS:
                 if data.startswith(prefix, start + 4, end - 1):
-                    event.take((end - start) // UNIT_BYTES)
+                    event.spend((end - start) // UNIT_BYTES)
                     if _is_utf8(data, start + 4, end - 1):
                         return True
             elif kind == REGEX and data.startswith(self.pattern, start, end):
@@ -290,8 +290,8 @@ def ordered(
 
         return test_string
 
-    exact = Decimal(operand) if operand_kind == DOUBLE else operand
     # To compare a decimal with a double takes up to ten times as long.
+    exact = Decimal(operand) if operand_kind == DOUBLE else operand
 
     def test(data: bytes, kind: int, start: int, end: int) -> bool:
         if kind not in kinds:

@@ -48,7 +48,7 @@ class Allowance:
     def __init__(self, left: int = MOST_WORK) -> None:
         self.left = left
 
-    def take(self, units: int) -> None:
+    def spend(self, units: int) -> None:
         """Do that much work. Raises TooLargeError if less is left."""
         self.left -= units
         if self.left < 0:
@@ -80,11 +80,11 @@ class Field:
     def __init__(self, bit: int) -> None:
         self.bit = bit
         self.slot = -1
-        self.inner: Document | None = None
+        self.inner: WantedFields | None = None
         self.slots: list[int] = []
 
 
-class Document:
+class WantedFields:
     """The fields to read from a document; ``all`` is the set of their bits."""
 
     __slots__ = ("all", "fields")
@@ -108,16 +108,16 @@ class Document:
         return [slot for field in absent for slot in field.slots]
 
 
-def tree_of(paths: Iterable[Path]) -> Document:
+def tree_of(paths: Iterable[Path]) -> WantedFields:
     """Return the fields that lead to ``paths``; the slot of a path is its index."""
-    root = Document()
+    root = WantedFields()
     for slot, path in enumerate(paths):
         document = root
         for name in path[:-1]:
             field = document.field(name)
             field.slots.append(slot)
             if field.inner is None:
-                field.inner = Document()
+                field.inner = WantedFields()
             document = field.inner
         last = document.field(path[-1])
         last.slots.append(slot)
@@ -126,7 +126,7 @@ def tree_of(paths: Iterable[Path]) -> Document:
 
 
 def read_fields(
-    data: bytes, start: int, wanted: Document, found: list[list[Element]], left: int
+    data: bytes, start: int, wanted: WantedFields, found: list[list[Element]], left: int
 ) -> int:
     """Append the elements of the ``wanted`` fields of the document at ``start`` to their slots.
 

@@ -231,7 +231,7 @@ class FilterIndex(Generic[T]):
                 value: Hashable
                 if kind == STRING:
                     if end - start > UNIT_BYTES:
-                        event.take((end - start) // UNIT_BYTES)
+                        event.spend((end - start) // UNIT_BYTES)
                     value = data[start + 4 : end - 1]
                 elif kind == INT32:
                     value = unpack_int32(data, start)[0]
@@ -242,7 +242,7 @@ class FilterIndex(Generic[T]):
                         units = (end - start) // NESTED_UNIT_BYTES
                     else:
                         continue
-                    event.take(units)
+                    event.spend(units)
                     value = key(data, kind, start, end)
                 entries = table.get(value)
                 if entries is None or entries is found:
@@ -250,7 +250,7 @@ class FilterIndex(Generic[T]):
                 if not found:
                     found = entries
                 elif id(entries) not in more:
-                    event.take(len(entries))
+                    event.spend(len(entries))
                     more[id(entries)] = entries
         return list(dict.fromkeys(chain(found, *more.values()))) if more else found
 

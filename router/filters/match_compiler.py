@@ -83,7 +83,7 @@ _ORDERINGS: Final[Mapping[bytes, Callable[[Any, Any], bool]]] = {
     b"$lte": operator.le,
 }
 
-_NAMES: Final[Mapping[bytes, frozenset[int]]] = {
+_TYPES_BY_NAME: Final[Mapping[bytes, frozenset[int]]] = {
     **{name.encode(): frozenset({kind}) for kind, name in TYPE_NAMES.items()},
     b"number": NUMBERS,
 }
@@ -295,7 +295,7 @@ def _kinds(raw: bytes, element: Element) -> frozenset[int]:
 
 def _kind(raw: bytes, element: Element) -> frozenset[int]:
     if element.type == STRING:
-        kinds = _NAMES.get(raw[element.start + 4 : element.end - 1])
+        kinds = _TYPES_BY_NAME.get(raw[element.start + 4 : element.end - 1])
         if kinds is not None:
             return kinds
     elif element.type in (INT32, INT64, DOUBLE):

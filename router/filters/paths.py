@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from router.filters.fields import (
     NOTHING,
     Allowance,
-    Document,
     Element,
     Field,
     Path,
     Value,
+    WantedFields,
     read_fields,
     take,
     tree_of,
@@ -79,13 +79,13 @@ class _Outline:
     fields.
     """
 
-    def __init__(self, data: bytes, root: Document) -> None:
+    def __init__(self, data: bytes, root: WantedFields) -> None:
         self.steps: list[_Step] = []
         self.lengths: list[int] = []
         self.missing: list[int] = []
         self._walk(data, 0, root, to_end=False)
 
-    def _walk(self, data: bytes, start: int, wanted: Document, *, to_end: bool) -> None:
+    def _walk(self, data: bytes, start: int, wanted: WantedFields, *, to_end: bool) -> None:
         position = start + 4
         seen = 0
         while (kind := data[position]) != 0:

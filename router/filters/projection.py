@@ -41,7 +41,7 @@ class Projection:
         parts: list[bytes] = []
         position = start + 4
         while (kind := data[position]) != 0:
-            allowance.take(1)
+            allowance.spend(1)
             stop = data.index(0, position + 1)
             name = data[position + 1 : stop]
             end = value_end(data, kind, stop + 1)
@@ -72,7 +72,7 @@ class Projection:
         count = 0
         position = start + 4
         while (inner := data[position]) != 0:
-            allowance.take(1)
+            allowance.spend(1)
             stop = data.index(0, position + 1)
             end = value_end(data, inner, stop + 1)
             if inner in (DOCUMENT, ARRAY):
@@ -93,7 +93,7 @@ def _renumbered(data: bytes, start: int, allowance: Allowance) -> bytes:
     count = 0
     position = start + 4
     while (kind := data[position]) != 0:
-        allowance.take(1)
+        allowance.spend(1)
         value = data.index(0, position + 1) + 1
         end = value_end(data, kind, value)
         inner = _renumbered(data, value, allowance) if kind == ARRAY else data[value:end]
@@ -106,7 +106,7 @@ def _renumbered(data: bytes, start: int, allowance: Allowance) -> bytes:
 def _framed(parts: list[bytes], allowance: Allowance) -> bytes:
     body = b"".join(parts)
     if len(body) > UNIT_BYTES:
-        allowance.take(len(body) // UNIT_BYTES)
+        allowance.spend(len(body) // UNIT_BYTES)
     return document_of(body)
 
 

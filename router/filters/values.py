@@ -1,4 +1,4 @@
-"""BSON values on raw bytes: their ends, and keys that are equal where MongoDB compares as equal.
+"""BSON values on raw bytes: numbers, and keys that are equal where MongoDB compares as equal.
 
 Source: bsonspec.org; MongoDB's comparison order and equality (docs/protocol.md#filters).
 """
@@ -102,8 +102,8 @@ def unsigned(data: bytes, start: int) -> int:
 def key(data: bytes, kind: int, start: int, end: int) -> Hashable:
     """Return the key of a value: two keys are equal if a query's equality holds for the values.
 
-    Numbers are equal by value of any types, a symbol equals a string, a missing field
-    equals null. Inside documents and arrays null and missing differ.
+    Numbers of any types are equal by value, a symbol equals a string, a missing field equals null.
+    Inside documents and arrays null and missing differ.
     """
     if kind == STRING:
         return data[start + 4 : end - 1]

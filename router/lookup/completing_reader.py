@@ -17,7 +17,7 @@ from router.stream.event_log import ELEMENT_OVERHEAD, cut
 from router.stream.log_reader import Batch
 from router.stream.open_streams import OpenStreams
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import token_data, token_of
+from shard_client.remote_cursor.cursor_reply import token_key, token_of
 
 _GROWTH = 4
 
@@ -233,7 +233,7 @@ class CompletingReader:
         if self._plan.splits:
             # The tokens of fragments sort after that of their event, which was taken whole.
             handed_out = map(token_of, events[-1:])
-            self._pbrt = max(before, self._pbrt, *handed_out, key=token_data)
+            self._pbrt = max(before, self._pbrt, *handed_out, key=token_key)
         return Batch(events, size, self._pbrt, closed)
 
     # Completing.

@@ -16,7 +16,7 @@ from router.request.event_conditions import (
 )
 from router.request.stream_request import STARTS
 from shard_client.bson.resume_token import cluster_time_of, is_invalidate, next_tick
-from shard_client.remote_cursor.cursor_reply import token_data
+from shard_client.remote_cursor.cursor_reply import token_key
 
 _IMAGES: Final = {"fullDocument": "default", "fullDocumentBeforeChange": "off"}
 """The options that add documents which an event itself lacks, and the values that add none."""
@@ -56,7 +56,7 @@ def progress_command(
 
 
 def _start(after: bytes) -> Any:
-    key = token_data(after)
+    key = token_key(after)
     time = cluster_time_of(key)
     # An invalidate closes every cursor that reads it again; no other event has its time.
     return next_tick(time) if is_invalidate(key.decode("ascii")) else time

@@ -108,7 +108,7 @@ class ResumePoint:
         self.passed = False
 
     def skipped_invalidates(self, key: bytes) -> None:
-        """Record a swallowed invalidate, which may be the token's own event."""
+        """Record a skipped invalidate, which may be the token's own event."""
         self.found = self.found or self._order(key) == 0
 
     def concerned(self, events: list[bytes]) -> list[bytes]:

@@ -179,7 +179,7 @@ class StreamRequest:
 
         It covers everything but the start, the batch options and the comment. A request that starts
         after an invalidate shares only with those that start after the same one, because their
-        shards also swallow invalidates.
+        shards also skip invalidates.
         """
         after = None
         if self.starts_after_invalidate and isinstance(self.start, AfterToken):

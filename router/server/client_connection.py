@@ -9,7 +9,7 @@ import structlog
 
 from router.access.authorization import login_required, not_for_certificates
 from router.catalog.upstream import CatalogPrimary
-from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, users_changed
+from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
 from router.commands.call import Call, Client, Node, counted_name
 from router.commands.other_workers import take_user
 from router.commands.reply_bodies import (
@@ -268,7 +268,7 @@ class ClientConnection:
                     upstream.heard(code_of(reply))
                     reply = upstream.as_mongos(request.body(), reply)
                 if request.name in CHANGES_USERS:
-                    await users_changed(self._node)
+                    await reread_users(self._node)
                 if answer.refusal is not None and code_of(reply) == ErrorCode.CommandNotFound:
                     raise answer.refusal
                 await self._replies.relay(request, reply, first=first)

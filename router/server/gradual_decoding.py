@@ -28,7 +28,7 @@ LARGE_PIPELINE = 1024 * 1024
 
 _LARGE_STAGE = 1024
 _RUN, _CODE_WITH_SCOPE = 0x00, 0x0F
-_NAMES = frozenset(name.encode() for name in OPAQUE)
+_OPAQUE_NAMES = frozenset(name.encode() for name in OPAQUE)
 _RAW = CODEC.with_options(document_class=RawBSONDocument)
 
 
@@ -102,7 +102,7 @@ def _is_opaque(buffer: bytes, stage: Element) -> bool:
     return (
         field is not None
         and field.type == DOCUMENT
-        and field.name in _NAMES
+        and field.name in _OPAQUE_NAMES
         and field.end == stage.end - 1
     )
 

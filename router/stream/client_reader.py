@@ -208,7 +208,7 @@ class ClientReader:
 
     async def _wait(self, timeout: float) -> None:
         """Wait until events may be ready or it is interrupted, ``timeout`` seconds at most."""
-        if self._change_stream():
+        if self._switch_stream():
             return
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -261,7 +261,7 @@ class ClientReader:
         """
         if source is self._candidates.own or start_at is None:
             return True
-        always = self._candidates.sharing(source).mode == ALWAYS
+        always = self._candidates.way_of(source).mode == ALWAYS
         return always or self._streams.is_recent(start_at)
 
     def _may_narrow(self, source: Source, after: bytes) -> bool:
@@ -279,7 +279,7 @@ class ClientReader:
             return False
         return len(after) == TIME_DIGITS or is_high_water_mark(after)
 
-    def _change_stream(self) -> bool:
+    def _switch_stream(self) -> bool:
         """Join another stream, or begin a move; return whether it has joined one."""
         if self.log_reader.lost:
             self._move()
@@ -287,7 +287,7 @@ class ClientReader:
             return False
         is_part = isinstance(self.log_reader.view, PartialView)
         if is_part and self._source is not self._candidates.own:
-            demand = self._candidates.sharing(self._source).demand
+            demand = self._candidates.way_of(self._source).demand
             demand.record(self._source.key, self.stream.fan_out.traffic, self._loop.time())
         source = self._preferred()
         main = self._streams.stream_to_join(source.key)

@@ -124,10 +124,10 @@ class FanOut:
             position = LogPosition(self.stream, number)
             self._positions.append(position)
         floor = max(after, log.floor)
-        passed = stream_filter or EVERYTHING
+        chosen = stream_filter or EVERYTHING
         try:
             incarnation = position.incarnation_of(namespace)
-            part = PartialView(position, incarnation, passed, floor)
+            part = PartialView(position, incarnation, chosen, floor)
             incarnation.views.add(part)
         except Exception as error:
             # With a filter or a namespace that is half added, a view could lack events.
@@ -184,8 +184,8 @@ class FanOut:
                 self._join(position)
             began, now = now, clock()
             # Turns of about the same time, whatever an event costs.
-            passed = weight(len(events), sum(map(len, events)))
-            fits = passed * seconds / _TURNS_PER_STEP / max(now - began, 1e-9)
+            handled = weight(len(events), sum(map(len, events)))
+            fits = handled * seconds / _TURNS_PER_STEP / max(now - began, 1e-9)
             most = min(2 * position.turn_bytes, _LARGEST_TURN, int(fits))
             position.turn_bytes = max(_SMALLEST_TURN, position.turn_bytes // 2, most)
         self.end_incarnations()
@@ -237,10 +237,10 @@ class FanOut:
         if position.whole.views:
             self._route(events, position.whole.views)
         if position.incarnations:
-            for incarnation in self._sort(events, position):
+            for incarnation in self._assign(events, position):
                 self._deliver(position, incarnation)
 
-    def _sort(self, events: Sequence[bytes], position: LogPosition) -> list[Incarnation]:
+    def _assign(self, events: Sequence[bytes], position: LogPosition) -> list[Incarnation]:
         """Add events to the incarnations of their namespaces; return those that have some."""
         met: dict[Incarnation, None] = {}
         read, incarnations, databases = (

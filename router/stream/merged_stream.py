@@ -122,7 +122,7 @@ class MergedStream:
             if not (batch.invalidated or is_invalidate(key.decode("ascii"))):
                 return self._broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
             if state.record_invalidate(key):
-                events, size = self._swallow(events, size, key)
+                events, size = self._skip(events, size, key)
                 actions.append(ReopenRemote(remote, watermark.token))
         if state.opening.topology:
             if state.invalidated:
@@ -298,7 +298,7 @@ class MergedStream:
         queue = self.merger.remotes.get(remote)
         return b"" if queue is None else queue.watermark
 
-    def _swallow(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
+    def _skip(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
         """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""
         self.skipped_invalidates.append(key)
         if events and events[-1][0] == key:

@@ -124,7 +124,7 @@ class NoOpWriter:
             self._ended.add(task)
 
 
-def _command(past: Timestamp, cluster_time: bytes | None) -> bytes:
+def _noop_command(past: Timestamp, cluster_time: bytes | None) -> bytes:
     """Return the raw command that writes a no-op after a time."""
     command: dict[str, Any] = {
         "appendOplogNote": 1,
@@ -196,7 +196,7 @@ class NoOpTarget:
         loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                await self._turn()
+                await self._wait_for_turn()
                 waiting, self._waiting = self._waiting, []
                 times = (client.noop_wanted(number) for client, number in waiting)
                 wanted = [past for past in times if past is not None]
@@ -218,7 +218,7 @@ class NoOpTarget:
         finally:
             self._task = None
 
-    async def _turn(self) -> None:
+    async def _wait_for_turn(self) -> None:
         """Wait until the member may get a no-op write."""
         loop = asyncio.get_running_loop()
         while True:
@@ -237,7 +237,7 @@ class NoOpTarget:
         for _ in range(_ATTEMPTS):
             kept = self._keep_connection()
             try:
-                await self._ask(past)
+                await self._send(past)
             except CommandError as failure:
                 if failure.code == ErrorCode.StaleClusterTime:
                     self._failing = False
@@ -276,12 +276,12 @@ class NoOpTarget:
             self._connection = None
         return self._connection is not None
 
-    async def _ask(self, past: Timestamp) -> None:
+    async def _send(self, past: Timestamp) -> None:
         connection = self._connection or await self._connect()
         timeout, clock = self._settings.connect_timeout, self._cluster.clock
         if self._by_noop:
             self._load.noop_commands += 1
-            reply = await connection.command_raw(_command(past, clock.raw), timeout=timeout)
+            reply = await connection.command_raw(_noop_command(past, clock.raw), timeout=timeout)
             answer = decode(reply)
             if not answer.get("ok"):
                 raise connection.explained(CommandError.from_reply(answer))
@@ -291,7 +291,7 @@ class NoOpTarget:
                 raise CommandError.from_reply(unreplicated)
         else:
             self._load.noop_commands += 1
-            database, command = self._read(past)
+            database, command = self._read_command(past)
             if clock.document is not None:
                 command["$clusterTime"] = clock.document
             answer = await connection.command(database, command, timeout=timeout)
@@ -305,7 +305,7 @@ class NoOpTarget:
         self._oplog_asked = False
         return connection
 
-    def _read(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
+    def _read_command(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
         """Return a read that matches nothing; any user that may read any database may run it."""
         concern: dict[str, Any] = {"level": "majority"}
         time = self._cluster.clock.time

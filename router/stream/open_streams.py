@@ -241,7 +241,7 @@ class OpenStreams:
         if stream not in streams:
             return
         if streams[0] is stream:
-            streams.insert(1, streams.pop())
+            streams.insert(1, streams.pop())  # readers join its newest now
         streams.remove(stream)
         if not streams:
             del self._by_key[key]

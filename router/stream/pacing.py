@@ -23,8 +23,7 @@ class TokenBucket:
     Times are in seconds on one monotonic clock. One token is added at the start of each interval of
     ``1 / per_second`` on that clock, so that all buckets of one rate fill at the same moments: an
     event that needs tokens of several buckets waits for one such moment, not for the latest of
-    several.
-    With ``per_second`` 0 there are no tokens. At most ``debt`` tokens may be owed.
+    several. With ``per_second`` 0 there are no tokens. At most ``debt`` tokens may be owed.
     """
 
     __slots__ = ("_burst", "_debt", "_number", "_tokens", "per_second")
@@ -178,7 +177,7 @@ class ReadState:
 
     def __init__(self, settings: StreamSettings, *, topology: bool = False) -> None:
         self.topology = topology
-        self.opened = False
+        self.has_replied = False
         """Whether the member has replied."""
         self.events = 0
         """Number of events received."""
@@ -211,9 +210,9 @@ class ReadState:
         if reached is not None:
             self.reached = max(self.reached, reached)
         # The reply of an opening is always empty, so it does not show that the member is idle.
-        if self.opened:
+        if self.has_replied:
             self.idle = complete
-        self.opened = True
+        self.has_replied = True
 
     def next_wait(self) -> float:
         """Return the seconds that the next getMore may wait while events need the watermark.

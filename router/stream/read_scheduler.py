@@ -196,7 +196,7 @@ class ReadScheduler:
                 continue
             if remote.noop.state == "idle":
                 remote.round, remote.asked = number, latest
-                self._get_past(remote, latest, now)
+                self._move_past(remote, latest, now)
             if remote.noop.state == "idle":
                 again = min(again, max(remote.noop.again, now + _SOONEST))
         if self._later is not None:
@@ -208,7 +208,7 @@ class ReadScheduler:
         if self._soon is None:
             self._write_noops()
 
-    def _get_past(self, remote: Remote, latest: Timestamp, now: float) -> None:
+    def _move_past(self, remote: Remote, latest: Timestamp, now: float) -> None:
         """Write a no-op, or only ask for the watermark if the oplog is past the events already."""
         if remote.reached > latest:
             remote.overdue.expect_beyond(latest, now)

@@ -202,7 +202,7 @@ class Remotes:
 
     def _new_cursor(self, remote: OpenRemote | Remote, first: Timestamp | bytes) -> RemoteCursor:
         """Return a cursor from ``first`` on."""
-        request, (cluster, settings, loads, _, _) = self._request, self._resources
+        request, shared = self._request, self._resources
         topology = remote.topology
 
         def command(pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
@@ -217,11 +217,11 @@ class Remotes:
             )
         return RemoteCursor(
             remote.target,
-            dialer=cluster.dialer(remote.target, remote.host or None, preference=preference),
+            dialer=shared.cluster.dialer(remote.target, remote.host or None, preference=preference),
             opening=command,
-            clock=cluster.clock,
-            settings=settings,
-            sent=loads.of(remote.target),
+            clock=shared.cluster.clock,
+            settings=shared.settings,
+            sent=shared.loads.of(remote.target),
             probing=probing,
         )
 

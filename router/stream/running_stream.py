@@ -69,7 +69,7 @@ class RunningStream:
         self._ticket = ticket
         self._gone = gone
         self._loop = asyncio.get_running_loop()
-        self._waiting_since: float | None = None
+        self._held_back_since: float | None = None
         """The time since which the low watermark has held back events."""
         self.fan_out = FanOut(merged, settings.share_filter_bytes)
         self.waiting = WaitingReaders(merged, self.fan_out, self._stepped)
@@ -85,13 +85,13 @@ class RunningStream:
         """The tasks that read remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
         self._opened: asyncio.Future[None] = self._loop.create_future()
-        self._opening: asyncio.TimerHandle | None = None
+        self._opening_timer: asyncio.TimerHandle | None = None
         self._events = 0
-        self._waited_at = self._loop.time()
+        self._waited_until = self._loop.time()
         """The time at which a client last stopped waiting."""
         self._lingering: asyncio.TimerHandle | None = None
         self._closed = False
-        self._keep()
+        self._size_log()
 
     # Life cycle.
 
@@ -100,7 +100,7 @@ class RunningStream:
 
         ``most`` is the seconds up to ``deadline``, for messages.
         """
-        self._opening = self._loop.call_at(deadline, self._end_opening, most)
+        self._opening_timer = self._loop.call_at(deadline, self._end_opening, most)
         self._read_scheduler.client_reads()
         self._remotes.execute(self.merged.openings)
 
@@ -108,10 +108,10 @@ class RunningStream:
         """Open the stream with the shards that have answered by the deadline, one at least."""
         if self._opened.done():
             return
-        late = sorted(remote.target for remote in self._remotes if not remote.opened)
+        late = sorted(remote.target for remote in self._remotes if not remote.has_replied)
         missing = f"no answer from {', '.join(late)} within {most} s"
         # A shard has accepted the request: the others are waited for in an open stream.
-        if any(remote.opened and not remote.topology for remote in self._remotes):
+        if any(remote.has_replied and not remote.topology for remote in self._remotes):
             log.warning("stream opened without some shards", missing=missing)
             self._opened.set_result(None)
         else:
@@ -149,7 +149,7 @@ class RunningStream:
         self._closed = True
         self._opened.cancel()
         self.waiting.cancel_step()
-        for pending in (self._opening, self._lingering, self._draining):
+        for pending in (self._opening_timer, self._lingering, self._draining):
             if pending is not None:
                 pending.cancel()
         try:
@@ -172,12 +172,12 @@ class RunningStream:
         if self._lingering is not None:
             self._lingering.cancel()
             self._lingering = None
-        self._keep()
+        self._size_log()
 
     def leave(self) -> None:
         """Remove a reader; after the last one the stream closes, at once or soon."""
         self.readers -= 1
-        self._keep()
+        self._size_log()
         if self.readers or self._closed:
             return
         settings = self._settings
@@ -187,7 +187,7 @@ class RunningStream:
         else:
             self._end()
 
-    def _keep(self) -> None:
+    def _size_log(self) -> None:
         """Set how much of the log is kept: more for several readers than for one or none."""
         settings = self._settings
         if settings.share:
@@ -214,7 +214,7 @@ class RunningStream:
         Otherwise the shards wait for the clients, so their watermarks do not tell how late they
         are.
         """
-        return bool(self.waiting) or self._loop.time() < self._waited_at + self._settings.linger
+        return bool(self.waiting) or self._loop.time() < self._waited_until + self._settings.linger
 
     def readable_until(self, now: float) -> float:
         """Return the time up to which clients have events to read; both are seconds since 1970.
@@ -269,7 +269,7 @@ class RunningStream:
         loads.delivered += len(batch.events)
         loads.delivered_bytes += batch.size
         self._events += len(batch.events)
-        self._count()
+        self._count_memory()
         self._flow.client_took(batch.size)
         if not is_part:
             self.waiting.schedule_step()
@@ -297,13 +297,13 @@ class RunningStream:
         finally:
             timer.cancel()
             self.waiting.remove(log_reader)
-            self._waited_at = self._loop.time()
+            self._waited_until = self._loop.time()
             scheduler.client_reads()
 
     def _stepped(self) -> None:
         """Resume reading as far as a step of the views has freed budget."""
         self._stop_if_broken()
-        self._count()
+        self._count_memory()
         self._read_scheduler.read_on()
         self._read_scheduler.write_noops(self._loop.time())
 
@@ -342,20 +342,20 @@ class RunningStream:
             load = self._loads.of(remote.target)
             load.events += len(batch.events)
             load.event_bytes += batch.size
-            if self._waiting_since is None:
-                self._waiting_since = now
-            self._count()
+            if self._held_back_since is None:
+                self._held_back_since = now
+            self._count_memory()
         if actions:
             self._remotes.execute(actions)
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self._start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
-        if not self._opened.done() and all(other.opened for other in self._remotes):
+        if not self._opened.done() and all(other.has_replied for other in self._remotes):
             self._opened.set_result(None)
         self._pass_on()
-        if self._waiting_since is not None and not self.merged.is_held_back:
-            self._loads.low_watermark_waits.record(self._loop.time() - self._waiting_since)
-            self._waiting_since = None
+        if self._held_back_since is not None and not self.merged.is_held_back:
+            self._loads.low_watermark_waits.record(self._loop.time() - self._held_back_since)
+            self._held_back_since = None
         self._stop_if_broken()
 
     async def _watch_draining(self) -> None:
@@ -411,7 +411,7 @@ class RunningStream:
             # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self.merged.remote_failed(remote.number, error, address)
-        if not remote.opened:
+        if not remote.has_replied:
             self._fail_opening(error.with_change_stream_label())
         elif not self._opened.done():
             # A getMore failed while other remotes were being opened; the client's first getMore
@@ -419,7 +419,7 @@ class RunningStream:
             self._opened.set_result(None)
         self.stop_reading()
 
-    def _count(self) -> None:
+    def _count_memory(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
         if not self._closed:
             self._memory.size = self.merged.held_bytes + self.fan_out.held_bytes

@@ -151,7 +151,7 @@ class SharingDemand:
         state.parts[part] += 1
         if begins and len(state.parts) >= self.least:
             state.shared_until = inf
-        self._count(state, now)
+        self._begin_or_end(state, now)
 
     def leave(self, scan: bytes, part: bytes, now: float, *, cost: int = 0) -> None:
         """Stop counting a reader."""
@@ -162,7 +162,7 @@ class SharingDemand:
             state.cost -= cost
         if not state.parts:
             del self._scans[scan]
-        self._count(state, now)
+        self._begin_or_end(state, now)
 
     def record(self, scan: bytes, traffic: Traffic, now: float) -> None:
         """Record the recent traffic of a scan that is read and shared."""
@@ -175,9 +175,9 @@ class SharingDemand:
         if (costly or late) and self.is_shared(scan, now):
             state.paused_until = now + _PAUSE_IN_HOLDS * self._hold
             state.let_through = 0.0
-        self._count(state, now)
+        self._begin_or_end(state, now)
 
-    def _count(self, state: Scan, now: float) -> None:
+    def _begin_or_end(self, state: Scan, now: float) -> None:
         """Begin or end the time for which a scan with few parts is shared on."""
         count = len(state.parts)
         few = count * 2 < self.least
@@ -290,7 +290,7 @@ class Candidates:
         """Both ways of sharing, the preferred one first."""
         return self.scopes, self.filters
 
-    def sharing(self, source: Source) -> WayOfSharing:
+    def way_of(self, source: Source) -> WayOfSharing:
         """Return the way in which ``source`` is shared, which is not the client's own stream."""
         return self.filters if source.namespace is None else self.scopes
 
@@ -333,7 +333,7 @@ def why_not_filters(request: StreamRequest, mode: str) -> str:
         return "shareFilters is never"
     if request.extras.get("collation") is not None:
         return "it has a collation"
-    # Whether a shard's invalidate is swallowed depends on what its filter lets through.
+    # Whether a shard's invalidate is skipped depends on what its filter lets through.
     return _why_alone(request)
 
 
@@ -464,7 +464,7 @@ class SharingPolicy:
         """
         if error.code != ErrorCode.TemporarilyUnavailable:
             return self._failed.add(source.key, error, begun, now)
-        way = candidates.sharing(source)
+        way = candidates.way_of(source)
         self._leave(way, now)
         which = "shared" if source.namespace is None else "wider"
         way.sources, way.reason = (), f"the {which} stream was refused: {error}"

@@ -47,7 +47,7 @@ class Namespace(NamedTuple):
         return _END_A_DATABASE if self.collection is None else _END_A_COLLECTION
 
 
-def made_up_invalidate(event: bytes) -> bytes:
+def invalidate_after(event: bytes) -> bytes:
     """Return the invalidate that follows an event which ends a stream (docs/protocol.md#events).
 
     Raises ValueError if the event is malformed.
@@ -278,7 +278,7 @@ class Incarnation:
             return
         self._events.append(event)
         if operation in self._ending_operations:
-            invalidate = made_up_invalidate(event)
+            invalidate = invalidate_after(event)
             end = KeyedToken.of(token_of(invalidate))
             if self.end is None:
                 self.end = end

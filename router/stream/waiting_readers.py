@@ -68,7 +68,7 @@ class WaitingReaders:
         self._block_events = stream.block_events
         # The readers that are to be woken, and when they got events, the first ones first.
         self._served: dict[PartialView, tuple[Waiter, float]] = {}
-        self._are_new = False
+        self._has_new = False
         """Whether readers are to be woken since the last step."""
         self._not_before = 0.0
         self._backlog_until = 0.0
@@ -135,7 +135,7 @@ class WaitingReaders:
         """Wake a reader soon: its view has got events, or is over."""
         view.on_events = None
         self._served[view] = (waiter, self._clock())
-        self._are_new = True
+        self._has_new = True
 
     # Steps.
 
@@ -183,7 +183,7 @@ class WaitingReaders:
             return -inf
         if not self._parts:
             return inf
-        if self._are_new or self._stream.merger.ready:
+        if self._has_new or self._stream.merger.ready:
             return -inf
         if not self._served:
             return inf
@@ -200,7 +200,7 @@ class WaitingReaders:
             self.cancel_step()
             if asked or self._parts or self._fan_out.behind:
                 self._pass()
-                self._are_new = False
+                self._has_new = False
                 if not self._is_more and (self._stream.ended or self._stream.error is not None):
                     self.wake()
                 else:

@@ -18,9 +18,9 @@ DRIVER, FEED = b"d", b"f"
 
 
 class HandedConnection(NamedTuple):
-    """A client's connection; ``port`` is DRIVER or FEED, ``connection_id`` unique in the router."""
+    """A client's connection; ``kind`` is DRIVER or FEED, ``connection_id`` unique in the router."""
 
-    port: bytes
+    kind: bytes
     connection_id: int
     connection: socket.socket
 
@@ -69,12 +69,12 @@ def hand_over(handoff_socket: socket.socket, handed: HandedConnection) -> None:
     Raises:
         OSError: the worker is gone, or the socket buffer is full.
     """
-    note = _note.pack(handed.port, handed.connection_id)
+    note = _note.pack(handed.kind, handed.connection_id)
     socket.send_fds(handoff_socket, [note], [handed.connection.fileno()])
 
 
 async def arrivals(handoff_socket: socket.socket) -> AsyncIterator[HandedConnection]:
-    """Yield the connections that the parent hands over, in non-blocking mode, until it is gone.
+    """Yield the connections that the parent hands over until it is gone; their sockets do not block.
 
     Args:
         handoff_socket: the worker's end of the socket pair for connections, in non-blocking mode.
@@ -86,7 +86,7 @@ async def arrivals(handoff_socket: socket.socket) -> AsyncIterator[HandedConnect
             return
         if not descriptors:  # the limit of open descriptors is reached
             continue
-        port, connection_id = _note.unpack(note)
+        kind, connection_id = _note.unpack(note)
         connection = socket.socket(fileno=descriptors[0])
         connection.setblocking(False)
-        yield HandedConnection(port, connection_id, connection)
+        yield HandedConnection(kind, connection_id, connection)

@@ -112,7 +112,7 @@ class ConnectionDispatcher:
         loads = taking or {number: child.load for number, child in children.items()}
         loop = asyncio.get_running_loop()
         address = peer_address(handed.connection)
-        if handed.port == DRIVER and not self._counts.admit(address, loop.time()):
+        if handed.kind == DRIVER and not self._counts.admit(address, loop.time()):
             return
         while loads:
             number = choose_worker(loads, self._recent, self._last)
@@ -126,11 +126,11 @@ class ConnectionDispatcher:
                 )
                 del loads[number]
             else:
-                if handed.port == DRIVER:
+                if handed.kind == DRIVER:
                     children[number].clients[handed.connection_id] = address
                 self._last = number
                 self._recent[number] += 1
                 loop.call_later(_RECENT, self._recent.subtract, [number])
                 return
-        if handed.port == DRIVER:
+        if handed.kind == DRIVER:
             self._counts.ended(address)

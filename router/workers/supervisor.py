@@ -89,7 +89,7 @@ class Supervisor:
         )
         self._certificates: Certificates | None = None
         self._identity: dict[str, Any] | None = None
-        self._counter = 0
+        self._topology_counter = 0
         self._upstream: dict[str, int] | None = None
         self._stopping = False
         self._all_ready = asyncio.Event()
@@ -213,7 +213,7 @@ class Supervisor:
         self._alive.add(child)
         try:
             if self._identity is not None:
-                child.send(identity=self._identity, counter=self._counter)
+                child.send(identity=self._identity, counter=self._topology_counter)
             if self._upstream is not None:
                 child.send(upstream=self._upstream)
             async for report in child.reports():
@@ -242,9 +242,9 @@ class Supervisor:
                 self._dispatcher.ended(child, connection_id)
             case {"identity": identity} if identity != self._identity:
                 self._identity = identity
-                self._counter += 1
+                self._topology_counter += 1
                 for each in self._alive:
-                    each.send(identity=identity, counter=self._counter)
+                    each.send(identity=identity, counter=self._topology_counter)
             case {"upstream": choice}:
                 if self._upstream is None or choice["generation"] > self._upstream["generation"]:
                     self._upstream = choice

@@ -115,7 +115,7 @@ class WorkerRuntime:
             self._channel.send(ended=handed.connection_id)
 
         try:
-            if handed.port == DRIVER:
+            if handed.kind == DRIVER:
                 await listener.adopt(handed.connection, handed.connection_id, ended)
             elif feed is not None:
                 await feed.adopt(handed.connection)

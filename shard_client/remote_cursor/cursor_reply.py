@@ -60,7 +60,7 @@ class KeyedToken(NamedTuple):
     @classmethod
     def of(cls, token: bytes) -> Self:
         """Return a raw token with its key; raises ProtocolError if it has no ``_data``."""
-        return cls(token_data(token), token)
+        return cls(token_key(token), token)
 
 
 @dataclass(slots=True)
@@ -159,7 +159,7 @@ class CursorBatch:
         return len(self._body)
 
 
-def token_data(token: bytes) -> bytes:
+def token_key(token: bytes) -> bytes:
     """Return the sort key of a raw resume token document: its ``_data`` as bytes.
 
     Raises ProtocolError if the token has no ``_data``.
@@ -169,7 +169,7 @@ def token_data(token: bytes) -> bytes:
         end = 14 + int.from_bytes(token[11:15], "little")
         if 15 < end < len(token) - 1 and not token[end]:
             return token[15:end]
-    return _token_data(token, 0, len(token))
+    return _token_key(token, 0, len(token))
 
 
 def token_of(event: bytes) -> bytes:
@@ -185,7 +185,7 @@ def event_key(event: bytes) -> bytes:
     """Return the sort key of a change event: its token's ``_data`` as bytes."""
     if event[4:9] == b"\x03_id\x00" and event[13:20] == b"\x02_data\x00":
         return event[24 : 23 + int.from_bytes(event[20:24], "little")]
-    return token_data(token_of(event))
+    return token_key(token_of(event))
 
 
 def _value(body: bytes, element: Element | None, kind: int) -> bytes | None:
@@ -272,7 +272,7 @@ def _key_by_scanning(body: bytes, start: int, end: int) -> bytes:
     token = find(body, b"_id", start, end)
     if token is None or token.type != DOCUMENT:
         raise ProtocolError("an event has no resume token")
-    return _token_data(body, token.start, token.end)
+    return _token_key(body, token.start, token.end)
 
 
 def _key_in_transaction(body: bytes, start: int, end: int) -> bytes:
@@ -289,7 +289,7 @@ def _key_in_transaction(body: bytes, start: int, end: int) -> bytes:
     return body[front + _TOKEN_TEXT : front + key_end] if front + key_end < end else b""
 
 
-def _token_data(buffer: bytes, start: int, end: int) -> bytes:
+def _token_key(buffer: bytes, start: int, end: int) -> bytes:
     data = find(buffer, b"_data", start, end)
     if data is None or data.type != STRING or data.end - data.start < 6:
         raise ProtocolError("a resume token has no _data")

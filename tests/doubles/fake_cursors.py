@@ -96,7 +96,7 @@ class FakeCursors:
         self.admission = Admission(StreamSettings(), self.memory)
         self.place = Timestamp(1795163220, 1)
         self.behind = 0.0
-        self.earliest_departed_place: Timestamp | None = None
+        self.earliest_departed_resume_time: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}
 
     async def open(
@@ -161,7 +161,7 @@ class FakeCursors:
         ]
 
     @property
-    def earliest_place(self) -> Timestamp | None:
+    def earliest_resume_time(self) -> Timestamp | None:
         return self.place if self.cursors else None
 
     def has_another_users(self, cursor_ids: Iterable[int], owner: Owner) -> bool:

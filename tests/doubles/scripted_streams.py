@@ -16,14 +16,14 @@ from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import Action, CloseRemote, OpenRemote, ReopenRemote
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
-from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_data, token_of
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_key, token_of
 
 Event = tuple[bytes, bytes]
 
 
 def keyed(events: Iterable[bytes]) -> list[Event]:
     """Pair raw events with their sort keys."""
-    return [(token_data(token_of(event)), event) for event in events]
+    return [(token_key(token_of(event)), event) for event in events]
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Script:
             elif part:
                 result.append(batch(part, self.last_pbrt, invalidated=self.invalidated))
         reached = result[-1].watermark
-        if reached is None or token_data(self.last_pbrt) > reached.key:
+        if reached is None or token_key(self.last_pbrt) > reached.key:
             result.append(batch([], self.last_pbrt, invalidated=self.invalidated))
         return result
 
@@ -140,7 +140,7 @@ class Driver:
                 case ReopenRemote(remote, token):
                     assert self.reopened is not None
                     script = self.reopened(self.targets[remote], token)
-                    at = cluster_time_of(token_data(token))
+                    at = cluster_time_of(token_key(token))
                     batches = script.batches(at, self.rnd)
                     batches[0] = batch([], token)
                     self.pending[remote] = batches
@@ -175,9 +175,9 @@ class Driver:
         assert limit is None or len(taken.events) <= limit
         assert len(taken.events) <= 1 or taken.size <= space
         if self.taken:
-            assert not _precedes(token_data(taken.pbrt), token_data(self.taken[-1].pbrt))
+            assert not _precedes(token_key(taken.pbrt), token_key(self.taken[-1].pbrt))
         if taken.events:
-            assert token_data(taken.pbrt) >= token_data(token_of(taken.events[-1]))
+            assert token_key(taken.pbrt) >= token_key(token_of(taken.events[-1]))
         self.taken.append(taken)
         return taken
 

@@ -8,7 +8,7 @@ import pytest
 
 from router.request.stream_request import parse_request
 from shard_client.bson.resume_token import ResumeToken
-from shard_client.remote_cursor.cursor_reply import token_data, token_of
+from shard_client.remote_cursor.cursor_reply import token_key, token_of
 from tests.doubles.narrowed import PartOfStream
 from tests.doubles.scripted_streams import Driver, PrivateStream, Script, keyed
 from tests.recordings.recorded import Reply, events, header, of, shards, streams
@@ -93,14 +93,14 @@ def test_resuming_after_any_event_gives_the_rest(stream):
     recorded = list(events(of(stream, "mongos")))
     for _ in range(12):
         token = rnd.choice(tokens(recorded))
-        key = token_data(token)
+        key = token_key(token)
         if ResumeToken.parse(bson.decode(token)).from_invalidate:
             continue
         merged = open_stream(stream, options={"resumeAfter": bson.decode(token)})
         driver = Driver(merged, scripts(stream), rnd).run()
-        rest = [event for event in recorded if token_data(token_of(event)) > key]
+        rest = [event for event in recorded if token_key(token_of(event)) > key]
         assert_same_events(driver.events, rest)
-        assert token_data(driver.taken[0].pbrt) >= key
+        assert token_key(driver.taken[0].pbrt) >= key
 
 
 def test_a_version_1_token_resumes_a_version_2_stream():

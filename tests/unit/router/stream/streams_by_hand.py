@@ -8,7 +8,7 @@ from router.request.stream_request import parse_request
 from router.stream.membership import ShardSpan
 from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of
-from shard_client.remote_cursor.cursor_reply import token_data, token_of
+from shard_client.remote_cursor.cursor_reply import token_key, token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 
@@ -62,7 +62,7 @@ def arrive(stream: PrivateStream, remote: int, *times: int, upto: int | None = N
 
 
 def times(raw: list[bytes]) -> list[int]:
-    return [cluster_time_of(token_data(token_of(one))).time for one in raw]
+    return [cluster_time_of(token_key(token_of(one))).time for one in raw]
 
 
 def feed(stream: PrivateStream, *events: tuple[bytes, bytes], upto: int = 50) -> None:

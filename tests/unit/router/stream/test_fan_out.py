@@ -198,14 +198,14 @@ def test_many_projections_of_one_event_do_not_stretch_a_step(
     for number in range(60):
         reading.view(projecting(number))
     looked = 0
-    real = Allowance.take
+    real = Allowance.spend
 
     def take(allowance: Allowance, units: int) -> None:
         nonlocal looked
         looked += units
         real(allowance, units)
 
-    monkeypatch.setattr(Allowance, "take", take)
+    monkeypatch.setattr(Allowance, "spend", take)
     most = 0
     while reading.fan_out.behind:
         looked = 0

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from router.stream.log_reader import Batch
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, first_key
 from shard_client.errors import CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data, token_of
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_key, token_of
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
 from tests.unit.router.stream.streams_by_hand import CONFIG, END, A, B, at, feed, make, opened
@@ -250,7 +250,7 @@ def test_each_shard_skips_one_invalidate_wherever_the_client_moves(
         events += [at(time, 0, invalidate=True) for time, drop in times_of.items() if drop]
         shards[f"shard{number}"] = Incarnations(sorted(events), END, shown=shown)
     skipped, ends = zip(*(each.invalidates() for each in shards.values()), strict=True)
-    end = min([token_data(END), *(key for each in ends for key, _ in each)])
+    end = min([token_key(END), *(key for each in ends for key, _ in each)])
     everything = [each for shard in shards.values() for each in filter(shown, shard.events)]
     for each in filter(shown, chain.from_iterable(skipped)):
         everything.remove(each)
@@ -260,11 +260,11 @@ def test_each_shard_skips_one_invalidate_wherever_the_client_moves(
     )
     scripts = {**shards, "config": Script([], END)}
     run = driver(
-        stream, scripts, rnd, lambda shard, token: shards[shard].beyond(token_data(token))
+        stream, scripts, rnd, lambda shard, token: shards[shard].beyond(token_key(token))
     ).run()
     assert run.events == [raw for key, raw in sorted(everything) if after[0] < key <= end]
-    assert token_data(run.taken[-1].pbrt) == end
-    assert run.taken[-1].closed is (end != token_data(END))
+    assert token_key(run.taken[-1].pbrt) == end
+    assert run.taken[-1].closed is (end != token_key(END))
     # No token points to an invalidate that was not delivered.
-    tokens = {token_data(taken.pbrt) for taken in run.taken}
+    tokens = {token_key(taken.pbrt) for taken in run.taken}
     assert not tokens & {key for each in skipped for key, _ in each} - {after[0], end}

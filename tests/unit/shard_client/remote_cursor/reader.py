@@ -13,7 +13,7 @@ from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reaper import CursorReaper
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_key
 from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.progress_cursor import Probing
 from shard_client.remote_cursor.remote_cursor import RemoteCursor
@@ -88,7 +88,7 @@ class Reader:
     def opening(self, pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
         start: dict[str, Any] = {"startAtOperationTime": Timestamp(100, 1)}
         if pbrt is not None:
-            start = {"resumeAfter": {"_data": token_data(pbrt).decode()}}
+            start = {"resumeAfter": {"_data": token_key(pbrt).decode()}}
         pipeline = [{"$changeStream": start}, *self.stages]
         return "db", {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
 

@@ -10,7 +10,7 @@ from router.commands.reply_bodies import build_cursor_reply
 from router.stream.log_reader import Batch
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.remote_cursor import cursor_reply
-from shard_client.remote_cursor.cursor_reply import CursorBatch, token_data
+from shard_client.remote_cursor.cursor_reply import CursorBatch, token_key
 from tests.recordings import recorded
 from tests.unit.shard_client.bson_values import documents
 
@@ -166,7 +166,7 @@ def test_a_token_longer_than_its_event_is_refused():
 
 @given(token_documents, documents)
 def test_token_data_is_found_among_other_fields(token, more):
-    assert token_data(bson.encode({**more, **token})) == token["_data"].encode()
+    assert token_key(bson.encode({**more, **token})) == token["_data"].encode()
 
 
 @given(st.lists(events_in_front, min_size=1, max_size=5), st.data())
