@@ -388,7 +388,7 @@ def rebuild(
     """
     from spark_sink.jobs.point_in_time import UNREAD_THEN
     from spark_sink.jobs.progress import printed_progress
-    from spark_sink.jobs.rebuilding import lacks_current, rebuild_table, restore_checkpoint
+    from spark_sink.jobs.recovery import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.session.spark_session import job_session
     from spark_sink.tables.ddl_events import unread_names
 

@@ -22,10 +22,10 @@ from spark_sink.jobs.maintenance import schedule
 from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.progress import ProgressReport
 from spark_sink.jobs.query_run import cause_of, quiet_stop, run_until_stopped
-from spark_sink.jobs.rebuilding import restore_checkpoint
+from spark_sink.jobs.recovery import restore_checkpoint
 from spark_sink.jobs.router_beside import router_beside
 from spark_sink.jobs.router_report import RouterReport
-from spark_sink.jobs.seeking import leave_out_lost
+from spark_sink.jobs.seeking import replace_lost_batch
 from spark_sink.jobs.status import status_of
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.tables_job import TablesJob, take_over
@@ -111,7 +111,7 @@ class _Start:
         self._epoch = take_over(folder)
         restore_checkpoint(folder)
         folder.begin(record, once=once)
-        leave_out_lost(folder, settings.uri)
+        replace_lost_batch(folder, settings.uri)
 
     def run(self, spark: SparkSession) -> list[Exception]:
         """Run the job's query until it ends; report its failure to the router, and return it."""

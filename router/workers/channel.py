@@ -74,7 +74,7 @@ def hand_over(handoff_socket: socket.socket, handed: HandedConnection) -> None:
 
 
 async def arrivals(handoff_socket: socket.socket) -> AsyncIterator[HandedConnection]:
-    """Yield the connections that the parent hands over until it is gone; their sockets do not block.
+    """Yield the connections that the parent hands over, each without blocking, until it is gone.
 
     Args:
         handoff_socket: the worker's end of the socket pair for connections, in non-blocking mode.

@@ -85,7 +85,7 @@ class PlannedBatch:
     quiet_until: Timestamp | None = None
 
     @property
-    def first(self) -> Position:
+    def read_from(self) -> Position:
         """Where reading begins: the start, or a later position before which there is no event."""
         idle = None if self.quiet_until is None else AtTime(self.quiet_until)
         return self.start if idle is None or not is_after(idle, self.start) else idle
@@ -191,7 +191,7 @@ class BatchPlanner:
             self._plan = PlannedBatch(start, self._client.with_retries(self._beginning), 0)
         else:
             least = 0 if advances else self._options.idle_advance
-            self._plan = self._whole(self._planned(start, max_events, least))
+            self._plan = self._with_whole_transactions(self._planned(start, max_events, least))
         return self._plan
 
     def tasks(self, batch: PlannedBatch) -> list[ReadTask]:
@@ -207,7 +207,7 @@ class BatchPlanner:
                 f"a batch cannot end at {end} if it starts after {start}: the checkpoint is "
                 "damaged. Start with a new checkpointLocation"
             )
-        start = batch.first
+        start = batch.read_from
         shards = None
         if not self._options.in_total_order and not batch.is_small:
             shards = self._client.with_retries(self._client.shards)
@@ -243,7 +243,7 @@ class BatchPlanner:
         started = time.time() if self._loaded is None else query_started(self._loaded)
         return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
 
-    def _whole(self, plan: PlannedBatch) -> PlannedBatch:
+    def _with_whole_transactions(self, plan: PlannedBatch) -> PlannedBatch:
         """Return the batch; its end moves to the end of a transaction if transactions are kept."""
         sample = self._sample
         last_is_outside = sample is not None and sample.is_idle and not sample.in_transaction

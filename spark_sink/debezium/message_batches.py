@@ -137,7 +137,7 @@ class WithTransactions:
         table = pa.Table.from_batches(collected).cast(_SORTED)
         collected.clear()
         table = table.sort_by([("token", "ascending"), ("index", "ascending")])
-        monitor = _Monitor(self.options.boundaries)
+        monitor = _Monitor(self.options.topic_of_boundaries)
         rows = min(_MOST_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes))
         for batch in table.to_batches(max_chunksize=max(1, rows)):
             messages = (_Message(*row) for row in rows_in(batch.select(_READ.names)))

@@ -90,7 +90,7 @@ class MessageMaker:
     def _heartbeats(self, layout: Layout) -> pa.RecordBatch:
         key = f'{{"serverName":{quoted(self._options.prefix)}}}'
         value = f'{{"ts_ms":{self._clock() // 1_000_000}}}'
-        return _batch(layout.rows, 0, self._options.heartbeats, key, value)
+        return _batch(layout.rows, 0, self._options.topic_of_heartbeats, key, value)
 
     def _changes(self, layout: Layout, kind: str | None) -> Iterator[pa.RecordBatch]:
         """Return the messages of changes of one kind, and those of tombstones."""

@@ -105,12 +105,12 @@ class MessageOptions:
         return self.version == "2.6"
 
     @property
-    def heartbeats(self) -> str:
+    def topic_of_heartbeats(self) -> str:
         """The topic of heartbeats."""
         return self.heartbeat_topic or f"{self.heartbeat_prefix}{self.delimiter}{self.prefix}"
 
     @property
-    def boundaries(self) -> str:
+    def topic_of_boundaries(self) -> str:
         """The topic of the transactions' beginnings and ends."""
         return f"{self.prefix}{self.delimiter}{self.transaction_topic}"
 

@@ -43,9 +43,9 @@ _BOUNDARY = (
 
 def connect_schemas(options: MessageOptions, topic: str) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the schemas of a topic's keys and of its values, as JSON's values."""
-    if topic == options.boundaries:
+    if topic == options.topic_of_boundaries:
         return _BOUNDARY
-    if topic == options.heartbeats:
+    if topic == options.topic_of_heartbeats:
         return _HEARTBEAT
     value = {**ENVELOPE_SCHEMA, "name": f"{topic}.Envelope"}
     return {**_CHANGE_KEY, "name": f"{topic}.Key"}, value

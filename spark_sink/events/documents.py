@@ -21,10 +21,10 @@ from spark_sink.events.positions import (
     FromNow,
     Position,
     Token,
-    from_offset,
+    position_document,
+    position_from,
     time_document,
     time_from,
-    to_offset,
 )
 
 _Kind = TypeVar("_Kind")
@@ -45,7 +45,7 @@ def to_document(value: Any) -> Any:
         case Timestamp():
             return time_document(value)
         case Token() | AtTime() | FromNow():
-            return to_offset(value)
+            return position_document(value)
         case bytes():
             return value.hex()
         case Mapping():
@@ -112,12 +112,12 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
     if hint is bytes:
         return bytes.fromhex
     if hint == Position:
-        return from_offset
+        return position_from
     if isinstance(hint, type) and is_dataclass(hint):
         return partial(from_document, hint)
     kinds = [each for each in get_args(hint) if each is not NoneType]
     if isinstance(hint, UnionType):
-        return _reader(kinds[0]) if len(kinds) == 1 else from_offset
+        return _reader(kinds[0]) if len(kinds) == 1 else position_from
     if get_origin(hint) is Mapping:
         each_of = _reader(kinds[1])
         return lambda document: {name: each_of(value) for name, value in document.items()}

@@ -65,7 +65,7 @@ class Token:
         return is_high_water_mark(self.data)
 
     @property
-    def is_of_event_1(self) -> bool:
+    def is_of_version_1(self) -> bool:
         """Whether it is the token of an event, in version 1 (docs/protocol.md#resume-tokens)."""
         return version_of(self.data) == 1 and not self.is_high_water_mark
 
@@ -91,7 +91,7 @@ ABOVE_ALL_TOKENS = "~"
 """A string above all tokens."""
 
 
-def to_offset(position: Position) -> dict[str, Any]:
+def position_document(position: Position) -> dict[str, Any]:
     """Return the position as a part of an offset: a dict that json.dumps accepts."""
     match position:
         case Token(document):
@@ -103,8 +103,8 @@ def to_offset(position: Position) -> dict[str, Any]:
             return {"start": "now"}
 
 
-def from_offset(offset: Mapping[str, Any]) -> Position:
-    """Return the position that `to_offset` wrote. Raises ValueError for anything else."""
+def position_from(offset: Mapping[str, Any]) -> Position:
+    """Return the position that `position_document` wrote. Raises ValueError for anything else."""
     if offset == {"start": "now"}:
         return FromNow()
     found: dict[str, Any] = json_util.loads(json.dumps(dict(offset)))

@@ -80,7 +80,7 @@ class LoggedBatch:
     @property
     def end(self) -> Offset:
         """The offset. Raises StreamError if it is not one of the source."""
-        return Offset.read(self.offset)
+        return Offset.of(self.offset)
 
 
 class JobFolder:
@@ -174,7 +174,7 @@ class JobFolder:
         old = self.record() if last is not None or self.exists else JobRecord()
         if last is not None:
             self._refuse(old, record, once=once)
-            if once and last.end.signals.initial is None:
+            if once and last.end.signals.initial_plan is None:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )

@@ -27,7 +27,7 @@ from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.source.data_source import MergerouterDataSource
-from spark_sink.source.offset_planner import Sink
+from spark_sink.source.offset_planner import Output
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.stream_reader import MergerouterStreamReader
@@ -74,7 +74,7 @@ class JobSource(MergerouterDataSource):
         return JobStreamReader(options, self.loaded, self._tables)
 
 
-class JobSink(Sink):
+class JobOutput(Output):
     """The current table of a job, if it has one; a start may change the scope."""
 
     follows_scope = True
@@ -104,7 +104,7 @@ class JobStreamReader(MergerouterStreamReader):
     """Reads a batch in tasks, which write its files to `tables`."""
 
     def __init__(self, options: StreamOptions, loaded: float, tables: TaskTables) -> None:
-        super().__init__(options, loaded, JobSink(tables))
+        super().__init__(options, loaded, JobOutput(tables))
         self._tables = tables
 
     def small_batch(self, before: Offset, end: Offset) -> list[Task] | None:
@@ -118,7 +118,7 @@ class JobStreamReader(MergerouterStreamReader):
         if not batch.is_small or reads_documents or self.options.max_bytes_per_trigger:
             return None
         added = self.added_tasks(before, end)
-        return [*([ReadTask(batch.first, batch.end)] if batch.events else []), *added]
+        return [*([ReadTask(batch.read_from, batch.end)] if batch.events else []), *added]
 
     def write(self, tasks: Sequence[Task], scope: Scope | None, number: int) -> TaskReport:
         """Write the files of tasks of a batch. Raises StreamError and OSError."""

@@ -47,7 +47,7 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import TableScope, unread_after, unread_names
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
-from spark_sink.tables.fold import COMMIT_SECONDS, TABLE, VERSION
+from spark_sink.tables.fold import BASE, COMMIT_SECONDS, TABLE
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
@@ -109,7 +109,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     if CURRENT not in history.logs:
         return found
     table = CurrentTable.existing(folder.table(CURRENT), table_form(folder.record()))
-    rows, since = spark.createDataFrame([], TABLE).select(*VERSION), -1
+    rows, since = spark.createDataFrame([], TABLE).select(*BASE), -1
     for batch, _, versions in islice(history.complete_before(cut), 1):
         try:
             older = table.at(*versions[CURRENT])
@@ -117,7 +117,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
             if BRONZE not in found:
                 raise
         else:
-            rows, since = read_rows(spark, older.log, older.form.version_columns), batch
+            rows, since = read_rows(spark, older.log, older.form.base_columns), batch
             if BRONZE not in found:
                 found[CURRENT] = older.read(spark)
     if BRONZE in found:
@@ -165,11 +165,11 @@ def bronze_at(
     require_whole(log, BRONZE)
     batch = log.batch()
     if time is None:
-        scope = _scope_at(folder.record(), Offset.read(batch.offset))
+        scope = _scope_at(folder.record(), Offset.of(batch.offset))
     else:
         history = _History(folder, time, (BRONZE,))
         cut = history.whole_cut(after(time).time)
-        batch = Batch(batch.query, batch.number, Offset(AtTime(cut)).write())
+        batch = Batch(batch.query, batch.number, Offset(AtTime(cut)).document)
         chosen, scope = _counts_before(log, cut), history.scope(cut)
     _require_begun(log, folder.record(), cut)
     return scans_of(log, CHANGE_COLUMNS, chosen), batch, scope
@@ -200,7 +200,7 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
     options = snapshot_options(named_options(record.options))
     begins = options.policy.at_first and not options.custom
-    if not ends and begins and Offset.read(log.state()["offset"]).signals.initial is None:
+    if not ends and begins and Offset.of(log.state()["offset"]).signals.initial_plan is None:
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "
             "began, so no current table can be made of it: start a job in another folder"

@@ -90,7 +90,7 @@ def batch_progress(
         return None
     offset, through = _offset(progress), reached(progress)
     snapshot, share = "", 1.0
-    if offset is not None and (plan := offset.signals.initial) is not None:
+    if offset is not None and (plan := offset.signals.initial_plan) is not None:
         found = plan.progress  # in which each collection counts the same
         share = (found.collections_planned + found.share) / max(1, found.collections)
         snapshot = (
@@ -133,7 +133,7 @@ def _offset(progress: Mapping[str, Any], name: str = "endOffset") -> Offset | No
     """Return an offset, by default that at the end of a batch; None where the report has none."""
     end: Any = next((each.get(name) for each in progress.get("sources", ())), None)
     try:
-        return Offset.read(json.loads(end) if isinstance(end, str) else end)
+        return Offset.of(json.loads(end) if isinstance(end, str) else end)
     except (StreamError, ValueError, AttributeError):
         return None
 

@@ -60,7 +60,7 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     The second result is a remark about signals for the user. Raises OptionError, in which `to` is
     the position.
     """
-    if before.signals.initial is not None:
+    if before.signals.initial_plan is not None:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which continues at every "
             "start: wait for its end"
@@ -87,13 +87,13 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
 
 def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
     """Plan a batch that leaves out events; return where it ends."""
-    _note_end(folder, number, gap.write())
-    folder.plan_batch(number, gap.write())
+    _note_end(folder, number, gap.document)
+    folder.plan_batch(number, gap.document)
     assert gap.time is not None
     return gap.time.as_datetime().isoformat()
 
 
-def leave_out_lost(folder: JobFolder, uri: str) -> None:
+def replace_lost_batch(folder: JobFolder, uri: str) -> None:
     """Replace a batch in progress whose events the oplogs have lost, if the options allow that.
 
     Spark repeats a batch as it was planned, and would fail at every start. Raises SourceError.
@@ -112,7 +112,7 @@ def leave_out_lost(folder: JobFolder, uri: str) -> None:
     options = replace(options, scope=end.scope or options.scope)
     with closing(RouterClient(options)) as client:
         try:
-            BatchPlanner(client, options).require_history(batch.first)
+            BatchPlanner(client, options).require_history(batch.read_from)
         except HistoryLostError:
             now = after(client.with_retries(client.present))
             where = _leave_out(folder, last.number + 1, _gap(folder, before, now, "now")[0])

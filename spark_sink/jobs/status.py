@@ -54,10 +54,12 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         return found
     offset = last.end
     found["requestedSnapshots"] = _requested(offset.signals)
-    ended = offset.signals.ended
-    plan = offset.signals.initial or (ended.plan if ended is not None and ended.initial else None)
+    ended = offset.signals.ending
+    plan = offset.signals.initial_plan or (
+        ended.plan if ended is not None and ended.initial else None
+    )
     if plan is not None:
-        found["snapshot"] = {**_counts(plan.progress), "ended": offset.signals.initial is None}
+        found["snapshot"] = {**_counts(plan.progress), "ended": offset.signals.initial_plan is None}
     if offset.time is not None:
         found["through"] = _iso(offset.time.as_datetime())
         if uri is not None:
@@ -146,7 +148,7 @@ def _lag(end: Offset, options: Mapping[str, str]) -> int:
     through = end.time
     with closing(RouterClient(parsed)) as client:
         client.require_reachable()
-        if end.signals.initial is None:
+        if end.signals.initial_plan is None:
             watch = partial(client.watch_tokens, max_await=_AWAIT_SECONDS)
             stream = EventStream(watch, end.position, retry_policy=parsed.retry_policy)
             with closing(stream), suppress(HistoryLostError):

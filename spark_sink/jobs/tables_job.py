@@ -105,11 +105,11 @@ class Findings:
 
     Args:
         address: of the current table.
-        found: the state of the verification, which the table's commits contain.
+        verified: the state of the verification, which the table's commits contain.
     """
 
-    def __init__(self, address: str, found: Mapping[str, Any]) -> None:
-        self.found = found
+    def __init__(self, address: str, verified: Mapping[str, Any]) -> None:
+        self.verified = verified
         self.gone = SimpleQueue[Mapping[str, Any]]()
         """Rows of PREPARED, which delete documents: the next batch applies them."""
         self._address = address
@@ -204,11 +204,11 @@ class TablesJob:
         """
         folder, written, seconds = self.folder, TaskReport(), dict[str, float]()
         begin, offset = folder.offset(number - 1), folder.offset(number)
-        batch, end = Batch(folder.query() or "", number, offset, begin), Offset.read(offset)
+        batch, end = Batch(folder.query() or "", number, offset, begin), Offset.of(offset)
         for report in self._reports(rows, batch, end):
             written.add(report)
         if self.findings is not None:
-            batch = replace(batch, verified=self.findings.found)
+            batch = replace(batch, verified=self.findings.verified)
         counted, notified = written.transactions.rows(), _notifications(end)
         beside = {NOTIFIED: notified.num_rows, TRANSACTIONS: counted.num_rows}
         batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
@@ -268,7 +268,7 @@ class TablesJob:
     def _reports(self, rows: DataFrame, batch: Batch, end: Offset) -> list[TaskReport]:
         """Write the files of a batch, in the driver or in tasks; return the tasks' reports."""
         if self._reader is not None and batch.begin:
-            tasks = self._reader.small_batch(Offset.read(batch.begin), end)
+            tasks = self._reader.small_batch(Offset.of(batch.begin), end)
             if tasks is not None:
                 return [self._reader.write(tasks, end.scope, batch.number)]
         rows.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(batch.number))

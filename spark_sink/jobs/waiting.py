@@ -110,7 +110,7 @@ class _Tables:
         for name, end in self._ends.items():
             if end is None:
                 yield f"{name} has no batch yet"
-            elif end.signals.initial is not None:
+            elif end.signals.initial_plan is not None:
                 yield f"{name} has a snapshot in progress"
             elif key_of(end.position) < key_of(target):
                 text, cut = "no time", end.cut

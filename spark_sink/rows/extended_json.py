@@ -21,7 +21,7 @@ from bson.objectid import ObjectId
 
 from shard_client.bson.values import DOCUMENT, INT32
 from spark_sink.events.slices import UNREADABLE, Slice, decoded_documents, string_of
-from spark_sink.rows.layouts import Layout, Places, Values, in_order, layouts_of
+from spark_sink.rows.layouts import Indexes, Layout, Values, in_order, layouts_of
 from spark_sink.rows.text_columns import Pieces, TextColumns, joined_text
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
@@ -122,7 +122,7 @@ class JsonColumns(TextColumns):
     def texts(self, documents: Values) -> pa.Array:
         """Return the texts of documents. Raises UNREADABLE."""
         layouts, left = layouts_of(documents)
-        parts: list[tuple[Places, pa.Array]] = []
+        parts: list[tuple[Indexes, pa.Array]] = []
         for layout in layouts:
             self._depth = 0
             try:

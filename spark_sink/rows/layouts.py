@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from shard_client.bson.values import BINARY, DOCUMENT, FIXED, NESTED, TEXTS, value_end
 from spark_sink.events.slices import Slice
 
-Places = NDArray[np.int64]
+Indexes = NDArray[np.int64]
 
 # A layout with fewer documents, or with a smaller share of them, costs more than it saves.
 _MIN_DOCUMENTS = 24
@@ -38,8 +38,8 @@ class Values:
 
     kind: int
     data: bytes
-    starts: Places
-    stops: Places
+    starts: Indexes
+    stops: Indexes
 
     @classmethod
     def of(cls, documents: Sequence[bytes] | pa.Array) -> Values:
@@ -58,11 +58,11 @@ class Values:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def chosen(self, which: Places | NDArray[np.bool_]) -> Values:
+    def chosen(self, which: Indexes | NDArray[np.bool_]) -> Values:
         """Return some of the values."""
         return self.within(self.kind, self.starts[which], self.stops[which])
 
-    def within(self, kind: int, starts: Places, stops: Places) -> Values:
+    def within(self, kind: int, starts: Indexes, stops: Indexes) -> Values:
         """Return other values in the same buffer, in its order."""
         return Values(kind, self.data, starts, stops)
 
@@ -93,12 +93,12 @@ class Values:
         """Return the numbers of numpy's type `kind`, `offset` bytes into the values."""
         return self.at(self.starts + offset, kind).astype(np.int64)
 
-    def at(self, places: Places, kind: str) -> NDArray[Any]:
+    def at(self, places: Indexes, kind: str) -> NDArray[Any]:
         """Return the numbers of numpy's type `kind`, such as "<i4", at places of the buffer."""
         shape = (len(self.data) - np.dtype(kind).itemsize + 1,)
         return np.ndarray(shape, kind, self.data, strides=(1,))[places]
 
-    def begin_with(self, text: bytes, places: Places) -> NDArray[np.bool_]:
+    def begin_with(self, text: bytes, places: Indexes) -> NDArray[np.bool_]:
         """Return for each place of the buffer whether `text` is there."""
         fits: NDArray[np.bool_] = places + len(text) <= len(self.data)
         fits &= self.at(np.where(fits, places, 0), f"V{len(text)}") == np.void(text)
@@ -108,17 +108,17 @@ class Values:
 class Layout(NamedTuple):
     """Documents with the same top-level fields: their indexes in order, and the fields by name."""
 
-    rows: Places
+    rows: Indexes
     documents: Values
     fields: dict[bytes, Values]
 
-    def chosen(self, which: Places | NDArray[np.bool_]) -> Layout:
+    def chosen(self, which: Indexes | NDArray[np.bool_]) -> Layout:
         """Return some of the documents."""
         fields = {name: field.chosen(which) for name, field in self.fields.items()}
         return Layout(self.rows[which], self.documents.chosen(which), fields)
 
 
-def in_order(parts: Sequence[tuple[Places, Any]]) -> Any:
+def in_order(parts: Sequence[tuple[Indexes, Any]]) -> Any:
     """Return one column, or one batch, of the rows of several, each with its rows' indexes."""
     if len(parts) == 1:
         return parts[0][1]
@@ -136,7 +136,7 @@ def all_layouts_of(documents: Values) -> list[Layout]:
     return found
 
 
-def layouts_of(documents: Values) -> tuple[list[Layout], Places]:
+def layouts_of(documents: Values) -> tuple[list[Layout], Indexes]:
     """Return the common layouts of documents, and the indexes of the remaining documents.
 
     The latter have uncommon layouts, or are not valid BSON.
@@ -145,9 +145,9 @@ def layouts_of(documents: Values) -> tuple[list[Layout], Places]:
     return _divided(documents, least, _MAX_SPLITS)
 
 
-def _divided(documents: Values, least: int, max_splits: int) -> tuple[list[Layout], Places]:
+def _divided(documents: Values, least: int, max_splits: int) -> tuple[list[Layout], Indexes]:
     found: list[Layout] = []
-    left: list[Places] = []
+    left: list[Indexes] = []
     everything = np.arange(len(documents))
     # Documents with the same fields up to a place in each, where the next field begins.
     tasks = [(Layout(everything, documents, {}), documents.starts + 4)]
@@ -185,7 +185,7 @@ def _divided(documents: Values, least: int, max_splits: int) -> tuple[list[Layou
     return found, np.sort(np.concatenate(left)) if left else everything[:0]
 
 
-def stops_of(documents: Values, kind: int, starts: Places, last: Places) -> Places:
+def stops_of(documents: Values, kind: int, starts: Indexes, last: Indexes) -> Indexes:
     """Return where the values of a type end.
 
     A value that would exceed its document, which ends at `last`, ends after it.

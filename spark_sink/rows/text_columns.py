@@ -26,7 +26,7 @@ from shard_client.bson.values import (
     OBJECT_ID,
     STRING,
 )
-from spark_sink.rows.layouts import Layout, Places, Values, in_order, layouts_of, stops_of
+from spark_sink.rows.layouts import Indexes, Layout, Values, in_order, layouts_of, stops_of
 
 Pieces = list["str | pa.Array"]
 """The parts of a column of texts, which follow each other: texts that are the same in all rows, and
@@ -174,7 +174,7 @@ class TextColumns:
         return [in_order(parts)]
 
 
-def _elements_of(arrays: Values) -> tuple[Values, Places, Places]:
+def _elements_of(arrays: Values) -> tuple[Values, Indexes, Indexes]:
     """Find the elements of arrays whose elements are all of the type of the first.
 
     Return the elements, the array of each, and the other arrays.

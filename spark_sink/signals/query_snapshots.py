@@ -20,7 +20,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, say
-from spark_sink.events.positions import FromNow, Position, time_of, to_offset
+from spark_sink.events.positions import FromNow, Position, position_document, time_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import (
     MAX_SIGNALS,
@@ -90,7 +90,10 @@ class QuerySnapshots:
         self, state: SignalState, passed: Position, position: Position, aggregate: str = "Seek"
     ) -> SignalState:
         """Return the state with a notification that what lies between two positions is left out."""
-        texts = {"from": json.dumps(to_offset(passed)), "to": json.dumps(to_offset(position))}
+        texts = {
+            "from": json.dumps(position_document(passed)),
+            "to": json.dumps(position_document(position)),
+        }
         time = time_of(position) or Timestamp(0, 0)
         identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
         return self._notified(state, identifier, aggregate, "SKIPPED", **texts)
@@ -134,12 +137,12 @@ class QuerySnapshots:
                 once.
             lost: documents of other collections; each is requested once, too.
         """
-        new = {names: token for names, token in unread.items() if token > state.required}
-        documents = [each for each in lost if each.token > state.required]
+        new = {names: token for names, token in unread.items() if token > state.required_at}
+        documents = [each for each in lost if each.token > state.required_at]
         if not new and not documents:
             return state
         last = max([*new.values(), *(each.token for each in documents)])
-        state = replace(state, required=last)
+        state = replace(state, required_at=last)
         time = cluster_time_of(last)
         request = SnapshotRequest(f"again-{time.time}-{time.inc}", False, (), required=True)
         if self._refusal is not None:
@@ -168,7 +171,7 @@ class QuerySnapshots:
         while (request := state.running) is not None:
             if request.plan is None:
                 state = self._begun(state, request, time)
-                if state.ended is not None:
+                if state.ending is not None:
                     return state
                 continue
             wanted = request.chosen(self._by_mode)
@@ -228,7 +231,7 @@ class QuerySnapshots:
         found = self._planner.collections(wanted)
         request = replace(request, plan=plan)
         if request.unread and not found:  # they were dropped
-            return replace(state.without_request(request.id), ended=request)
+            return replace(state.without_request(request.id), ending=request)
         problem = None if request.initial else self._problem(request, found)
         if problem is not None:
             state = state.without_request(request.id)
@@ -252,7 +255,7 @@ class QuerySnapshots:
     def _ended(self, state: SignalState, request: SnapshotRequest) -> SignalState:
         whole = request.initial or request.unread or self._planner.names(request.reads_whole)
         state = self._notified_of(state.without_request(request.id), request, "COMPLETED")
-        return replace(state, ended=request if whole else None)
+        return replace(state, ending=request if whole else None)
 
     def _progressed(
         self, state: SignalState, request: SnapshotRequest, plan: SnapshotPlan

@@ -101,19 +101,19 @@ class SignalState:
     """The signals processed so far, and the snapshots that have not ended.
 
     `handled` are digests of ids, the oldest first. `position` is that of the collection of
-    signals, None for the stream's. `required` is the newest token at which a table lacked a
-    requested collection. `reading`, `ended` and `notifications` belong to the batch that ends here:
-    the cluster time at which it reads a part of the running snapshot, up to where its plan is; and
-    the request that ends with it, if that has read whole collections.
+    signals, None for the stream's. `required_at` is the newest token at which a table lacked a
+    requested collection. `reading`, `ending` and `notifications` belong to the batch that ends
+    here: the cluster time at which it reads a part of the running snapshot, up to where its plan
+    is; and the request that ends with it, if that has read whole collections.
     """
 
     handled: tuple[str, ...] = ()
     requests: tuple[SnapshotRequest, ...] = ()
     paused: bool = False
     position: Position | None = None
-    required: str = ""
+    required_at: str = ""
     reading: Timestamp | None = None
-    ended: SnapshotRequest | None = None
+    ending: SnapshotRequest | None = None
     notifications: tuple[Mapping[str, Any], ...] = ()
 
     @property
@@ -125,7 +125,7 @@ class SignalState:
         return None if self.paused or not self.requests else self.requests[0]
 
     @property
-    def initial(self) -> SnapshotPlan | None:
+    def initial_plan(self) -> SnapshotPlan | None:
         """The plan of the snapshot of the query's mode; None if none is running."""
         return next((each.plan for each in self.requests if each.initial), None)
 
@@ -142,7 +142,7 @@ class SignalState:
     @property
     def has_output(self) -> bool:
         """Whether the batch has rows or notifications; each change has a notification."""
-        return bool(self.reading or self.ended or self.notifications)
+        return bool(self.reading or self.ending or self.notifications)
 
     @property
     def asks_present(self) -> bool:
@@ -155,7 +155,7 @@ class SignalState:
 
     def without_batch(self) -> SignalState:
         """Return the state without the batch's part."""
-        return replace(self, reading=None, ended=None, notifications=())
+        return replace(self, reading=None, ending=None, notifications=())
 
     def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
         """Return the state with a further id; digests in `present` stay: they may recur."""

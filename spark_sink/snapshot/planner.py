@@ -162,7 +162,7 @@ class SnapshotPlanner:
         share = 0.0
         if end is not None and end.key is not None:
             pieces = self._sampled[end.collection]
-            share = 1 - sum(piece.share for piece in pieces[_number_of(pieces, end.key) :])
+            share = 1 - sum(piece.share for piece in pieces[_index_at(pieces, end.key) :])
         progress = Progress(
             len(names),
             planned,
@@ -242,10 +242,10 @@ class SnapshotPlanner:
     ) -> list[_Piece]:
         """Return the pieces of a collection from a key up to another one."""
         pieces = self._sampled.get(collection.id, [])
-        first = _number_of(pieces, lower)
+        first = _index_at(pieces, lower)
         if first is None:
             pieces = self._sampled[collection.id] = self._sample(collection, lower)
-        last = None if upper is None else _number_of(pieces, upper)
+        last = None if upper is None else _index_at(pieces, upper)
         if upper is not None and last is None:  # planned before a restart
             return self._sample(collection, lower, upper)
         return pieces[first:last]
@@ -396,8 +396,8 @@ def _uuid_of(listed: Mapping[str, Any]) -> str:
     return bytes(listed.get("info", {}).get("uuid", b"")).hex()
 
 
-def _number_of(pieces: Sequence[_Piece], key: str | None) -> int | None:
-    """Return the number of the piece that begins at a key; None if none does."""
+def _index_at(pieces: Sequence[_Piece], key: str | None) -> int | None:
+    """Return the index of the piece that begins at a key; None if none does."""
     return next((n for n, piece in enumerate(pieces) if piece.chunk.lower == key), None)
 
 

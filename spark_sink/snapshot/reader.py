@@ -57,7 +57,7 @@ class KeyFinder:
         paths = [path.encode() for path in (key if "_id" in key else (*key, "_id"))]
         self._paths = paths
         self._wanted = frozenset(path.partition(b".")[0] for path in (*paths, b"_id"))
-        self._has_places = not any(b"." in path for path in paths)
+        self._has_offsets = not any(b"." in path for path in paths)
         self._heads: tuple[bytes, ...] = (b"no document has this",)
         self._heads_of: Callable[[bytes], tuple[bytes, ...]] = itemgetter(_NOTHING, _NOTHING)
         self._values_of = self._heads_of
@@ -78,7 +78,7 @@ class KeyFinder:
             if not missing:
                 break
         values = [(path, value_at(fields, path)) for path in self._paths]
-        if self._has_places and self._wanted <= fields.keys():
+        if self._has_offsets and self._wanted <= fields.keys():
             self._remember(raw, fields)
         return document_of((path, value) for path, value in values if value is not None)
 

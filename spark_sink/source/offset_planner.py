@@ -46,9 +46,9 @@ class Planners:
             client.require_reachable()
             self.inbox = ReportInbox(client.address)
             self.batches = BatchPlanner(client, options, self.inbox, loaded=loaded)
-            self.collections = snapshot_planner(client, options)
+            self.chunks = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
-            self.snapshots = QuerySnapshots(self.collections, options.snapshot.accepts, refusal)
+            self.snapshots = QuerySnapshots(self.chunks, options.snapshot.accepts, refusal)
             self.signals = SignalProcessor(client, options, self.snapshots)
         except BaseException:
             client.close()
@@ -75,22 +75,22 @@ class Planners:
         self.client.close()
 
 
-class Sink:
+class Output:
     """What the rows are written to. That of a query is not known: nothing is read for it."""
 
     follows_scope = False
     """Whether the options may have another scope than the checkpoint; `Offset.gained` is read."""
 
     def unread(self, start: Offset) -> tuple[Mapping[tuple[str, str], str], Sequence[LostDocument]]:
-        """Return the collections, by database and name, that the sink lacks, each with a token.
+        """Return the collections, by database and name, that the output lacks, each with a token.
 
-        The sink lacks documents from that token on. Also return documents of other collections
+        The output lacks documents from that token on. Also return documents of other collections
         that it lacks. `start` is where its last batch ends.
         """
         return {}, ()
 
     def namespaces(self) -> set[tuple[str, str]]:
-        """Return the collections, by database and name, of which the sink has documents."""
+        """Return the collections, by database and name, of which the output has documents."""
         return set()
 
 
@@ -100,14 +100,14 @@ class OffsetPlanner:
     Args:
         options: what the query was started with.
         planners: what plans parts of a batch.
-        sink: what the rows are written to.
+        output: what the rows are written to.
     """
 
-    def __init__(self, options: StreamOptions, planners: Planners, sink: Sink) -> None:
+    def __init__(self, options: StreamOptions, planners: Planners, output: Output) -> None:
         self.planners = planners
         """The connection, which the caller closes."""
         self._options = options
-        self._sink = sink
+        self._output = output
         self._policy: SnapshotPolicy | None = None
         self._is_due = False  # whether a snapshot is to begin, whatever the position
         self._earliest = 0.0  # the time before which no snapshot begins
@@ -127,11 +127,11 @@ class OffsetPlanner:
         The batch has about `max_events` events at most; None is no limit.
         """
         scope = self._options.scope
-        if not self._sink.follows_scope:
+        if not self._output.follows_scope:
             start.require_scope(scope)
         start = replace(start, scope=start.scope or scope)
         signals, planners = self._kept(start.signals), self.planners
-        position, is_in_snapshot = start.position, signals.initial is not None
+        position, is_in_snapshot = start.position, signals.initial_plan is not None
         policy = self._policy
         if policy is None:
             asked = QueryStart(time_of(position), is_in_snapshot)
@@ -147,7 +147,7 @@ class OffsetPlanner:
         if not policy.streams:
             return None
         try:
-            signals = planners.snapshots.require(signals, *self._sink.unread(start))
+            signals = planners.snapshots.require(signals, *self._output.unread(start))
             if start.scope != scope or start.sought is not None:
                 return self._change_scope(start, signals)
             if not self._is_at_end:
@@ -161,7 +161,7 @@ class OffsetPlanner:
                 is_empty = batch.end == batch.start and not planners.signals.has_more
                 self._is_at_end = self._ends_at_present and is_empty
         except HistoryLostError:
-            ended = start.signals.ended
+            ended = start.signals.ending
             if ended is not None and ended.initial and self._has_read_snapshot:
                 raise HistoryLostError(_OUTLIVED) from None
             if not policy.if_history_is_lost:
@@ -204,7 +204,7 @@ class OffsetPlanner:
     def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
         """Return the end of a batch without events, after which the scope is the options'.
 
-        A batch of the old scope first reads the cluster time to its end. After a gap, the sink
+        A batch of the old scope first reads the cluster time to its end. After a gap, the output
         lacks all collections.
         """
         position, scope = start.position, self._options.scope
@@ -219,8 +219,8 @@ class OffsetPlanner:
         gained: list[tuple[str, str]] = []
         if self._options.snapshot.policy.reads_documents:
             planners, wanted = self.planners, self._options.snapshot.accepts
-            names = planners.client.with_retries(lambda: planners.collections.names(wanted))
-            found = {*names, *self._sink.namespaces()}
+            names = planners.client.with_retries(lambda: planners.chunks.names(wanted))
+            found = {*names, *self._output.namespaces()}
             before = None if start.sought is not None else start.scope
             gained = sorted(
                 each
@@ -243,7 +243,7 @@ class OffsetPlanner:
         signals = planners.client.with_retries(
             lambda: planners.snapshots.begin(signals, planners.client.snapshot_time())
         )
-        plan = signals.initial
+        plan = signals.initial_plan
         assert plan is not None
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time
         self._has_read_snapshot = True

@@ -55,8 +55,8 @@ class Offset:
     sought: Position | None = None
 
     @classmethod
-    def read(cls, offset: Mapping[str, Any]) -> Offset:
-        """Return what `write` wrote. Raises StreamError for an offset of another source."""
+    def of(cls, offset: Mapping[str, Any]) -> Offset:
+        """Return the offset of a `document`. Raises StreamError for one of another source."""
         try:
             return from_document(cls, offset)
         except (KeyError, TypeError, ValueError) as error:
@@ -65,8 +65,9 @@ class Offset:
                 error,
             ) from None
 
-    def write(self) -> dict[str, Any]:
-        """Return the offset for Spark: a dict that json.dumps accepts."""
+    @property
+    def document(self) -> dict[str, Any]:
+        """The offset for Spark: a dict that json.dumps accepts."""
         found: dict[str, Any] = to_document(self)
         return found
 
@@ -105,7 +106,7 @@ class Offset:
         Each has the token from which its table lacks documents of it.
         """
         waiting = [names for each in self.signals.requests for names in each.unread]
-        return {**dict.fromkeys(waiting, self.signals.required), **self.gained_since}
+        return {**dict.fromkeys(waiting, self.signals.required_at), **self.gained_since}
 
     def require_scope(self, scope: Scope) -> None:
         """Raise StreamError if the offset is of another scope."""

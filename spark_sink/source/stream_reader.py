@@ -18,7 +18,7 @@ from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTri
 from spark_sink.errors import without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.source.offset_planner import OffsetPlanner, Planners, Sink
+from spark_sink.source.offset_planner import OffsetPlanner, Output, Planners
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import Task, TaskPartition, read_task, snapshot_tasks
 
@@ -29,11 +29,11 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     Spark sends copies of it to the tasks: the connection is made at first use and never copied.
     """
 
-    def __init__(self, options: StreamOptions, loaded: float, sink: Sink | None = None) -> None:
+    def __init__(self, options: StreamOptions, loaded: float, output: Output | None = None) -> None:
         self.options = options
         """What the query was started with."""
         self._loaded = loaded
-        self._sink = Sink() if sink is None else sink
+        self._output = Output() if output is None else output
         self._connected: OffsetPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -45,7 +45,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         Spark asks again if it is restarted before its first batch is committed, so the answer must
         depend on the options only: the first, empty batch fixes "now".
         """
-        return Offset(self.options.start, self.options.scope).write()
+        return Offset(self.options.start, self.options.scope).document
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of a micro-batch: about maxEventsPerTrigger events."""
@@ -60,14 +60,14 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Return where the micro-batch after `start` ends. Raises StreamError."""
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with without_traceback():
-            latest = self._planner.plan(Offset.read(start), max_events)
-            return start if latest is None else latest.write()
+            latest = self._planner.plan(Offset.of(start), max_events)
+            return start if latest is None else latest.document
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the files of signals that a committed batch has processed."""
         if self._connected is not None:
             with without_traceback():
-                self._connected.planners.signals.committed(Offset.read(end).signals)
+                self._connected.planners.signals.committed(Offset.of(end).signals)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
@@ -77,18 +77,18 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if self._connected is None:
             return None
         try:
-            return self._connected.newest().write()
+            return self._connected.newest().document
         except PyMongoError:
             return None  # metrics are optional
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what the tasks of a micro-batch read. Raises StreamError."""
         with without_traceback():
-            scope = Offset.read(end).scope
+            scope = Offset.of(end).scope
             return [TaskPartition(task, scope) for task in self._tasks(start, end)]
 
     def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
-        before, offset = Offset.read(start), Offset.read(end)
+        before, offset = Offset.of(start), Offset.of(end)
         if start == end:
             return []
         batches = self._planner.planners.batches
@@ -97,9 +97,9 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def added_tasks(self, before: Offset, offset: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
         tasks: list[Task] = [*heartbeats(before.heartbeat, offset.heartbeat)]
-        if offset.signals.reading is not None or offset.signals.ended is not None:
+        if offset.signals.reading is not None or offset.signals.ending is not None:
             planners, position, options = self._planner.planners, before.position, self.options
-            planner, present = planners.collections, planners.client.present
+            planner, present = planners.chunks, planners.client.present
             tasks += planners.client.with_retries(
                 lambda: snapshot_tasks(offset.signals, position, options, planner, present)
             )
@@ -125,5 +125,5 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def _planner(self) -> OffsetPlanner:
         if self._connected is None:
             planners = Planners(self.options, self._loaded)
-            self._connected = OffsetPlanner(self.options, planners, self._sink)
+            self._connected = OffsetPlanner(self.options, planners, self._output)
         return self._connected

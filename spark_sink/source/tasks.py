@@ -96,7 +96,7 @@ def snapshot_tasks(
     `present` returns a time after all reads of earlier batches. Raises PyMongoError.
     """
     tasks: list[Task] = []
-    request, reading, ended = state.running, state.reading, state.ended
+    request, reading, ended = state.running, state.reading, state.ending
     if request is not None and reading is not None:
         kind = "blocking" if request.blocking else "incremental"
         signal = {"id": request.id, "type": kind, "streamed": _token_at(start)}
@@ -176,7 +176,7 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
     events in other streams (docs/protocol.md#resume-tokens). The position may be of a batch that
     was planned before the option was set: it is found by the number of events before it.
     """
-    if not isinstance(position, Token) or not position.is_of_event_1:
+    if not isinstance(position, Token) or not position.is_of_version_1:
         return position
     time = position.cluster_time
     section = ReadTask(AtTime(time), after(time), task.shard)

@@ -45,7 +45,7 @@ class Advance:
         self._form = form or TableForm()
 
     def of_table(self, rows: DataFrame) -> DataFrame:
-        """Return rows with the columns VERSION, and DELETED if there is one, after the changes."""
+        """Return rows with the columns BASE, and DELETED if there is one, after the changes."""
         return self._folded(rows.mapInArrow(self._prepare.table_rows, PREPARED))
 
     def of_documents(self, rows: DataFrame) -> DataFrame:

@@ -215,7 +215,7 @@ class CurrentTable:
         """Return what a batch changes. Tasks stage the rows that its DDL events move."""
         before, scope, changes = self.state, upsert.scope, upsert.changes
         ddl_events = tuple(sorted(map(ddl_event_of, changes.ddl)))
-        new_events = before.unknown(ddl_events)
+        new_events = before.not_applied(ddl_events)
         state, unread = before.after(changes, ddl_events), set(before.unread)
         if scope is not None:
             found = {**before.unread, **scope.unread}
@@ -272,7 +272,7 @@ class CurrentTable:
             by_file.setdefault(each.path, []).append(each)
         stage = self.address, self._epoch
         tasks = [partial(stage_moved, *stage, ddl_events, own) for own in by_file.values()]
-        events, columns = self.state.unknown(ddl_events), self.form.version_columns
+        events, columns = self.state.not_applied(ddl_events), self.form.base_columns
         files = (path for each in moved for path in each.paths)
         tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
         return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
@@ -328,9 +328,9 @@ class CurrentTable:
         if upsert.scope is not None:
             lost = (each for report in reports for each in report.lost)
             contains = upsert.scope.contains
-            state = state.without([e for e in lost if contains(e.database, e.collection)])
+            state = state.with_lost([e for e in lost if contains(e.database, e.collection)])
         checksum = sum((report.added for report in reports), state.checksum)
-        replaced = plan.moved.union(*(merge.rows.partitions for merge, _ in merged))
+        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged))
         parts = [each for report in reports for each in report.parts]
         new = {json.loads(each["partition"])[KEY_RANGE] for each in parts}
         state = replace(

@@ -25,7 +25,7 @@ from spark_sink.events.applied_updates import updated
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
-from spark_sink.rows.layouts import Places, Values, all_layouts_of, in_order
+from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
@@ -38,7 +38,7 @@ TABLE = StructType(
 """A row of a current table: a document as extended JSON (`fullDocument`) and as BSON (`document`),
 its key in canonical extended JSON, and the token and time of the last event that is in it."""
 
-VERSION = ("database", "collection", "key", "token", "documentKey", "document")
+BASE = ("database", "collection", "key", "token", "documentKey", "document")
 """The columns from which the next version of a row is made."""
 FOLDED = StructType(
     [
@@ -295,7 +295,7 @@ def _documents_in(events: pa.Array) -> pa.Array:
 
     Raises InvalidBSON.
     """
-    parts: list[tuple[Places, pa.Array]] = []
+    parts: list[tuple[Indexes, pa.Array]] = []
     for layout in all_layouts_of(Values.of(events)):
         full, kind = (layout.fields.get(name) for name in _OF_DOCUMENT)
         if full is None or full.kind != DOCUMENT or kind is None:

@@ -83,19 +83,19 @@ class KeyRange:
 class Merge:
     """The places from `lower` up to `upper` (None: all) that one task writes, with their changes.
 
-    `rows` is the range whose files have the rows, and may have rows of other tasks; without files
+    `base` is the range whose files have the rows, and may have rows of other tasks; without files
     there are none.
     """
 
     lower: str
     upper: str | None
-    rows: KeyRange
+    base: KeyRange
     changes: list[ChangeGroup] = field(default_factory=list)
 
     @property
     def size(self) -> int:
         """The bytes of files and changes that the task reads."""
-        return self.rows.size + sum(each.size for each in self.changes)
+        return self.base.size + sum(each.size for each in self.changes)
 
 
 _RANGES = pa.schema(
@@ -233,13 +233,13 @@ def merges_of(
     for group in changes:
         for index in _indexes(group, index_of, uppers.__getitem__, places):
             merges[index].changes.append(group)
-    written = {each.rows.lower for each in merges if each.rows.paths and each.changes}
-    return [e for e in merges if e.changes or (e.rows.paths and e.rows.lower in written)]
+    written = {each.base.lower for each in merges if each.base.paths and each.changes}
+    return [e for e in merges if e.changes or (e.base.paths and e.base.lower in written)]
 
 
 def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
     """Return merges without changes of all files that the given merges do not write again."""
-    written = {each.rows.lower for each in merges if each.rows.paths}
+    written = {each.base.lower for each in merges if each.base.paths}
     every = (ranges[index] for index in range(len(ranges)))
     rest = (each for each in every if each.paths and each.lower not in written)
     return [Merge(each.lower, each.upper, each) for each in rest]

@@ -22,7 +22,7 @@ from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.slices import UNREADABLE, Slice, document_of, field_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, batch_of, rows_in
 from spark_sink.rows.extended_json import JsonColumns, canonical_json
-from spark_sink.rows.layouts import Layout, Places, Values, all_layouts_of, in_order
+from spark_sink.rows.layouts import Indexes, Layout, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.rows.text_columns import joined_text
 from spark_sink.tables.ddl_events import DdlEvent
@@ -86,7 +86,7 @@ class Prepare:
     def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not rows.num_rows:
             return batch_of((), _PREPARED_ARROW)
-        parts: list[tuple[Places, pa.RecordBatch]] = []
+        parts: list[tuple[Indexes, pa.RecordBatch]] = []
         former: dict[int, bytes] = {}
         for layout in all_layouts_of(Values.of(rows["event"])):
             documents = layout.fields.get(b"documentKey")

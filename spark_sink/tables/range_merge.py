@@ -102,7 +102,7 @@ class MergeTask:
     def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the rows of the merge, a row group at a time, and their places."""
         files, folder = open_folder(self.address)
-        merge, found = self.merge, self.merge.rows
+        merge, found = self.merge, self.merge.base
         # The first and the last merge of a range keep rows that its statistics do not show.
         lower = "" if merge.lower == found.lower else merge.lower
         upper = None if merge.upper == found.upper else merge.upper

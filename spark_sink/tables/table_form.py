@@ -33,7 +33,7 @@ from spark_sink.rows.extended_json import JsonColumns
 from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_column, paths_of
 from spark_sink.rows.layouts import Values
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
-from spark_sink.tables.fold import TABLE, VERSION
+from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.parquet_parts import WITH_STATISTICS
 from spark_sink.tables.prepare import DELETED
@@ -132,9 +132,9 @@ class TableForm:
         return [*keys, *(f"_{each.name}" for each in _OWN if each.name in WITH_STATISTICS)]
 
     @property
-    def version_columns(self) -> tuple[str, ...]:
-        """The names of the columns VERSION in the table, and of DELETED if the table has it."""
-        names = (*VERSION, DELETED) if self.keeps_deleted else VERSION
+    def base_columns(self) -> tuple[str, ...]:
+        """The names of the columns BASE in the table, and of DELETED if the table has it."""
+        names = (*BASE, DELETED) if self.keeps_deleted else BASE
         return tuple(map(self.column, names))
 
     def column(self, name: str) -> str:

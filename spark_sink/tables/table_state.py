@@ -53,7 +53,7 @@ class TableState:
     partitions: int = 0
     lost: tuple[LostDocument, ...] = ()
 
-    def without(self, lost: Iterable[LostDocument]) -> TableState:
+    def with_lost(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""
         namespaces = {each: (each.database, each.collection) for each in lost}
         kept = [each for each, name in namespaces.items() if name not in self.unread]
@@ -100,7 +100,7 @@ class TableState:
             state = replace(state, complete_in={**state.complete_in, **later})
         return state
 
-    def unknown(self, ddl_events: Sequence[DdlEvent]) -> tuple[DdlEvent, ...]:
+    def not_applied(self, ddl_events: Sequence[DdlEvent]) -> tuple[DdlEvent, ...]:
         """Return the events that the table does not have yet.
 
         A rename that is applied again would remove the rows that it has renamed.

@@ -99,7 +99,7 @@ class Batch:
 
 def end_of(state: Mapping[str, Any]) -> Offset | None:
     """Return the end of the newest batch in a state; None if that is unknown."""
-    return Offset.read(state["offset"]) if state.get("offset") else None
+    return Offset.of(state["offset"]) if state.get("offset") else None
 
 
 class StateFiles:

@@ -192,7 +192,7 @@ class Comparison:
         self._options = parse_options({**self._given, **keys})
         self._spark, self._most = spark, most
         self._table = CurrentTable.existing(target)
-        self.named = json.dumps(document_options(options), sort_keys=True)
+        self.selection = json.dumps(document_options(options), sort_keys=True)
         """The options that select the documents, as JSON."""
 
     def compare(
@@ -204,7 +204,7 @@ class Comparison:
         which gets the progress. `wait` is called with seconds; if it returns True, the comparison
         stops there.
         """
-        before = kept.load(self.named, self._table.log.id)
+        before = kept.load(self.selection, self._table.log.id)
         rows, begun = 0 if before is None else before.rows, time.monotonic()
         for compared in self.steps(before):
             kept.save(compared)
@@ -225,7 +225,7 @@ class Comparison:
             planner = snapshot_planner(client, self._options)
             if compared is None:
                 now = client.with_retries(client.snapshot_time)
-                compared = Compared(self.named, self._table.log.id, now)
+                compared = Compared(self.selection, self._table.log.id, now)
             while not compared.ended:
                 compared = self._step(compared, client, planner)
                 yield compared
@@ -245,7 +245,7 @@ class Comparison:
             plan = planner.next_batch(compared.plan or planner.begin(now, accepts), accepts)
             compared = replace(compared, plan=plan)
             chunks = chain.from_iterable(planner.tasks(plan, accepts))
-            tasks = [partial(range_tasks.chunk, each) for each in chunks]
+            tasks = [partial(range_tasks.compare_keys, each) for each in chunks]
         if not tasks:
             return compared
         with ExitStack() as held:
@@ -322,7 +322,7 @@ def _start(table: CurrentTable) -> dict[str, str]:
     event, so they begin there.
     """
     through, offset = table.state.through, end_of(table.log.state())
-    if offset is None or offset.signals.initial is not None or offset.sought is not None:
+    if offset is None or offset.signals.initial_plan is not None or offset.sought is not None:
         return {"startAfter": through}
     if isinstance(offset.position, AtTime) and key_of(offset.position) > through:
         return {"startAtOperationTime": f"{offset.position.time.time},{offset.position.time.inc}"}

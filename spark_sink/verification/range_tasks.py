@@ -36,7 +36,7 @@ from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.executors import MadeRows
-from spark_sink.tables.fold import TABLE, VERSION
+from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
 from spark_sink.tables.parquet_parts import TableScan
 from spark_sink.tables.prepare import DELETED, INAPPLICABLE, Prepare, problem_of
@@ -61,8 +61,8 @@ SUSPECTS = StructType(
 """A key to compare again, with the `_id` of its document as canonical extended JSON, or a key that
 the table has several times. A row without a key is the report of a task: the number of rows or keys
 that it has compared, the bytes that it has read, and the last place."""
-ROWS = StructType([TABLE[name] for name in VERSION])
-"""Rows of a current table, with the columns VERSION."""
+ROWS = StructType([TABLE[name] for name in BASE])
+"""Rows of a current table, with the columns BASE."""
 DOCUMENTS = StructType(columns("database string, collection string, token string, event binary"))
 """Documents as rows of the source."""
 
@@ -113,11 +113,13 @@ class RangeTasks:
             size = sum(known) if len(known) == len(found.paths) else most + 1
             if tasks and size > left:
                 break
-            tasks.append(partial(small.rows, found.paths, place, most if size > most else None))
+            tasks.append(
+                partial(small.compare_rows, found.paths, place, most if size > most else None)
+            )
             left, reached = left - size, found.last
         return reached, tasks
 
-    def rows(self, paths: Sequence[str], after: str, most: int | None) -> MadeRows:
+    def compare_rows(self, paths: Sequence[str], after: str, most: int | None) -> MadeRows:
         """Compare the rows of files after a place: SUSPECTS.
 
         The files have all rows of their range, in any order. The first `most` rows in the order of
@@ -134,7 +136,7 @@ class RangeTasks:
         yield _suspects((*place.split("\0"), None, True) for place in doubled)
         last, size = found["values"][-1], 0
         with closing(RouterClient(self.options)) as client:
-            for read in self._scan(paths, VERSION, self._between(after, last.as_py())):
+            for read in self._scan(paths, BASE, self._between(after, last.as_py())):
                 keys = read[_PLACE]
                 rows = read.filter(pc.and_(pc.greater(keys, after), pc.less_equal(keys, last)))
                 for start in range(0, rows.num_rows, _KEYS):
@@ -143,7 +145,7 @@ class RangeTasks:
                     yield _suspects(unlike)
         yield _report(found.num_rows, size, last.as_py())
 
-    def chunk(self, chunk: Chunk) -> MadeRows:
+    def compare_keys(self, chunk: Chunk) -> MadeRows:
         """Look for the keys of a chunk of a collection in the table: SUSPECTS."""
         rows = size = 0
         task = replace(chunk_task(chunk, self.time, self.options), keys_only=True)
@@ -162,7 +164,7 @@ class RangeTasks:
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
         """Return the table's rows with some keys as ROWS: a function for `mapInArrow`."""
         for batch in batches:
-            for found in self._find(set(map(place_of_row, batch.to_pylist())), VERSION):
+            for found in self._find(set(map(place_of_row, batch.to_pylist())), BASE):
                 yield from found.select(_ROWS.names).cast(_ROWS).to_batches()
 
     def documents(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:

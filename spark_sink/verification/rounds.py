@@ -122,13 +122,13 @@ class Verifier:
             self._request([each for each in found.first if each["difference"] != "extra"])
             if left := found.count - len(found.first):
                 say(f"repair: {len(found.first):,} differences now, {left:,} in the next rounds")
-        self.findings.found = {
+        self.findings.verified = {
             "through": found.begin,
             "rows": found.rows,
             "differences": found.count,
             "first": [*found.first[:_SHOWN]],
         }
-        say(f"verified {verified_line(self.findings.found)}")
+        say(f"verified {verified_line(self.findings.verified)}")
         self._done(found.through.time, found.rows, found.count)
 
     def _remove(self, differences: Sequence[Mapping[str, Any]], when: Timestamp) -> None:
@@ -158,4 +158,4 @@ def _is_whole(log: DeltaLog) -> bool:
     """Return whether a table has all documents, so that no snapshot must complete it."""
     state = log.state()
     offset = end_of(state)
-    return offset is not None and offset.signals.initial is None and not state.get("unread")
+    return offset is not None and offset.signals.initial_plan is None and not state.get("unread")

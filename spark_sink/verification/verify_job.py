@@ -32,7 +32,7 @@ from spark_sink.jobs.job_folder import (
 )
 from spark_sink.jobs.point_in_time import snapshot_ends
 from spark_sink.jobs.query_run import cause_of
-from spark_sink.jobs.rebuilding import lacking_tables
+from spark_sink.jobs.recovery import lacking_tables
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
@@ -240,7 +240,7 @@ class _Verification:
         with self._failures(*names):
             if not names:
                 return
-            if last.end.signals.initial is not None:
+            if last.end.signals.initial_plan is not None:
                 self._remark(names, "the snapshot has not ended yet")
                 return
             until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))

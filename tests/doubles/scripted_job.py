@@ -23,7 +23,7 @@ from spark_sink.events.positions import AtTime
 from spark_sink.events.runs import run_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.rebuilding import restore_checkpoint
+from spark_sink.jobs.recovery import restore_checkpoint
 from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter, bronze_schema
 from spark_sink.rows.event_rows import EventRows
@@ -78,11 +78,11 @@ class Script:
         notified = ({**told, "timestamp": 1},) if count % 2 else ()
         signals = SignalState(self.handled, notifications=notified)
         time = self.time(count)
-        return Offset(AtTime(Timestamp(time.time, time.inc + 1)), signals=signals).write()
+        return Offset(AtTime(Timestamp(time.time, time.inc + 1)), signals=signals).document
 
     def before(self, offset: Mapping[str, Any]) -> int:
         """Return how many events are before an offset."""
-        cut = Offset.read(offset).time if offset else Timestamp(0, 0)
+        cut = Offset.of(offset).time if offset else Timestamp(0, 0)
         assert cut is not None
         return sum(each["clusterTime"] < cut for each in self.events)
 

@@ -56,7 +56,7 @@ def check_decoded(recorded: dict[str, Any]) -> None:
     assert (token.data.decode(), token.raw) == (data, document)
 
     position = spark_tokens.Token(bson.decode(document))
-    assert (position.cluster_time, position.data, position.is_of_event_1) == (time, data, True)
+    assert (position.cluster_time, position.data, position.is_of_version_1) == (time, data, True)
     assert tokens_of.is_of_document(data)
     assert (position.is_high_water_mark, tokens_of.is_invalidate(data)) == (False, False)
 

@@ -127,7 +127,7 @@ class TableQuery:
             findings, changed = self._findings, [changes]
             batch = Batch("q", self._number, end)
             if findings is not None:
-                batch = replace(batch, verified=findings.found)
+                batch = replace(batch, verified=findings.verified)
                 changed.append(findings.removals())
             CurrentTable(self._target).apply_staged(
                 None, Upsert(ChangeReport.total(changed), batch)

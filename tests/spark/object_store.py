@@ -24,7 +24,7 @@ from deltalake import DeltaTable
 from spark_sink import local_session, read_at
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.rebuilding import rebuild_table
+from spark_sink.jobs.recovery import rebuild_table
 from spark_sink.source.offsets import Offset
 from spark_sink.verification.verify_job import verify_job
 from tests.harness.clusters import start_cluster
@@ -123,7 +123,7 @@ def _wait_until(job: JobProcess, time: Timestamp) -> None:
     def done() -> bool:
         job.keep_running()
         offset = job.folder.offset(job.committed)
-        return bool(offset) and key_of(Offset.read(offset).position) > key_of(AtTime(time))
+        return bool(offset) and key_of(Offset.of(offset).position) > key_of(AtTime(time))
 
     wait_for(done, "the last write", _SECONDS)
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from spark_sink.cli import job
-from spark_sink.events.positions import AtTime, from_offset, key_of, to_offset
+from spark_sink.events.positions import AtTime, key_of, position_document, position_from
 from tests.harness.clusters import RealCluster, TestCluster
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, rows_of, run_job
@@ -98,5 +98,5 @@ def test_a_job_is_set_to_a_later_position(tmp_path: Path, shop: Shop, spark: Spa
     [gap] = [row for row in rows_of(tmp_path, "notifications") if row["aggregate_type"] == "Seek"]
     assert gap["type"] == "SKIPPED"
     places = {name: json.loads(text) for name, text in gap["additional_data"]}
-    assert places["to"] == to_offset(AtTime(Timestamp(target.time, target.inc + 1)))
-    assert key_of(from_offset(places["from"])) < key_of(AtTime(target))
+    assert places["to"] == position_document(AtTime(Timestamp(target.time, target.inc + 1)))
+    assert key_of(position_from(places["from"])) < key_of(AtTime(target))

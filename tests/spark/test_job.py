@@ -29,7 +29,7 @@ from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.folders import is_local
 from spark_sink.job import Job
 from spark_sink.jobs.job_folder import DEFAULT_TABLES, MESSAGES, TRANSACTIONS, JobFolder, JobRecord
-from spark_sink.jobs.rebuilding import restore_checkpoint
+from spark_sink.jobs.recovery import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
@@ -150,7 +150,7 @@ def test_a_job_is_behind_its_stream_and_not_its_last_event(tmp_path: Path, shop:
     folder = JobFolder(str(tmp_path / "job"), str(tmp_path / "checkpoint"))
     folder.begin(JobRecord((shop.database,), options))
     scope = parse_options({**options, "uri": shop.uri}).scope
-    folder.write_checkpoint("q", {0: Offset(after(begun), scope).write()}, 0)
+    folder.write_checkpoint("q", {0: Offset(after(begun), scope).document}, 0)
     while shop.now().time < begun.time + 5:  # other collections have events
         shop.client[f"{shop.database}_other"].c.insert_one({})
         time.sleep(0.5)
@@ -412,7 +412,7 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     assert folder.record().namespaces == ("shop.items",)
     assert folder.record().since == ""
     position = AtTime(Timestamp(5, 1))
-    folder.plan_batch(1, Offset(position).write())
+    folder.plan_batch(1, Offset(position).document)
     for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
         folder.begin(JobRecord(("shop.items",), options))
         assert folder.record().since == (key_of(position) if options else "")
@@ -446,7 +446,7 @@ def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     request = SnapshotRequest.of_mode(time, SnapshotPlan(time))
     running = to_document(SignalState(requests=(request,)))
     fake_job(tmp_path / "a", signals=running).begin(record, once=True)
-    ended = to_document(SignalState(ended=request))
+    ended = to_document(SignalState(ending=request))
     with pytest.raises(OptionError, match="has finished its snapshot"):
         fake_job(tmp_path / "b", signals=ended).begin(record, once=True)
 

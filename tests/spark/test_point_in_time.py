@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from spark_sink import read_at
 from spark_sink.cli import job
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs import rebuilding
+from spark_sink.jobs import recovery
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.tables.current_table import CurrentTable
@@ -89,15 +89,15 @@ def test_all_tables_are_read_as_of_one_time_and_made_again(
     assert documents_in(read_at(spark, str(folder), text_of(newest))["current"]) == moments[-1][1]
     for number, (time, documents) in enumerate(moments[:2]):
         into = str(tmp_path / f"at{number}")
-        made = rebuilding.rebuild_table(spark, where, time, into)
+        made = recovery.rebuild_table(spark, where, time, into)
         assert documents_in(made.read(spark)) == documents
         with pytest.raises(OptionError, match="there is a table in"):
-            rebuilding.rebuild_table(spark, where, time, into)
+            recovery.rebuild_table(spark, where, time, into)
 
     # A current table that is lost is made again, and the job goes on with it.
     shutil.rmtree(folder / "current")
-    assert rebuilding.lacks_current(where)
-    rebuilding.rebuild_table(spark, where)
+    assert recovery.lacks_current(where)
+    recovery.rebuild_table(spark, where)
     shop.insert(3)
     run_job(spark, shop, folder)
     current = CurrentTable.existing(str(folder / "current")).read(spark)

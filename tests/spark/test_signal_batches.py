@@ -13,7 +13,7 @@ import pandas
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.events.positions import AtTime, to_offset
+from spark_sink.events.positions import AtTime, position_document
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.stream.router_client import RouterClient
@@ -136,7 +136,7 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
 
     log("first")
     rolled_over = AtTime(Timestamp(1, 1))
-    query.offset["signals"]["position"] = to_offset(rolled_over)
+    query.offset["signals"]["position"] = position_document(rolled_over)
 
     def watch(client: RouterClient, *place: Any, **given: Any) -> Any:
         if place[-1] == rolled_over:

@@ -25,7 +25,7 @@ from spark_sink.options.snapshot_options import (
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.source.offset_planner import OffsetPlanner, Sink
+from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import snapshot_tasks
 from spark_sink.tables.ddl_events import ddl_event_of
@@ -154,7 +154,7 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     planners.signals.receive = lambda signals, _: signals
     planners.advanced = lambda signals, _: signals
     planners.batches.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
-    planner = OffsetPlanner(parse_options({"uri": URI, **options}), planners, Sink())
+    planner = OffsetPlanner(parse_options({"uri": URI, **options}), planners, Output())
     return planner, lambda: planner.plan(Offset(position, Scope(), signals=state), None)
 
 
@@ -225,7 +225,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     for given, found, ends in (({}, [], [None]), (lists, [("db", "c")], [listed]), (lists, [], [])):
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
         request = SnapshotRequest.of_mode(plan.snapshot_time, plan)
-        state = from_json(SignalState, to_json(SignalState(ended=request)))
+        state = from_json(SignalState, to_json(SignalState(ending=request)))
         tasks = snapshot_tasks(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
         assert [bson.decode(task).get("collections") for task in tasks] == ends
 

@@ -76,7 +76,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
     monkeypatch.setattr(BatchPlanner, "next_batch", Mock(side_effect=lost))
     chosen = parse_options(options(shop, **given))
     reader = MergerouterStreamReader(chosen, 0.0)
-    start = Offset(AtTime(shop.created), chosen.scope).write()
+    start = Offset(AtTime(shop.created), chosen.scope).document
     try:
         if not recovers:
             with pytest.raises(HistoryLostError):
@@ -95,7 +95,8 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert (
-            Offset.read(reader.latestOffset(last, ReadAllAvailable())).signals.initial is not None
+            Offset.of(reader.latestOffset(last, ReadAllAvailable())).signals.initial_plan
+            is not None
         )
     finally:
         reader.stop()

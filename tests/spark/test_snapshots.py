@@ -146,8 +146,8 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     found, tasks = [], 0
     while plan is not None and not (plan := planning.next_batch(plan)).ended:
         request = SnapshotRequest.of_mode(plan.snapshot_time, plan)
-        written = Offset(plan.handover, signals=SignalState(requests=(request,))).write()
-        plan = Offset.read(json.loads(json.dumps(written))).signals.initial
+        written = Offset(plan.handover, signals=SignalState(requests=(request,))).document
+        plan = Offset.of(json.loads(json.dumps(written))).signals.initial_plan
         assert plan is not None
         batch = planner(router, shop, 10).tasks(plan)  # as after a restart
         assert len(batch) <= 5

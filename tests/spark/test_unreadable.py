@@ -18,8 +18,8 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.rebuilding import restore_checkpoint
-from spark_sink.jobs.seeking import leave_out_lost, seek
+from spark_sink.jobs.recovery import restore_checkpoint
+from spark_sink.jobs.seeking import replace_lost_batch, seek
 from spark_sink.jobs.tables_job import TablesJob, take_over
 from spark_sink.options.scope import namespace_options
 from spark_sink.signals.state import SignalState
@@ -150,7 +150,7 @@ def start(spark: SparkSession, shop: Shop, folder: Path, mode: str) -> None:
     epoch = take_over(where)
     restore_checkpoint(where)
     where.begin(record)
-    leave_out_lost(where, shop.uri)
+    replace_lost_batch(where, shop.uri)
     TablesJob(where, record, shop.uri, epoch=epoch).start(spark, None).awaitTermination()
 
 
@@ -250,7 +250,7 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
                 query.until(lambda query=query: "snapshotEnd" in query.kinds(), "a snapshot")
                 assert {json.loads(row["fullDocument"])["n"] for row in query.rows[:-1]} == {2}
                 assert len(query.rows) == 101
-        lost = Offset.read(ends[0])
+        lost = Offset.of(ends[0])
         with batches(given) as query, pytest.raises(HistoryLostError):
             query.reader._planner.planners.batches.require_history(lost.position)
 
@@ -258,7 +258,7 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
         now = AtTime(client.admin.command("ping")["$clusterTime"]["clusterTime"])
         orders.insert_one({"_id": 100})
         signals = {**given, "signalCollection": "shop.signals"}
-        offset = Offset(now, lost.scope, signals=SignalState(position=lost.position)).write()
+        offset = Offset(now, lost.scope, signals=SignalState(position=lost.position)).document
         with batches(signals, offset) as query:
             query.until(lambda: "insert" in query.kinds(), "the event")
         assert "position in the collection of signals shop.signals" in capsys.readouterr().err

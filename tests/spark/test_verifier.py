@@ -61,7 +61,7 @@ class QuickJob:
 
     def has_found(self, differences: int) -> bool:
         """Return whether a round has found so many, and a commit of the table says so."""
-        found = self.verifier.findings.found
+        found = self.verifier.findings.verified
         told = status_of(self.folder)["verified"]
         return found.get("differences") == differences and told == found
 
@@ -92,8 +92,8 @@ def test_differences_are_found_and_repaired(
     change_at_random(shop, 1, 40)
     job = QuickJob(spark, shop, folder, metrics)
     walked = 2 * len(collections_of(shop))
-    job.until(lambda: job.verifier.findings.found.get("rows") == walked, "a round")
-    assert job.verifier.findings.found["differences"] == 0
+    job.until(lambda: job.verifier.findings.verified.get("rows") == walked, "a round")
+    assert job.verifier.findings.verified["differences"] == 0
     job.close()
 
     damage(folder.table("current"), damaged)

@@ -323,7 +323,7 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
         state = CurrentTable.existing(job.folder.table("current")).state
         if state.unread or state.lost:
             return False
-        return key_of(Offset.read(offset).position) > key_of(AtTime(time))
+        return key_of(Offset.of(offset).position) > key_of(AtTime(time))
 
     wait_for(done, "the job's reading of the last write", _COMMIT_SECONDS)
 
@@ -338,7 +338,7 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
         if result.count or result.remark:
             found.append(f"verify of {name}: {result}")
     offset = _offset_of(folder)
-    end = Offset.read(offset)
+    end = Offset.of(offset)
     scope = end.scope or Scope()
     rows = CurrentTable.existing(folder.table("current")).read(spark)
     table, collections = (

@@ -63,7 +63,7 @@ def drain(
         assert batch.events is None or batch.events >= len(batches[-1]) >= batch.events * 0.9
         # A batch that is repeated after a restart is defined by its ends alone.
         offset = Offset(batch.end, quiet_until=batch.quiet_until)
-        assert Offset.read(json.loads(json.dumps(offset.write()))) == offset
+        assert Offset.of(json.loads(json.dumps(offset.document))) == offset
         again = PlannedBatch(start, batch.end, quiet_until=batch.quiet_until)
         for sharded in (False, True):
             tasks = planner(history, sharded=sharded).tasks(again)

@@ -24,8 +24,8 @@ from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after
 from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
 from spark_sink.jobs.point_in_time import versions_at
-from spark_sink.jobs.rebuilding import rebuild_table, restore_checkpoint
-from spark_sink.jobs.seeking import leave_out_lost, seek
+from spark_sink.jobs.recovery import rebuild_table, restore_checkpoint
+from spark_sink.jobs.seeking import replace_lost_batch, seek
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
@@ -241,7 +241,7 @@ def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:
 
 
 def end_at(seconds: int) -> dict[str, Any]:
-    return Offset(AtTime(Timestamp(seconds, 1))).write()
+    return Offset(AtTime(Timestamp(seconds, 1))).document
 
 
 def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) -> None:
@@ -265,7 +265,7 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     tokens = [event_token(Timestamp(400, 1), number) for number in (1, 2, 3)]
     for token in tokens:
         seek(folder, token)
-        position = Offset.read(folder.offset(1)).position
+        position = Offset.of(folder.offset(1)).position
         assert all(is_after(Token({"_data": each}), position) for each in tokens)
 
     # An interrupted batch is in one of the tables: its events would be there twice.
@@ -285,10 +285,12 @@ def test_a_seek_moves_the_position_in_the_collection_of_signals(
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",)))
     signals = SignalState(("a",), position=AtTime(Timestamp(200, 1)))
-    folder.write_checkpoint("q", {0: Offset(AtTime(Timestamp(100, 1)), signals=signals).write()}, 0)
+    folder.write_checkpoint(
+        "q", {0: Offset(AtTime(Timestamp(100, 1)), signals=signals).document}, 0
+    )
     for _ in range(2):
         assert told in seek(folder, f"{seconds},1")
-        sought = Offset.read(folder.offset(1))
+        sought = Offset.of(folder.offset(1))
         assert sought.signals == (replace(signals, position=None) if told else signals)
 
 
@@ -334,16 +336,16 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
     monkeypatch.setattr(RouterClient, "present", lambda _: Timestamp(400, 1))
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",), options={"snapshotMode": mode}))
-    planned = Offset(AtTime(Timestamp(300, 1)), events=events).write()
+    planned = Offset(AtTime(Timestamp(300, 1)), events=events).document
     folder.write_checkpoint("q", {0: end_at(100), 1: planned}, 0)
     DeltaLog(folder.table("bronze")).append_rows(pa.table({"token": ["a"]}), Batch("q", 1, planned))
-    leave_out_lost(folder, "mongodb://127.0.0.1:1")
-    at = Offset.read(folder.offset(1))
+    replace_lost_batch(folder, "mongodb://127.0.0.1:1")
+    at = Offset.of(folder.offset(1))
     assert at.sought == (AtTime(Timestamp(300, 1)) if replaced else None)
     assert at.position == AtTime(Timestamp(*((400, 2) if replaced else (300, 1))))
     assert ("the oplogs have lost events" in capsys.readouterr().err) == replaced
-    leave_out_lost(folder, "mongodb://127.0.0.1:1")  # of the gap nothing is read
-    assert Offset.read(folder.offset(1)) == at
+    replace_lost_batch(folder, "mongodb://127.0.0.1:1")  # of the gap nothing is read
+    assert Offset.of(folder.offset(1)) == at
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -15,7 +15,7 @@ from spark_sink.jobs.job_folder import CURRENT, NOTIFIED, JobFolder
 from spark_sink.jobs.maintenance import compact_tables, schedule
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.progress import printed_progress
-from spark_sink.jobs.rebuilding import rebuild_table
+from spark_sink.jobs.recovery import rebuild_table
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog

@@ -21,7 +21,7 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.cli import job
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, Token
-from spark_sink.jobs import rebuilding
+from spark_sink.jobs import recovery
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.options.scope import Scope
@@ -93,10 +93,8 @@ def test_a_batch_that_leaves_out_events_is_no_version_of_a_time(folder: JobFolde
     append(folder, 5, Offset(AtTime(time(30)), sought=AtTime(time(20))), [row])
     assert versions_at(folder, time(29)).batch == 4
     with pytest.raises(StreamError, match="has left out the events from"):
-        rebuilding.rebuild_table(None, folder, time(21), f"{folder.address}/then")
-    assert (
-        rebuilding.rebuild_table(None, folder, time(19), f"{folder.address}/then").log.count() == 0
-    )
+        recovery.rebuild_table(None, folder, time(21), f"{folder.address}/then")
+    assert recovery.rebuild_table(None, folder, time(19), f"{folder.address}/then").log.count() == 0
 
 
 def test_a_table_that_is_made_again_names_what_was_not_read_then(
@@ -108,14 +106,14 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     rename = change(2, "rename", "other", "x", to={"db": "shop", "coll": "items"})
     rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
     request = SnapshotRequest("again", False, ("shop.late",), required=True)
-    signals = SignalState(requests=(request,), required=token(3))
+    signals = SignalState(requests=(request,), required_at=token(3))
     append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
     read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(4))
     named = bson.decode(read["event"])
     named["collections"] = [{"db": "shop", "coll": "items"}]
     append(folder, 1, Offset(AtTime(time(9)), scope), [{**read, "event": bson.encode(named)}])
 
-    made = rebuilding.rebuild_table(None, folder, time(3), str(tmp_path / "then"))
+    made = recovery.rebuild_table(None, folder, time(3), str(tmp_path / "then"))
     assert made.state.unread == {("shop", "items"): token(2), ("shop", "late"): token(3)}
     monkeypatch.setattr("spark_sink.session.spark_session.job_session", lambda *_: nullcontext())
     for inc, lacking in ((3, "it lacks documents of shop.items, shop.late: "), (8, "")):
@@ -137,9 +135,9 @@ def test_no_table_is_made_of_a_bronze_that_has_lost_its_beginning(tmp_path: Path
             append(folder, 0, end, rows)
         told = pytest.raises(StreamError, match="does not have the snapshot any more")
         with told if is_refused else nullcontext():
-            rebuilding.rebuild_table(None, folder, time(5), str(tmp_path / f"{mode} then"))
+            recovery.rebuild_table(None, folder, time(5), str(tmp_path / f"{mode} then"))
         with told if is_refused else nullcontext():
-            rebuilding.rebuild_table(None, folder)
+            recovery.rebuild_table(None, folder)
 
 
 def test_a_table_that_is_made_again_quarantines_no_event_twice(tmp_path: Path) -> None:
@@ -151,7 +149,7 @@ def test_a_table_that_is_made_again_quarantines_no_event_twice(tmp_path: Path) -
     )
     append(folder, 0, Offset(AtTime(time(9)), Scope("shop")), [update])
     for _ in range(2):  # as the table was made at first, and after it was lost
-        rebuilding.rebuild_table(None, folder)
+        recovery.rebuild_table(None, folder)
         assert DeltaTable(tmp_path / "quarantine").to_pyarrow_table()["token"].to_pylist() == [
             token(1)
         ]
@@ -185,4 +183,4 @@ def append(folder: JobFolder, number: int, end: Offset, rows: list[dict[str, Any
     schema = pa.schema([(name, kinds.get(name, pa.string())) for name in names])
     schema = schema.append(pa.field("clusterTime", pa.timestamp("us", "UTC")))
     table = DeltaLog(folder.table("bronze"))
-    table.append_rows(pa.Table.from_pylist(rows, schema), Batch("q", number, end.write()))
+    table.append_rows(pa.Table.from_pylist(rows, schema), Batch("q", number, end.document))

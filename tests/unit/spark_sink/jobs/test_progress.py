@@ -165,7 +165,7 @@ def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
         requests=(SnapshotRequest.of_mode(TIME, SnapshotPlan(TIME, progress=done)),)
     )
     running = batch_progress(progress(0, signals=to_document(signals)), THROUGH)
-    at_end = to_document(SignalState(ended=signals.requests[0]))
+    at_end = to_document(SignalState(ending=signals.requests[0]))
     ended = batch_progress(progress(1, signals=at_end), THROUGH)
     assert str(running).endswith("snapshot: 1 of 3 collections, 12 chunks")
     assert "snapshot" not in str(ended)

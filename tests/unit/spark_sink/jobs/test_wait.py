@@ -102,7 +102,7 @@ def test_documents_that_are_still_to_be_read_are_waited_for(
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("current",)))
     assert "0 s current has no batch yet. " in lacking(folder, Timestamp(5, 1))
-    batch = Batch("q", 0, Offset(AtTime(Timestamp(9, 1)), **offset).write())
+    batch = Batch("q", 0, Offset(AtTime(Timestamp(9, 1)), **offset).document)
     scope = TableScope(lambda *_: True, unread)
     CurrentTable(folder.table("current")).apply_staged(
         None, Upsert(ChangeReport(), batch, None, scope)

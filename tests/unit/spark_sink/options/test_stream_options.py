@@ -12,7 +12,7 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.positions import AtTime, FromNow, Token, from_offset, to_offset
+from spark_sink.events.positions import AtTime, FromNow, Token, position_document, position_from
 from spark_sink.options.java_patterns import compiled, translation
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
@@ -91,7 +91,7 @@ def test_debeziums_lists_choose_namespaces(given, accepted):
     assert {
         each for each in names if scope.accepts(*each.split(".")) and found.snapshot.accepts(each)
     } == accepted
-    offset = Offset.read(json.loads(json.dumps(Offset(FromNow(), scope).write())))
+    offset = Offset.of(json.loads(json.dumps(Offset(FromNow(), scope).document)))
     assert offset == Offset(FromNow(), scope)
     offset.require_scope(scope)
     with pytest.raises(StreamError, match="the checkpoint is of another scope"):
@@ -251,13 +251,13 @@ def test_repeatable_pipelines_are_allowed_with_update_lookup(pipeline):
     ],
 )
 def test_offsets_keep_positions(position):
-    assert from_offset(to_offset(position)) == position
+    assert position_from(position_document(position)) == position
 
 
 @pytest.mark.parametrize("scope", [Scope(), Scope("shop"), Scope("shop", ("a", "b"))])
 def test_an_offset_of_another_scope_is_refused(scope):
     position = AtTime(Timestamp(1_700_000_000, 3))
-    offset = Offset.read(json.loads(json.dumps(Offset(position, scope).write())))
+    offset = Offset.of(json.loads(json.dumps(Offset(position, scope).document)))
     assert offset.position == position
     with pytest.raises(StreamError, match=r"^the checkpoint is of another scope") as caught:
         offset.require_scope(Scope("shop", ("a",)))
@@ -266,7 +266,7 @@ def test_an_offset_of_another_scope_is_refused(scope):
 
 def test_an_offset_of_another_source_is_refused():
     with pytest.raises(StreamError, match="checkpointLocation"):
-        Offset.read({"files": 3})
+        Offset.of({"files": 3})
 
 
 def test_long_messages_are_cut_after_the_cause():
@@ -278,7 +278,7 @@ def test_long_messages_are_cut_after_the_cause():
 @pytest.mark.parametrize("offset", [{}, {"_data": "xyz"}, {"startAtOperationTime": 5}, {"a": 1}])
 def test_other_offsets_are_refused(offset):
     with pytest.raises(ValueError, match="not a"):
-        from_offset(offset)
+        position_from(offset)
 
 
 def test_tokens_show_their_kind_and_time():

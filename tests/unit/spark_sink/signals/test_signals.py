@@ -146,7 +146,7 @@ class Query:
         state = self.snapshots.advance(state, Timestamp(self.time, 1))
         self.notified += [(each["id"], each["type"]) for each in state.notifications]
         offset = Offset(AtTime(MARK), signals=state)
-        assert Offset.read(json.loads(json.dumps(offset.write()))) == offset
+        assert Offset.of(json.loads(json.dumps(offset.document))) == offset
         self.state = state
         if state.reading is None:
             return []
@@ -164,7 +164,7 @@ class Query:
 
     def ended(self) -> list[tuple[str, str]]:
         """Return the collections that a snapshot has read as a whole, which ends with the batch."""
-        ended = self.state.ended
+        ended = self.state.ending
         assert ended is not None
         return sorted({*ended.unread, *self.planner.names(ended.reads_whole)})
 
@@ -184,7 +184,7 @@ def test_an_incremental_snapshot_goes_through_its_collections() -> None:
     assert query.state.reading == Timestamp(102, 1)
     chunks = [query.batch() for _ in range(3)]
     assert chunks == [["a.x", "a.x"], ["a.y", "a.y"], ["a.y", "a.y"]]
-    assert query.state.ended is None
+    assert query.state.ending is None
     assert query.batch() == []
     # Rows of a renamed collection may have either name.
     assert query.ended() == [("a", "x"), ("a", "x2"), ("a", "y")]
@@ -217,7 +217,7 @@ def test_the_last_ids_are_kept_and_those_that_may_come_again() -> None:
         state = state.with_handled("n" * 190 + str(number), {digest("n" * 190 + "7")})
     kept = [n for n in range(1500) if state.has_handled("n" * 190 + str(n))]
     assert kept == [7, *range(1450, 1500)]
-    assert len(json.dumps(Offset(AtTime(MARK), signals=state).write())) < 2000
+    assert len(json.dumps(Offset(AtTime(MARK), signals=state).document)) < 2000
 
 
 def test_requests_take_a_bounded_space() -> None:
@@ -244,12 +244,12 @@ def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
     [request] = query.state.requests
     assert request.condition("a.x") == {"n": 1}
     assert request.condition("a.y") is None
-    while query.state.ended is None:
+    while query.state.ending is None:
         query.batch()
     assert query.ended() == [("a", "y")]
     query.batch(t=signal(data_collections=["a.x"], additional_conditions=[condition]))
     query.rest()
-    assert query.state.ended is None
+    assert query.state.ending is None
     assert query.notified[-1] == ("t", "COMPLETED")
 
 
@@ -297,7 +297,7 @@ def test_a_snapshot_is_stopped_partly_or_completely() -> None:
     assert left == ["a.y", "a.y"]
     assert query.batch(v=signal("stop-snapshot", type="incremental")) == []
     assert query.state.requests == ()
-    assert query.state.ended is None
+    assert query.state.ending is None
     query.batch(w=signal("stop-snapshot"))
     assert query.notified[-1] == ("w", "REFUSED")
 
@@ -333,7 +333,7 @@ def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
     assert request.condition("a.x") == {"_id": {"$in": [4, 5]}}
     assert request.condition("a.y") == {"_id": {"$in": [6]}}
     assert query.batch(lost=lost) == []
-    assert query.state.ended is None  # other documents of these collections were not read
+    assert query.state.ending is None  # other documents of these collections were not read
     assert query.notified[-1] == ("again-7-1", "COMPLETED")
 
     # What waits becomes one request, in which a collection is read as a whole or in part.
@@ -384,10 +384,10 @@ def test_the_snapshot_of_the_mode_comes_first_and_is_read_at_its_own_time() -> N
     query.state = query.snapshots.begin(query.state.without_batch(), MARK)
     assert query.state.blocks_stream
     assert query.batch() == ["a.x", "a.x"]
-    assert (query.state.reading, query.state.initial is None) == (MARK, False)
+    assert (query.state.reading, query.state.initial_plan is None) == (MARK, False)
     assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
-    assert query.state.ended is not None
-    assert query.state.initial is None
+    assert query.state.ending is not None
+    assert query.state.initial_plan is None
     assert query.rest() == ["b.z"] * 2
     name = f"initial-{MARK.time}-{MARK.inc}"
     kinds = [kind for identifier, kind in query.notified if identifier == name]

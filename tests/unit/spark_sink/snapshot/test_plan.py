@@ -145,9 +145,9 @@ class Servers:
 
 def written(plan: SnapshotPlan) -> SnapshotPlan:
     """Return a plan as an offset of the checkpoint restores it, which has at most 4 KiB."""
-    text = json.dumps(Offset(plan.handover, signals=in_snapshot(plan)).write())
+    text = json.dumps(Offset(plan.handover, signals=in_snapshot(plan)).document)
     assert len(text) <= 4096
-    restored = Offset.read(json.loads(text)).signals.initial
+    restored = Offset.of(json.loads(text)).signals.initial_plan
     assert restored == plan
     return plan
 
@@ -163,9 +163,9 @@ def batches(planner: SnapshotPlanner, most: int = 10**9) -> Iterator[list[list[C
     signals = snapshots.begin(SignalState(), MARK)
     for _ in range(most):
         signals = snapshots.advance(signals, MARK)
-        if (plan := signals.initial) is None:
+        if (plan := signals.initial_plan) is None:
             return
-        assert len(json.dumps(Offset(plan.handover, signals=signals).write())) <= 4096
+        assert len(json.dumps(Offset(plan.handover, signals=signals).document)) <= 4096
         signals = signals.without_batch()
         yield planner.tasks(written(plan))
 

@@ -158,13 +158,13 @@ def read(token: str, *places: Namespace) -> DdlEvent:
 
 def test_many_documents_that_are_lost_make_their_collection_unread() -> None:
     few = [LostDocument(*A, "1", "3"), LostDocument(*B, "2", "4")]
-    state = TableState(("_id",), unread={B: "1"}).without(few)
+    state = TableState(("_id",), unread={B: "1"}).with_lost(few)
     assert (state.lost, state.unread) == (tuple(few[:1]), {B: "1"})
     assert from_document(TableState, json.loads(json.dumps(state.document))) == state
     many = [LostDocument(*A, str(number), f"{number:05}") for number in range(20_000)]
-    state = state.without(many)
+    state = state.with_lost(many)
     assert (state.lost, state.unread) == ((), {A: "19999", B: "1"})
-    assert TableState(("_id",), lost=tuple(few)).without([]).lost == ()
+    assert TableState(("_id",), lost=tuple(few)).with_lost([]).lost == ()
 
 
 def test_collections_that_were_read_leave_the_state_once_the_stream_has_passed_them() -> None:
