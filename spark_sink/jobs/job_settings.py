@@ -44,10 +44,11 @@ def pairs_of(texts: Any) -> Any:
 
 def seconds_of(text: Any) -> Any:
     """Return the seconds of a time such as 90s, 30m, 1h or 1d. Raises ValueError."""
-    match = re.fullmatch(r"(\d+)\s*([smhd])\w*", text.strip()) if isinstance(text, str) else None
+    units = r"(\d+)\s*([smhd]|(?:second|minute|hour|day)s?)"
+    match = re.fullmatch(units, text.strip()) if isinstance(text, str) else None
     if not match or not int(match[1]):
         raise ValueError(f"{text!r} is not a time: write 90s, 30m, 1h or 1d")
-    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2]]
+    return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2][0]]
 
 
 Pairs = Annotated[dict[str, str], BeforeValidator(pairs_of)]

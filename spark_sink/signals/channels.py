@@ -159,7 +159,7 @@ class SignalFolder:
             return ReceivedSignal(name, f"the file is not JSON: {error}")
         if not isinstance(document, dict):
             return ReceivedSignal(name, "the file must contain a JSON object")
-        return ReceivedSignal(_id_text(document.get("id", name)), document)
+        return ReceivedSignal(_id_text(document.get("id") or name), document)
 
 
 def send(folder: str, document: dict[str, Any]) -> str:
@@ -191,12 +191,13 @@ class SignalCollection:
         self._empty_from: Position | None = None  # no signal up to `_reached`
 
     def receive(
-        self, position: Position, handled: Container[str] = ()
+        self, position: Position, handled: Container[str] = (), *, is_own: bool = False
     ) -> tuple[list[ReceivedSignal], Position]:
         """Return the signals after a position, and the position after them. Raises StreamError.
 
-        The position may be that of another collection's event: then those of its cluster time are
-        returned, too, without those whose digests are in `handled`.
+        A position that `is_own` was returned by this method. Another may be that of another
+        collection's event: then the signals of its cluster time are returned, too, without those
+        whose digests are in `handled`.
         """
         limit = ""
         if self._stream is None or position not in (self._reached, self._empty_from):
@@ -204,7 +205,12 @@ class SignalCollection:
             start = position
             if isinstance(start, Token) and not start.is_high_water_mark:
                 start = AtTime(start.cluster_time)
-            self._stream = EventStream(self._watch, start, retry_policy=self._retry_policy)
+            self._stream = EventStream(
+                self._watch,
+                start,
+                after=key_of(position) if is_own else "",
+                retry_policy=self._retry_policy,
+            )
             limit = key_of(after(self._newest()))
         until = time.monotonic() + _CATCH_UP_TIMEOUT
         found: list[ReceivedSignal] = []

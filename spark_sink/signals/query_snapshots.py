@@ -367,7 +367,7 @@ class SignalProcessor:
         if self._collection is not None:
             try:
                 signals, reached = self._collection.receive(
-                    state.position or position, state.handled
+                    state.position or position, state.handled, is_own=state.position is not None
                 )
             except HistoryLostError:
                 if state.position is None:

@@ -141,7 +141,7 @@ class SignalState:
 
     @property
     def has_output(self) -> bool:
-        """Whether the batch has rows or notifications; each change has a notification."""
+        """Whether the batch has rows or notifications."""
         return bool(self.reading or self.ending or self.notifications)
 
     @property

@@ -181,7 +181,8 @@ class OffsetPlanner:
     def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
         """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
         signals = self.planners.advanced(signals, batch.end)
-        if batch.end == batch.start and not signals.has_output:
+        processed = signals.handled != start.signals.handled
+        if batch.end == batch.start and not (signals.has_output or processed):
             return None
         if not (self._has_read_snapshot or self._has_reported):
             self._has_reported = True

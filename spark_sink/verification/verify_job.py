@@ -211,6 +211,7 @@ class _Verification:
             compared = comparison.compare(KeptComparison(self.folder, COMMAND))
             found.count += compared.count
             found.first += [{n: t for n, t in e.items() if n != "token"} for e in compared.first]
+            log = DeltaLog(log.address)  # hours later, the files of its version may be deleted
             form = replace(
                 TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
             )

@@ -94,6 +94,7 @@ def test_a_file_may_have_values_of_json_and_collections_without_settings(tmp_pat
         ({"verify-rate": "fast"}, "verify-rate must be a valid integer"),
         ({"verify-rate": 0}, "verify-rate must be greater than or equal to 1, not '0'"),
         ({"maintain": "often"}, "maintain: 'often' is not a time: write 90s, 30m, 1h or 1d"),
+        ({"keep-files": "1 month"}, "keep-files: '1 month' is not a time"),
         ({"deletes": "never"}, "deletes must be 'hard' or 'soft', not 'never'"),
         ({"verify-every": None}, "--repair belongs to --verify-every: give both"),
         ({"table": ["gold"]}, "table must be 'bronze', 'current', 'messages' or 'transactions', "),

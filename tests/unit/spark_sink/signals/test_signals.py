@@ -5,19 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
+import bson
 import pytest
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.events.positions import AtTime
+from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.scope import Scope
+from spark_sink.options.stream_options import parse_options
+from spark_sink.signals.channels import SignalCollection
 from spark_sink.signals.query_snapshots import QuerySnapshots, ReceivedSignal
 from spark_sink.signals.signal import SignalError, digest, signal_of
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk, Collection, LostDocument, bound_text
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
+from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)
@@ -392,3 +398,54 @@ def test_the_snapshot_of_the_mode_comes_first_and_is_read_at_its_own_time() -> N
     name = f"initial-{MARK.time}-{MARK.inc}"
     kinds = [kind for identifier, kind in query.notified if identifier == name]
     assert kinds == ["IN_PROGRESS", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "COMPLETED"]
+
+
+class Replayed:
+    """A cursor on signals of one cluster time, as of an insertMany."""
+
+    events = tuple(
+        (f"82{MARK.time:08X}{MARK.inc:08X}2B042C0100296E04{number:04X}", number)
+        for number in range(120)
+    )
+    alive = True
+
+    def __init__(self, position: Position) -> None:
+        self._left = [each for each in self.events if each[0] > key_of(position)]
+        self.resume_token = {"_data": key_of(position)}
+
+    def try_reply(self, max_await: float | None = None) -> list[bytes]:
+        found, self._left = self._left, []
+        self.resume_token = {"_data": found[-1][0] if found else high_water_mark(Timestamp(200, 1))}
+        return [bson.encode({"_id": {"_data": t}, "fullDocument": {"_id": n}}) for t, n in found]
+
+    def close(self) -> None:
+        """There is no server."""
+
+
+def test_many_signals_of_one_cluster_time_come_once_each() -> None:
+    collection = SignalCollection(Replayed, lambda: Timestamp(150, 1))
+    state, position, found = SignalState(), AtTime(Timestamp(99, 1)), list[str]()
+    while len(found) <= len(Replayed.events):
+        signals, reached = collection.receive(
+            state.position or position, state.handled, is_own=state.position is not None
+        )
+        state = SignalState(state.handled, position=reached)
+        if not signals:
+            break
+        for each in signals:
+            state = state.with_handled(each.id, ())
+        found += [each.id for each in signals]
+    assert found == [str(number) for _, number in Replayed.events]
+
+
+def test_a_signal_is_processed_once_though_it_causes_nothing() -> None:
+    planners: Any = SimpleNamespace(advanced=lambda state, _: state)
+    planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), planners, Output())
+    planner._has_reported = True
+    start = Offset(AtTime(MARK))
+    batch = PlannedBatch(start.position, start.position, 0)
+    assert planner._moved(start, batch, SignalState()) is None
+    processed = SignalState().with_handled("1", ())
+    moved = planner._moved(start, batch, processed)
+    assert moved is not None
+    assert moved.signals == processed
