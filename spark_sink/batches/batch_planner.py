@@ -360,7 +360,7 @@ class BatchPlanner:
     def _estimated_end(
         self, sample: Sequence[Token], most: int | None, stop: AtTime | None
     ) -> Position | None:
-        """Return an end far beyond the sample; None if there is none, or if `most` is no more."""
+        """Return an end far beyond the sample, or None if a sample can have `most` events."""
         if most is not None and most <= SAMPLE_SIZE:
             return None
         times = [token.cluster_time for token in sample]

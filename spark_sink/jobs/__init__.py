@@ -1,4 +1,4 @@
-"""The job that `mergerouter job` starts, and its status and verification.
+"""The job that `mergerouter job` starts: its tables, folder, status and recovery.
 
 The entrance is `tables_job.TablesJob`.
 """

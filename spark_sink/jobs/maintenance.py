@@ -99,7 +99,7 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
 
     The result is empty if another writer has replaced one of the files.
     """
-    with log.failures():
+    with log.stream_errors():
         written = _rewritten(log, files)
     paths = {each["path"] for each in written}
     if log.exchange(files, written):

@@ -252,7 +252,7 @@ class _History:
             _, state = next(states_in(folder, version), (0, {"query": None}))
             return state.get("query") == query and not is_before(state)
 
-        with log.failures():
+        with log.stream_errors():
             every = range(0 if log.version is None or not query else log.version + 1)
             first = bisect_left(every, True, key=is_later)
             for version, state in states_in(folder, first - 1):

@@ -145,12 +145,12 @@ class SnapshotPlanner:
         For a collection in `by_key`, only the documents with these keys are read.
         """
         weight = rows = 0.0
-        names = [each.id for each in self.collections(wanted, plan)]
+        ids = [each.id for each in self.collections(wanted, plan)]
         begin, end = plan.end, None
-        if begin is None or not names or names[-1] < begin.collection:
+        if begin is None or not ids or ids[-1] < begin.collection:
             return replace(plan, start=Mark(), end=None, ended=True)
-        for name in [name for name in self._sampled if name < begin.collection]:
-            del self._sampled[name]
+        for before in [each for each in self._sampled if each < begin.collection]:
+            del self._sampled[before]
         for piece in self._pieces(replace(plan, start=begin, end=None), wanted, by_key, fine=False):
             if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
                 end = Mark(piece.chunk.collection.id, piece.chunk.lower)
@@ -158,13 +158,13 @@ class SnapshotPlanner:
             weight += piece.weight
             rows += piece.rows
         done = plan.progress
-        planned = len(names) if end is None else bisect_left(names, end.collection)
+        planned = len(ids) if end is None else bisect_left(ids, end.collection)
         share = 0.0
         if end is not None and end.key is not None:
             pieces = self._sampled[end.collection]
             share = 1 - sum(piece.share for piece in pieces[_index_at(pieces, end.key) :])
         progress = Progress(
-            len(names),
+            len(ids),
             planned,
             done.chunks_planned + self._task_count(weight),
             done.rows_planned + round(rows),
@@ -218,12 +218,12 @@ class SnapshotPlanner:
         """
         start, end = plan.start, plan.end
         for collection in self.collections(wanted, plan):
-            name = collection.id
-            if name < start.collection or (end is not None and name > end.collection):
+            own = collection.id
+            if own < start.collection or (end is not None and own > end.collection):
                 continue
-            lower = start.key if name == start.collection else None
-            upper = end.key if end is not None and name == end.collection else None
-            if end is not None and name == end.collection and upper is None:
+            lower = start.key if own == start.collection else None
+            upper = end.key if end is not None and own == end.collection else None
+            if end is not None and own == end.collection and upper is None:
                 continue
             keys = (by_key or {}).get(str(collection))
             if keys is not None:

@@ -216,12 +216,12 @@ class CurrentTable:
         before, scope, changes = self.state, upsert.scope, upsert.changes
         ddl_events = tuple(sorted(map(ddl_event_of, changes.ddl)))
         new_events = before.not_applied(ddl_events)
-        state, unread = before.after(changes, ddl_events), set(before.unread)
+        state, incomplete = before.after(changes, ddl_events), set(before.unread)
         if scope is not None:
             found = {**before.unread, **scope.unread}
             state = replace(state, unread=unread_after(found, new_events, scope.contains))
             named = {each.target for each in ddl_events if each.target is not None}
-            unread = {*state.unread, *(each for each in named if not scope.contains(*each))}
+            incomplete = {*state.unread, *(each for each in named if not scope.contains(*each))}
         writes = changes.groups or ddl_events or self._is_rewritten
         ranges = KeyRanges.of(self.log.files(), self.form.column) if writes else KeyRanges()
         moved = list[KeyRange]()
@@ -249,7 +249,7 @@ class CurrentTable:
             frozenset(name for each in moved for name in each.partitions),
             Fold(
                 state.complete_from,
-                {**state.complete_in, **{".".join(name): ABOVE_ALL_TOKENS for name in unread}},
+                {**state.complete_in, **{".".join(name): ABOVE_ALL_TOKENS for name in incomplete}},
                 self.form.keeps_deleted,
             ),
         )

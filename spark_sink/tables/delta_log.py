@@ -166,7 +166,7 @@ class DeltaLog:
         if self._table is None:
             self._statistics_columns = names
         elif set(names) != set(self.statistics_columns):
-            with self.failures():
+            with self.stream_errors():
                 self._table.alter.set_table_properties({_STATISTICS: ",".join(names)})
             self.reload()
 
@@ -180,7 +180,7 @@ class DeltaLog:
         wanted = {name: f"interval {each:.0f} seconds" for name, each in times.items()}
         if self._table is None or found.items() >= wanted.items():
             return
-        with self.failures(), suppress(CommitFailedError):
+        with self.stream_errors(), suppress(CommitFailedError):
             self._table.alter.set_table_properties(wanted)
         self.reload()
 
@@ -199,7 +199,7 @@ class DeltaLog:
         return self.version != before
 
     def _update(self, table: DeltaTable) -> None:
-        with self.failures():
+        with self.stream_errors():
             before = table.version()
             table.update_incremental()
             later = table.version() - before
@@ -224,7 +224,7 @@ class DeltaLog:
                 return
             self._require_epoch()
             # The next attempt tells who was faster.
-            with self.failures(), suppress(CommitFailedError):
+            with self.stream_errors(), suppress(CommitFailedError):
                 self._table.alter.set_table_properties(
                     {EPOCH: str(self._epoch)}, raise_if_not_exists=False
                 )
@@ -269,7 +269,7 @@ class DeltaLog:
         """
         number = self._transaction(APPLICATION)
         if number is not None and number != self._state[0]:
-            with self.failures():
+            with self.stream_errors():
                 self._state = number, self._states.read(number)
         return self._state[1]
 
@@ -400,7 +400,7 @@ class DeltaLog:
     ) -> None:
         """Commit files and a state, instead of the files that filters of partitions select."""
         actions = [_action(part) for part in parts]
-        with self.failures():
+        with self.stream_errors():
             number = self._states.write(state)
         transactions = [Transaction(APPLICATION, number)]
         if batch is not None:
@@ -409,7 +409,7 @@ class DeltaLog:
         if self._table is None:
             self._create(actions, schema, properties)
             return
-        with self.failures():
+        with self.stream_errors():
             self._table.create_write_transaction(
                 [*actions],
                 "overwrite" if filters else "append",  # only the former changes the schema
@@ -422,7 +422,7 @@ class DeltaLog:
         self._state = number, dict(state)
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
-            with self.failures():
+            with self.stream_errors():
                 self._table.cleanup_metadata()
                 self._states.clean(number)
 
@@ -445,7 +445,7 @@ class DeltaLog:
             if not all(each["path"] in found for each in former):
                 return False
             assert self._table is not None
-            with self.failures(), suppress(CommitFailedError):
+            with self.stream_errors(), suppress(CommitFailedError):
                 self._table.create_write_transaction(
                     [*actions, *removed],
                     "append",
@@ -471,7 +471,7 @@ class DeltaLog:
         """
         self.reload()
         assert self._table is not None
-        with self.failures():
+        with self.stream_errors():
             found = set(self._table.vacuum())
             if full:
                 found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
@@ -500,7 +500,7 @@ class DeltaLog:
     ) -> None:
         names = [n for n in self._statistics_columns if n in {*schema.names} - {*self.partitions}]
         configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
-        with self.failures():
+        with self.stream_errors():
             try:
                 create_table_with_add_actions(
                     self.address,
@@ -523,7 +523,7 @@ class DeltaLog:
         if not changed:
             return
         try:
-            with self.failures():
+            with self.stream_errors():
                 self._table.alter.add_columns(changed)
         except SchemaMismatchError as error:
             raise OptionError(
@@ -535,17 +535,17 @@ class DeltaLog:
         self.reload()
 
     def _opened(self) -> DeltaTable | None:
-        with self.failures():
+        with self.stream_errors():
             return DeltaTable(self.address) if DeltaTable.is_deltatable(self.address) else None
 
     def _transaction(self, name: str) -> int | None:
         if self._table is None:
             return None
-        with self.failures():
+        with self.stream_errors():
             return self._table.transaction_version(name)
 
     @contextmanager
-    def failures(self) -> Iterator[None]:
+    def stream_errors(self) -> Iterator[None]:
         """Raise StreamError, with the remedy, for what delta-rs and the storage raise."""
         try:
             yield

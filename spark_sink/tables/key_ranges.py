@@ -289,8 +289,8 @@ def with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> P
         return part
     stats = json.loads(part["stats"])
     least, greatest = (place.rpartition("\0")[2] for place in (first, last))
-    tells = _shortened(first) > end
-    stats["minValues"][column] = least[: _KEY_CHARACTERS - 1 if tells else _KEY_CHARACTERS]
+    is_exact = _shortened(first) > end
+    stats["minValues"][column] = least[: _KEY_CHARACTERS - 1 if is_exact else _KEY_CHARACTERS]
     cut = greatest[:_KEY_CHARACTERS]
     stats["maxValues"][column] = cut if cut == greatest else cut + LAST
     return {**part, "stats": json.dumps(stats, ensure_ascii=False)}
@@ -346,8 +346,8 @@ def _apart(rows: pa.Table) -> pa.ChunkedArray:
     for row in chosen:
         begin, parent = rows["first"][row + 1].as_py(), places[row].removesuffix(LAST)
         is_other = partitions[row] != partitions[row + 1]
-        tells = len(begin.rpartition("\0")[2]) < _KEY_CHARACTERS
-        if is_other and tells and begin.startswith(parent) and begin != parent:
+        is_exact = len(begin.rpartition("\0")[2]) < _KEY_CHARACTERS
+        if is_other and is_exact and begin.startswith(parent) and begin != parent:
             places[row] = last_before(begin)
     return pa.chunked_array([pa.array(places, pa.string())])
 

@@ -52,7 +52,7 @@ def scans_of(
 
 def scan(log: DeltaLog, columns: Sequence[str], chosen: Chosen = ()) -> Iterator[pa.RecordBatch]:
     """Return columns of the chosen rows of a version. Raises StreamError."""
-    with log.failures():
+    with log.stream_errors():
         scans = scans_of(log, columns, chosen)
         files = [file for each in scans for file in each.files]
         for each in scans[:1]:
@@ -93,7 +93,7 @@ def require_whole(log: DeltaLog, rows_of: str = "") -> None:
     """
     state, newest = log.state(), None
     if state and log.version is not None:
-        with log.failures():
+        with log.stream_errors():
             newest = newest_in(Folder(log.address), log.version)
     is_whole = _has_rows_of(log, state, rows_of) if newest is None else newest == state
     if not is_whole:

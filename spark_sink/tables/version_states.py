@@ -212,7 +212,7 @@ def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]
 
     Those before a deleted commit are left out. Raises OSError.
     """
-    return ((n, said[STATE]) for n, said in _commits_in(folder, newest) if STATE in said)
+    return ((n, info[STATE]) for n, info in _commits_in(folder, newest) if STATE in info)
 
 
 def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:
@@ -223,17 +223,17 @@ def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:
     """
     found: dict[str, Any] | None = None
     kept, until = newest, math.inf
-    for version, said in _commits_in(folder, newest):
-        if version > kept or said.get("timestamp", 0) > until:
+    for version, info in _commits_in(folder, newest):
+        if version > kept or info.get("timestamp", 0) > until:
             continue
-        if said.get("operation") == RESTORE:
-            given, found = said["operationParameters"], {}
+        if info.get("operation") == RESTORE:
+            given, found = info["operationParameters"], {}
             if given.get("version") is None:
                 until = int(given.get("datetime", 0))
             else:
                 kept = int(given["version"])
-        elif STATE in said:
-            return dict(said[STATE])
+        elif STATE in info:
+            return dict(info[STATE])
     return found
 
 

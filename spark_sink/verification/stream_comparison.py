@@ -265,6 +265,6 @@ def _of_one_version(found: DataFrame) -> DataFrame:
     others = others.otherwise(F.count_if(is_extra).over(rows))
     place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
     known = (is_extra | is_missing) & (place <= others)
-    told = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
-    found = found.withColumn("difference", told).drop("times")
+    difference = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
+    found = found.withColumn("difference", difference).drop("times")
     return found.where(F.col("difference").isNotNull())

@@ -100,13 +100,13 @@ class Outcome:
             kept.unpersist()
 
     def __str__(self) -> str:
-        told = f"{self.count} differences" if self.count else "no difference"
+        outcome = f"{self.count} differences" if self.count else "no difference"
         rows = (" ".join(str(each) for each in row.values() if each != []) for row in self.first)
         compared = (f"compared: {each}" for each in self.compared)
         lines = [*rows, *compared, *self.remarks]
         if not (self.count or self.compared):
             return self.remark
-        return "\n  ".join([told, *lines])
+        return "\n  ".join([outcome, *lines])
 
 
 def verify_job(
@@ -258,11 +258,11 @@ class _Verification:
             try:
                 events = events_of(self.spark, self.options, first, self.record.since, position)
             except HistoryLostError:
-                told = (
+                reason = (
                     f"the oplogs no longer contain {begin}, with which the comparison begins. Pass "
                     "a later time with --since"
                 )
-                self._remark(names, told)
+                self._remark(names, reason)
                 return
             events.rows.persist(StorageLevel.MEMORY_AND_DISK)
             try:
