@@ -180,6 +180,8 @@ class SignedTimes:
         async with self._reading:
             if asyncio.get_running_loop().time() - self._read_at >= _LEAST_PAUSE:
                 await self._try_to_read()
+                # Clients that wait for a server that does not answer wait for one read together.
+                self._read_at = asyncio.get_running_loop().time()
 
     async def _read(self) -> None:
         self._read_at = asyncio.get_running_loop().time()

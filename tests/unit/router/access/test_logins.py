@@ -10,6 +10,7 @@ import struct
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
 import bson
 import pytest
@@ -20,7 +21,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from structlog.testing import capture_logs
 
 from router.access.login import Login, LoginLog, scram_user
-from router.access.signing import SigningKey
+from router.access.signing import SignedTimes, SigningKey
 from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.fair_limit import FairLimit
 from shard_client.cluster_clock import ClusterClock
@@ -106,6 +107,20 @@ async def log_in(
     taken.append("saslContinue")
     step = {"saslContinue": 1, "conversationId": 1, "payload": b"wrong"}
     await login.converse(link, "admin", step)
+
+
+async def test_clients_with_an_unknown_key_wait_for_one_read(monkeypatch: pytest.MonkeyPatch):
+    async def fail_late(*_: object) -> None:
+        await asyncio.sleep(0.5)
+        raise CommandError(133, "no answer")
+
+    cluster = AsyncMock(clock=SimpleNamespace(ordinal=0))
+    cluster.command.side_effect = fail_late
+    monkeypatch.setattr("router.access.signing._LEAST_PAUSE", 0.4)
+    times, later = SignedTimes(cluster), {"hash": b"", "keyId": 1}
+    checks = (times.check({"clusterTime": Timestamp(1, 1), "signature": later}) for _ in range(3))
+    await asyncio.gather(*checks, return_exceptions=True)
+    assert cluster.command.call_count == 1
 
 
 @pytest.mark.parametrize("user", [b"known", b"stranger"])

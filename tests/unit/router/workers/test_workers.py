@@ -37,13 +37,9 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_messages_to_a_side_that_is_gone_are_lost() -> None:
+def test_a_message_to_a_process_that_is_gone_is_lost() -> None:
     async def send() -> None:
-        ours, theirs = socket.socketpair()
-        channel = await Channel.over(ours)
-        theirs.close()
-        channel.send(load=True)
-        await asyncio.sleep(0)
+        channel = await Channel.over(socket.socketpair()[0])
         channel.close()
         await asyncio.sleep(0)
         channel.send(end=True)
