@@ -91,6 +91,8 @@ class OpenStreams:
             locating = self._locating.get(key)
             if locating is not None:
                 await asyncio.wait((locating,))
+                if self._locating.get(key) is locating:  # its client has ended unexpectedly
+                    del self._locating[key]
                 if not locating.cancelled():
                     locating.result()  # a retry would fail as well
                 continue
