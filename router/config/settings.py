@@ -318,9 +318,10 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
     for (*outer, last), value in {**from_file, **_read_environment(), **given}.items():
         section = settings
         for name in outer:
-            if not isinstance(section.get(name), dict):
-                section[name] = {}
+            section[name] = {} if section.get(name) is None else section[name]
             section = section[name]
+            if not isinstance(section, dict):
+                raise ValueError(f"{name} is a section: its settings stand below it")
         if value != {} or last not in section:
             section[last] = value
     return Settings(**settings)

@@ -42,10 +42,17 @@ def test_flags_override_the_environment_which_overrides_the_file(
     assert settings.system_log.verbosity == 2
 
 
-def test_a_file_without_settings_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("- 1", "must hold settings"),
+        ("sharding: x\nsharding.configDB: c/a:1", "sharding is a section"),
+    ],
+)
+def test_a_file_without_settings_is_refused(text: str, message: str, tmp_path: Path) -> None:
     file = tmp_path / "router.yaml"
-    file.write_text("- 1\n")
-    with pytest.raises(ValueError, match="must hold settings"):
+    file.write_text(text)
+    with pytest.raises(ValueError, match=message):
         load_settings({}, file)
 
 
