@@ -42,7 +42,7 @@ Line = tuple[str, int]
 _NOT_BETWEEN = frozenset(
     {
         "__init__", "_begin", "_close", "_close_cursor", "_end", "_end_opening", "_enter",
-        "_fail_opening", "_gone", "_join", "_keep", "_leave", "_locate", "_new", "_new_cursor",
+        "_fail_opening", "_gone", "_join", "_leave", "_locate", "_new", "_new_cursor", "_size_log",
         "_stop_if_broken", "cancel_step", "change", "clear", "close", "compile_filter",
         "compile_project", "compile_unset", "describe", "end_delay", "enter", "fail",
         "find_or_open", "interrupt", "leave", "may_probe", "open", "opened", "remote_failed",
