@@ -377,7 +377,7 @@ def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
     """A job's folder with one batch, as its checkpoint has it."""
     offsets = folder / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
-    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"start": "now", **snapshot}))
+    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"position": {"start": "now"}, **snapshot}))
     (folder / "job.json").write_text(
         json.dumps({"namespaces": ["shop.orders"], "options": {}, "tables": ["bronze", "current"]})
     )

@@ -124,7 +124,7 @@ def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
     folder = JobFolder(str(tmp_path))
     offsets = tmp_path / "checkpoint" / "offsets"
     offsets.mkdir(parents=True)
-    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"start": "now"}))
+    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"position": {"start": "now"}}))
     record = JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "p"})
     (tmp_path / "job.json").write_text(
         json.dumps({"namespaces": ["shop"], "tables": [MESSAGES], "messages": {"prefix": "p"}})
