@@ -101,7 +101,7 @@ def test_differences_are_found_and_repaired(
     job = QuickJob(spark, shop, folder, metrics, repair=False)
     found = job.verifier.findings
     job.until(lambda: job.has_found(4), "the differences")
-    kinds = {each["difference"]: each for each in found.found["first"]}
+    kinds = {each["difference"]: each for each in found.verified["first"]}
     assert kinds.keys() == {"missing", "extra", "different", "doubled"}
     assert kinds["extra"]["key"] == '{"$numberInt":"-5"}'
     assert kinds["different"]["token"]
