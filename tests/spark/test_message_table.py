@@ -117,7 +117,11 @@ def test_options_of_messages_are_validated(given: dict[str, str], message: str) 
 
 def test_options_of_messages_have_names_in_any_case_and_values_of_their_types() -> None:
     options = table_options({"Prefix": "true", "Tombstones": "False", "heartbeat_topic": "false"})
-    assert (options.prefix, options.tombstones, options.topic_of_heartbeats) == ("true", False, "false")
+    assert (options.prefix, options.tombstones, options.topic_of_heartbeats) == (
+        "true",
+        False,
+        "false",
+    )
 
 
 def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
