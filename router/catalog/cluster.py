@@ -201,11 +201,14 @@ class Cluster:
             return await connection.command(database, command, timeout=timeout)
 
     @asynccontextmanager
-    async def primary(self, target: str, timeout: float) -> AsyncIterator[Connection]:
+    async def primary(
+        self, target: str, timeout: float, host: str | None = None
+    ) -> AsyncIterator[Connection]:
         """Lend a connection to the primary of ``target``, without a hello if it is known.
 
-        After an error that may be the member's, its role is looked up again. ``timeout`` is the
-        seconds to connect. Raises CommandError, NetworkError.
+        ``host`` is the host string of a shard that may not be in the shard list. After an error
+        that may be the member's, its role is looked up again. ``timeout`` is the seconds to
+        connect. Raises CommandError, NetworkError.
         """
         known = self._sets.get(target)
         if known is not None and (address := known.primary) is not None:
@@ -215,7 +218,7 @@ class Cluster:
                 known.invalidate(address)
                 raise
         else:
-            connection = await self.dialer(target).connect(timeout)
+            connection = await self.dialer(target, None if known else host).connect(timeout)
         try:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:

@@ -19,19 +19,13 @@ from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.replica_set.replica_set import ReplicaSet
-from shard_client.wire.connection import Connection
-from shard_client.wire.documents import decode, encode
+from shard_client.wire.connection import Address
 
 log = structlog.get_logger()
 
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 """Seconds without no-op writes after a failed one; the pause doubles with each failure."""
-
-_ATTEMPTS = 3
-"""Maximum number of commands of one no-op write: one over a connection that was cut unnoticed, one
-over a new connection, and a read if no-op writes are not allowed."""
 
 _TAKES = 0.001
 """Initial estimate of the seconds that a no-op write takes; replaced by a moving average."""
@@ -88,7 +82,6 @@ class NoOpWriter:
         self._settings = settings
         self._loads = loads
         self._targets: dict[str, NoOpTarget] = {}
-        self._ended: set[asyncio.Task[None]] = set()
 
     def target(self, name: str, host: str) -> "NoOpTarget":
         """Return the no-op writes of the replica set ``name``.
@@ -97,45 +90,15 @@ class NoOpWriter:
         """
         target = self._targets.get(name)
         if target is None:
-            self._forget_the_gone()
             target = NoOpTarget(self._cluster, self._settings, self._loads, name)
             self._targets[name] = target
         target.host = host
         return target
 
     async def close(self) -> None:
-        """End no-op writes in flight and close their connections."""
+        """End the no-op writes in flight."""
         for target in self._targets.values():
             await target.close()
-        while self._ended:
-            await asyncio.wait(self._ended)
-
-    def _forget_the_gone(self) -> None:
-        """Close the connections to idle shards that are no longer in the shard list.
-
-        Streams still read a removed shard, and write no-ops to it, until they are past its removal.
-        """
-        for name, target in list(self._targets.items()):
-            if target.busy or self._cluster.replica_set(name) is not None:
-                continue
-            del self._targets[name]
-            task = asyncio.get_running_loop().create_task(target.close())
-            task.add_done_callback(self._ended.discard)
-            self._ended.add(task)
-
-
-def _noop_command(past: Timestamp, cluster_time: bytes | None) -> bytes:
-    """Return the raw command that writes a no-op after a time."""
-    command: dict[str, Any] = {
-        "appendOplogNote": 1,
-        "maxClusterTime": next_tick(past),
-        "data": {"msg": "mergerouter"},
-        "writeConcern": {"w": "majority", "wtimeout": _MOST_MS},
-        "$db": "admin",
-    }
-    if cluster_time is not None:
-        command["$clusterTime"] = RawBSONDocument(cluster_time)
-    return encode(command)
 
 
 class NoOpTarget:
@@ -157,18 +120,12 @@ class NoOpTarget:
         self._load = loads.of(name)
         self._waiting: list[tuple[NoOpClient, int]] = []
         self._task: asyncio.Task[None] | None = None
-        self._connection: Connection | None = None
-        self._followed: ReplicaSet | None = None
-        self._oplog_asked = False
+        self._primary: Address | None = None
+        self._oplog_asked: Address | None = None
         self._not_before = float("-inf")
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._by_noop = True
         self._failing = False
-
-    @property
-    def busy(self) -> bool:
-        """Whether requests wait, or a no-op write is in flight."""
-        return self._task is not None
 
     def next_done(self, now: float) -> float:
         """Return the time at which a write with the next token to come should be done."""
@@ -185,12 +142,10 @@ class NoOpTarget:
             )
 
     async def close(self) -> None:
-        """End a no-op write in flight and close the connection."""
+        """End a no-op write in flight."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait({self._task})
-        if self._connection is not None:
-            self._connection.abort()
 
     async def _run(self) -> None:
         loop = asyncio.get_running_loop()
@@ -231,33 +186,29 @@ class NoOpTarget:
     async def _write(self, past: Timestamp) -> bool:
         """Send one no-op write, or a read if the member refuses no-op writes.
 
-        Return whether the member's oplog is known to be past the time, which a read does not show.
+        A command over a connection that was cut unnoticed is sent once more. Return whether the
+        member's oplog is known to be past the time, which a read does not show.
         """
         error: Exception | None = None
-        for _ in range(_ATTEMPTS):
-            kept = self._keep_connection()
+        while True:
             try:
                 await self._send(past)
             except CommandError as failure:
                 if failure.code == ErrorCode.StaleClusterTime:
                     self._failing = False
                     return True  # it was there already
-                error = failure
-                if failure.code not in _NOT_ALLOWED:
-                    self._drop_connection()
-                    break
-                if not self._by_noop:
+                if failure.code not in _NOT_ALLOWED or not self._by_noop:
+                    error = failure
                     break
                 log.info(
                     "the member refuses no-op writes; the router reads from it instead",
                     target=self._name,
-                    error=str(error),
+                    error=str(failure),
                 )
                 self._by_noop = False
             except (NetworkError, ProtocolError) as failure:
-                error = failure
-                self._drop_connection()
-                if not kept:
+                is_second, error = error is not None, failure
+                if is_second:
                     break
             else:
                 self._failing = False
@@ -267,52 +218,40 @@ class NoOpTarget:
         self._failing = True
         return False
 
-    def _keep_connection(self) -> bool:
-        """Close a connection to a replaced replica set; return whether a connection is left."""
-        if self._connection is not None and self._followed is not self._cluster.replica_set(
-            self._name
-        ):
-            self._connection.abort()
-            self._connection = None
-        return self._connection is not None
-
     async def _send(self, past: Timestamp) -> None:
-        connection = self._connection or await self._connect()
         timeout, clock = self._settings.connect_timeout, self._cluster.clock
-        if self._by_noop:
+        command = self._noop_command(past) if self._by_noop else self._read_command(past)
+        if clock.raw is not None:
+            command["$clusterTime"] = RawBSONDocument(clock.raw)
+        async with self._cluster.primary(self._name, timeout, self.host) as connection:
+            self._primary = connection.address
             self._load.noop_commands += 1
-            reply = await connection.command_raw(_noop_command(past, clock.raw), timeout=timeout)
-            answer = decode(reply)
-            if not answer.get("ok"):
-                raise connection.explained(CommandError.from_reply(answer))
-            self._load.noop_writes += 1
-            self._load.noop_write_bytes += NOOP_BYTES
+            answer = await connection.command("admin", command, timeout=timeout)
+            clock.advance(answer.get("$clusterTime"))
+            if self._by_noop:
+                self._load.noop_writes += 1
+                self._load.noop_write_bytes += NOOP_BYTES
             if (unreplicated := answer.get("writeConcernError")) is not None:
                 raise CommandError.from_reply(unreplicated)
-        else:
-            self._load.noop_commands += 1
-            database, command = self._read_command(past)
-            if clock.document is not None:
-                command["$clusterTime"] = clock.document
-            answer = await connection.command(database, command, timeout=timeout)
-        clock.advance(answer.get("$clusterTime"))
 
-    async def _connect(self) -> Connection:
-        known = self._cluster.replica_set(self._name) is not None
-        dialer = self._cluster.dialer(self._name, None if known else self.host)
-        connection = await dialer.connect(self._settings.connect_timeout)
-        self._connection, self._followed = connection, self._cluster.replica_set(self._name)
-        self._oplog_asked = False
-        return connection
+    @staticmethod
+    def _noop_command(past: Timestamp) -> dict[str, Any]:
+        """Return the command that writes a no-op after a time."""
+        return {
+            "appendOplogNote": 1,
+            "maxClusterTime": next_tick(past),
+            "data": {"msg": "mergerouter"},
+            "writeConcern": {"w": "majority", "wtimeout": _MOST_MS},
+        }
 
-    def _read_command(self, past: Timestamp) -> tuple[str, dict[str, Any]]:
+    def _read_command(self, past: Timestamp) -> dict[str, Any]:
         """Return a read that matches nothing; any user that may read any database may run it."""
         concern: dict[str, Any] = {"level": "majority"}
         time = self._cluster.clock.time
         if time is not None:
             # The member refuses an afterClusterTime beyond its own cluster time.
             concern["afterClusterTime"] = min(time, next_tick(past))
-        return "admin", {
+        return {
             "find": "nothing",
             "limit": 1,
             "singleBatch": True,
@@ -321,27 +260,18 @@ class NoOpTarget:
         }
 
     async def _learn_oplog_size(self) -> None:
-        """Ask once per connection for the oplog's maximum size and limit the budget by it."""
-        if self._connection is None or self._oplog_asked:
+        """Ask each primary once for its oplog's maximum size, and limit the budget by it."""
+        if self._primary == self._oplog_asked:
             return
-        self._oplog_asked = True
+        self._oplog_asked, timeout = self._primary, self._settings.connect_timeout
         try:
-            answer = await self._connection.command(
-                "local", {"collStats": "oplog.rs"}, timeout=self._settings.connect_timeout
-            )
-        except CommandError as error:
+            async with self._cluster.primary(self._name, timeout, self.host) as connection:
+                asked = {"collStats": "oplog.rs"}
+                answer = await connection.command("local", asked, timeout=timeout)
+        except (CommandError, NetworkError) as error:
             log.info("cannot read the size of the oplog", target=self._name, error=str(error))
-        except (NetworkError, ProtocolError):
-            self._drop_connection()
-        else:
-            size = answer.get("maxSize")
-            if isinstance(size, int | float) and size > 0:
-                most = size / (LEAST_SECONDS * NOOP_BYTES) * self._settings.noop_share
-                self.budget.limit(asyncio.get_running_loop().time(), most)
-
-    def _drop_connection(self) -> None:
-        if self._connection is not None:
-            if self._followed is not None:
-                self._followed.invalidate(self._connection.address)
-            self._connection.abort()
-            self._connection = None
+            return
+        size = answer.get("maxSize")
+        if isinstance(size, int | float) and size > 0:
+            most = size / (LEAST_SECONDS * NOOP_BYTES) * self._settings.noop_share
+            self.budget.limit(asyncio.get_running_loop().time(), most)
