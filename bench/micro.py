@@ -101,16 +101,16 @@ def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
             names = {f"shard{n}": "" for n in range(shards)}
             stream = MergedStream(request, names, start_at=_START, topology_from=_START)
             position = LogReader(stream, starting_point(request, _START, 1))
-            config, *remotes = stream.openings
+            config, *remotes = stream.merger.remotes
             end = KeyedToken.of(ResumeToken.high_water_mark(Timestamp((1 << 32) - 1, 1), 1).raw)
-            stream.batch_arrived(config.remote, CursorBatch(7, [], end, 0))
+            stream.batch_arrived(config, CursorBatch(7, [], end, 0))
             scripts = [_batches(n, shards, total, size, in_batch) for n in range(shards)]
             adding = taking = 0.0
             delivered = 0
             for part in zip(*scripts, strict=False):
                 begun = time.process_time()
-                for opening, batch in zip(remotes, part, strict=True):
-                    stream.batch_arrived(opening.remote, batch)
+                for remote, batch in zip(remotes, part, strict=True):
+                    stream.batch_arrived(remote, batch)
                 adding += time.process_time() - begun
                 begun = time.process_time()
                 delivered += len(position.take(None).events)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Set
-from functools import partial
 from typing import Self
 
 import structlog
@@ -303,14 +302,16 @@ class ClientReader:
         left, low_watermark = log_reader.view, log_reader.view.low_watermark
         if self.stream is None or not (low_watermark and main.has_opened):
             return False
-        if main.is_late(cluster_time_of(low_watermark)):
+        if main.is_late(cluster_time_of(low_watermark)) or not log_reader.has_caught_up():
             return False
-        if not main.readers and main.merged.reached < log_reader.reached:
+        needs = log_reader.needs
+        if not main.readers and main.merged.reached < needs:
             return False  # it would be read for this client alone, which has its own remotes
-        if not self._may_narrow(source, log_reader.reached):
+        if not (
+            self._may_narrow(source, needs) and main.merged.covers(needs, log_reader.needs_spans)
+        ):
             return False
-        if not log_reader.switch_to(main.merged, partial(source.open, main.fan_out)):
-            return False
+        log_reader.continue_on(source.open(main.fan_out, needs))
         self._record_source(source)
         main.enter()
         self._leave(left, main)

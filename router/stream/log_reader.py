@@ -1,6 +1,5 @@
 """Log readers: one client's reading of a merged stream."""
 
-from collections.abc import Callable
 from typing import Final, NamedTuple
 
 from router.request.resume_point import ResumePoint, StartingPoint
@@ -100,11 +99,6 @@ class LogReader:
         """The spans, removed shards included, that the next stream must cover."""
         return self._stream.membership.spans_beyond(self.needs)
 
-    @property
-    def reached(self) -> bytes:
-        """The sort key beyond which it has read nothing, if it has read all that is ready."""
-        return max(self.needs, self.view.low_watermark)
-
     def continue_on(self, view: View) -> None:
         """Continue on ``view``, which covers all events beyond ``needs``.
 
@@ -119,29 +113,19 @@ class LogReader:
         else:
             kept = self._rewritten if self._mark.key in self._rewritten else {self._mark.key}
             self._taken = [event for event in self._taken if event_key(event) in kept]
-        self._read_from(view, self.needs)
-
-    def switch_to(self, stream: MergedStream, opened: Callable[[bytes], View]) -> bool:
-        """Move to ``stream`` if it covers all events that are not returned yet.
-
-        ``opened`` returns the view of it to read, given the sort key beyond which events are
-        needed. Return whether the log reader moved.
-        """
-        if self._resume is not None or self._fill() or self._over or self.lost:
-            return False
-        reached = self.reached
-        if not stream.covers(reached, self._stream.membership.spans_beyond(reached)):
-            return False
-        self._read_from(opened(reached), reached)
-        return True
-
-    def _read_from(self, view: View, after: bytes) -> None:
         self.view = view
         """What it reads."""
         self._stream = view if isinstance(view, MergedStream) else view.stream
-        self._after: bytes | None = after
-        self.number = view.log.number_beyond(after)
+        self._after: bytes | None = self.needs
+        self.number = view.log.number_beyond(self.needs)
         """The number of the next event that it reads from the view's log."""
+
+    def has_caught_up(self) -> bool:
+        """Return whether all that is ready has been returned; then its high water mark advances."""
+        if self._resume is not None or self._fill() or self._over or self.lost:
+            return False
+        self._raise_mark()
+        return True
 
     # Reading.
 

@@ -2,13 +2,12 @@
 
 from collections import deque
 from collections.abc import Set
-from dataclasses import replace
 from typing import Any, Final, NamedTuple, Self
 
 import bson
 from bson.timestamp import Timestamp
 
-from router.stream.merger import Action, CloseRemote, Merger, OpenRemote, RemoteQueue
+from router.stream.merger import Merger, RemoteQueue
 from shard_client.bson.resume_token import cluster_time_of, first_key, next_tick
 from shard_client.remote_cursor.cursor_reply import Event
 
@@ -32,8 +31,7 @@ class ShardSpan(NamedTuple):
     @classmethod
     def of(cls, remote: RemoteQueue) -> Self:
         """Return what a remote reads of its shard."""
-        opening = remote.opening
-        read = opening.target, opening.host, opening.start_at
+        read = remote.target, remote.host, remote.start_at
         return cls(*read, remote.removed_at, remote.skips_at)
 
     def covers(self, other: "ShardSpan", key: bytes) -> bool:
@@ -61,6 +59,8 @@ class Membership:
         """The removed shards' remotes whose watermarks have not passed the removal."""
         self._removed: deque[RemoteQueue] = deque(maxlen=_MOST_REMOVED)
         self._next = 0
+        self.changes = 0
+        """How often remotes have been added or retired, or are to be opened again."""
         self.draining: set[str] = set()
         """Draining shards, which are about to leave."""
 
@@ -73,20 +73,27 @@ class Membership:
         topology: bool = False,
         watermark: bytes = b"",
         skips_at: bytes | None = None,
-    ) -> OpenRemote:
-        """Add a remote; ``watermark`` and ``skips_at`` are as for ``RemoteQueue``."""
-        opening = OpenRemote(self._next, target, host, start_at, topology)
-        self._next += 1
-        self._merger.add_remote(RemoteQueue(opening, watermark, skips_at))
-        return opening
+    ) -> int:
+        """Add a remote and return its number; the arguments are as for ``RemoteQueue``."""
+        number, self._next = self._next, self._next + 1
+        self.changes += 1
+        remote = RemoteQueue(
+            number, target, host, start_at,
+            topology=topology, watermark=watermark, skips_at=skips_at,
+        )  # fmt: skip
+        self._merger.add_remote(remote)
+        return number
 
-    def open_removed(self, span: ShardSpan, start_at: Timestamp) -> OpenRemote:
+    def open_removed(self, span: ShardSpan, start_at: Timestamp) -> None:
         """Add a remote on a removed shard, for its events from ``start_at`` on."""
         assert span.until is not None
         since = max(start_at, span.since)
-        opening = self.open(span.shard, span.host, since, skips_at=span.skips_at)
-        self._leave(opening.remote, span.until)
-        return opening
+        self._leave(self.open(span.shard, span.host, since, skips_at=span.skips_at), span.until)
+
+    def reopen(self, number: int, start_after: bytes) -> None:
+        """Let a remote be opened again after the raw token of its invalidate."""
+        self._merger.remotes[number].opens_at = start_after
+        self.changes += 1
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
         """Return the spans that may have events beyond a sort key.
@@ -97,11 +104,11 @@ class Membership:
         present = [
             remote
             for remote in self._merger.remotes.values()
-            if remote.removed_at is None and not remote.opening.topology
+            if remote.removed_at is None and not remote.topology
         ]
         return frozenset(map(ShardSpan.of, removed + present))
 
-    def change(self, events: list[Event]) -> list[Action]:
+    def change(self, events: list[Event]) -> None:
         """Apply the config server's events; open the shards that joined, one tick later.
 
         In-place updates of a shard's document (its state, members that join or leave) do not affect
@@ -110,7 +117,6 @@ class Membership:
         change stream unwinds (docs/protocol.md#sharded-cluster). Raises KeyError or InvalidBSON for
         events that are not of config.shards.
         """
-        actions: list[Action] = []
         for key, raw in events:
             event: dict[str, Any] = bson.decode(raw)
             at = cluster_time_of(key)
@@ -118,7 +124,7 @@ class Membership:
                 case "insert" | "replace" as how:
                     document = event["fullDocument"]
                     inserted = how == "insert"
-                    actions += self._added(document["_id"], document["host"], at, inserted=inserted)
+                    self._added(document["_id"], document["host"], at, inserted=inserted)
                 case "update":
                     update = event.get("updateDescription", {})
                     changed = update.get("updatedFields", {})
@@ -131,10 +137,9 @@ class Membership:
                     self.draining.discard(shard)
                     known = self._newest(shard)
                     if known is not None and known.removed_at is None:
-                        self._leave(known.opening.remote, first_key(next_tick(at)))
-        return actions
+                        self._leave(known.number, first_key(next_tick(at)))
 
-    def _added(self, shard: str, host: str, at: Timestamp, *, inserted: bool) -> list[Action]:
+    def _added(self, shard: str, host: str, at: Timestamp, *, inserted: bool) -> None:
         """Process that ``shard`` belongs to the cluster, at ``host``, from ``at`` on.
 
         A new remote holds the low watermark at its start. A shard that returns after its removal
@@ -144,16 +149,16 @@ class Membership:
         self.draining.discard(shard)
         known = self._newest(shard)
         if known is None or known.removed_at is not None:
-            return [self._join(shard, host, at)]
-        if inserted and known.opening.start_at <= at:
-            self._leave(known.opening.remote, first_key(at))
-            return [self._join(shard, host, at)]
-        # The same shard, perhaps at other hosts: its replica set is followed elsewhere. An insert
-        # before the remote's start is the one that put the shard on the list.
-        known.opening = replace(known.opening, host=host)
-        return []
+            self._join(shard, host, at)
+        elif inserted and known.start_at <= at:
+            self._leave(known.number, first_key(at))
+            self._join(shard, host, at)
+        else:
+            # The same shard, perhaps at other hosts: its replica set is followed elsewhere. An
+            # insert before the remote's start is the one that put the shard on the list.
+            known.host = host
 
-    def listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> list[Action]:
+    def listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> None:
         """Remove the draining shards that a shard list, read by the time ``by``, no longer has.
 
         ``shards`` are all shards in the list, ``draining`` those of them that drain.
@@ -162,22 +167,20 @@ class Membership:
             known = self._newest(shard)
             if known is None or known.removed_at is not None:
                 continue
-            if known.opening.start_at <= by:  # otherwise it returned after the list was read
-                self._leave(known.opening.remote, first_key(next_tick(by)))
+            if known.start_at <= by:  # otherwise it returned after the list was read
+                self._leave(known.number, first_key(next_tick(by)))
         self.draining &= draining
-        return self.close_removed()
+        self.retire_removed()
 
-    def close_removed(self) -> list[Action]:
-        """Close the removed shards' remotes whose watermarks have passed the removal."""
-        gone: list[Action] = []
+    def retire_removed(self) -> None:
+        """Retire the removed shards' remotes whose watermarks have passed the removal."""
         for number in sorted(self.leaving):
             remote = self._merger.remotes[number]
             removed_at = remote.removed_at
             if removed_at is not None and remote.watermark >= removed_at:
                 self.leaving.discard(number)
                 self._merger.retire_remote(number, before=removed_at)
-                gone.append(CloseRemote(number))
-        return gone
+                self.changes += 1
 
     def _leave(self, number: int, removed_at: bytes) -> None:
         remote = self._merger.remotes[number]
@@ -185,13 +188,13 @@ class Membership:
         self.leaving.add(number)
         self._removed.append(remote)
 
-    def _join(self, shard: str, host: str, at: Timestamp) -> OpenRemote:
+    def _join(self, shard: str, host: str, at: Timestamp) -> None:
         start_at = max(next_tick(at), self._start_at)
-        return self.open(shard, host, start_at, watermark=first_key(start_at))
+        self.open(shard, host, start_at, watermark=first_key(start_at))
 
     def _newest(self, shard: str) -> RemoteQueue | None:
         """Return the newest remote on a shard."""
         for remote in reversed(self._merger.remotes.values()):
-            if remote.target == shard and not remote.opening.topology:
+            if remote.target == shard and not remote.topology:
                 return remote
         return None

@@ -10,13 +10,7 @@ from bson.timestamp import Timestamp
 from router.request.stream_request import StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
-from router.stream.merger import (
-    Action,
-    CloseRemote,
-    MergeOrderError,
-    Merger,
-    ReopenRemote,
-)
+from router.stream.merger import MergeOrderError, Merger, RemoteQueue
 from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
@@ -36,9 +30,9 @@ class MergedStream:
     its first client has left: shards that have gone since are read to their ends. ``draining`` are
     the shards that are about to leave.
 
-    Pass it replies and errors with ``batch_arrived`` and ``remote_failed``, execute the actions
-    that it returns, and read it through any number of log readers. ``log`` keeps the latest
-    released events: up to ``keep_bytes``, and always the newest block. Raises CommandError
+    Pass it replies and errors with ``batch_arrived`` and ``remote_failed``, keep a cursor open for
+    each remote of its ``merger``, and read it through any number of log readers. ``log`` keeps the
+    latest released events: up to ``keep_bytes``, and always the newest block. Raises CommandError
     ShardNotFound if the request is for one shard that does not exist.
     """
 
@@ -68,13 +62,11 @@ class MergedStream:
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
         self.membership = Membership(self.merger, start_at)
-        self.openings: list[Action] = []
-        """The actions that open the first cursors: the config server's and one per shard."""
         only = request.passthrough_to_shard
         if only is not None:
             shards = only_shard(shards, only)
         elif topology_from is not None:
-            self.openings.append(self.membership.open(CONFIG, "", topology_from, topology=True))
+            self.membership.open(CONFIG, "", topology_from, topology=True)
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
         begins = b"" if request.starts_after_invalidate else None
@@ -83,10 +75,9 @@ class MergedStream:
             if span.until is None:
                 skips[span.shard] = span.skips_at
             else:
-                self.openings.append(self.membership.open_removed(span, start_at))
+                self.membership.open_removed(span, start_at)
         for shard, host in shards.items():
-            opening = self.membership.open(shard, host, start_at, skips_at=skips[shard])
-            self.openings.append(opening)
+            self.membership.open(shard, host, start_at, skips_at=skips[shard])
 
     def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.
@@ -97,7 +88,7 @@ class MergedStream:
             self.membership.spans_beyond(after), spans, after
         )
 
-    def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]:
+    def batch_arrived(self, remote: int, batch: CursorBatch) -> None:
         """Process one reply of a remote's cursor, including the first reply after an opening.
 
         A batch for a remote that has been closed meanwhile is ignored. The stream takes ownership
@@ -105,40 +96,46 @@ class MergedStream:
         """
         state = self.merger.remotes.get(remote)
         if state is None or self.error is not None:
-            return []
-        watermark = batch.watermark
-        if watermark is None:
-            return self._broken(remote, "a batch came without a postBatchResumeToken")
-        key = watermark.key
+            return
+        try:
+            self._add(state, batch)
+        except CommandError as error:
+            self.error = error
+
+    def _add(self, remote: RemoteQueue, batch: CursorBatch) -> None:
+        """Add a reply to the merge; raises CommandError if it breaks the rules."""
+        if batch.watermark is None:
+            raise _broken(remote, "a batch came without a postBatchResumeToken")
+        key, token = batch.watermark
         try:
             cluster_time_of(key)
         except ValueError:
-            return self._broken(remote, "a postBatchResumeToken is malformed")
+            raise _broken(remote, "a postBatchResumeToken is malformed") from None
         events, size = batch.events, batch.size
-        actions: list[Action] = []
         if events:
-            state.record_first_event(events[0][0])
+            remote.record_first_event(events[0][0])
         if batch.cursor_id == 0:
             if not (batch.invalidated or is_invalidate(key.decode("ascii"))):
-                return self._broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
-            if state.record_invalidate(key):
+                raise _broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
+            if remote.record_invalidate(key):
                 events, size = self._skip(events, size, key)
-                actions.append(ReopenRemote(remote, watermark.token))
-        if state.opening.topology:
-            if state.invalidated:
-                return self._broken(remote, "config.shards was dropped or renamed")
+                self.membership.reopen(remote.number, token)
+        if remote.topology:
+            if remote.invalidated:
+                raise _broken(remote, "config.shards was dropped or renamed")
             # New shards hold the low watermark before the config server's watermark lets it move
             # past them.
             try:
-                actions += self.membership.change(events)
+                self.membership.change(events)
             except (KeyError, InvalidBSON) as error:
-                return self._broken(remote, f"an event on config.shards is malformed: {error!r}")
+                reason = f"an event on config.shards is malformed: {error!r}"
+                raise _broken(remote, reason) from None
         try:
-            self.merger.add_batch(remote, events, watermark, size)
+            self.merger.add_batch(remote.number, events, batch.watermark, size)
         except MergeOrderError as error:
             # A client that resumes gets all events, in order.
-            return [*actions, *self._broken(remote, str(error), labels=(RESUMABLE_LABEL,))]
-        return actions + self.membership.close_removed()
+            raise _broken(remote, str(error), labels=(RESUMABLE_LABEL,)) from None
+        self.membership.retire_removed()
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """Record a remote's permanent failure; readers get ``error`` after the ready events.
@@ -151,7 +148,7 @@ class MergedStream:
         if state is None or self.error is not None:
             return
         if state.has_replied:
-            where = address or state.opening.host.rpartition("/")[2].partition(",")[0]
+            where = address or state.host.rpartition("/")[2].partition(",")[0]
             message = f"Error on remote shard {where} :: caused by :: {error.message}"
             error = error.with_labels(message=message)
         self.refused = not state.has_replied
@@ -305,17 +302,15 @@ class MergedStream:
             return events[:-1], size - len(events[-1][1])
         return events, size
 
-    def _broken(
-        self,
-        remote: int,
-        reason: str,
-        code: ErrorCode = ErrorCode.InternalError,
-        labels: Iterable[str] = (),
-    ) -> list[Action]:
-        target = self.merger.remotes[remote].target
-        message = f"The change stream of {target} broke its rules: {reason}"
-        self.error = CommandError(code, message, labels=labels)
-        return [CloseRemote(remote)]
+
+def _broken(
+    remote: RemoteQueue,
+    reason: str,
+    code: ErrorCode = ErrorCode.InternalError,
+    labels: Iterable[str] = (),
+) -> CommandError:
+    message = f"The change stream of {remote.target} broke its rules: {reason}"
+    return CommandError(code, message, labels=labels)
 
 
 def only_shard(shards: Mapping[str, str], shard: str) -> Mapping[str, str]:

@@ -4,7 +4,6 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -15,39 +14,6 @@ from router.memory import weight
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, KeyedToken
-
-
-@dataclass(frozen=True, slots=True)
-class OpenRemote:
-    """Open a cursor on ``target`` (a shard's id, or "config") from ``start_at``, inclusive.
-
-    ``topology`` marks the cursor on ``config.shards``.
-    """
-
-    remote: int
-    target: str
-    host: str
-    start_at: Timestamp
-    topology: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class ReopenRemote:
-    """Reopen the remote with ``startAfter`` set to its invalidate's token (raw BSON)."""
-
-    remote: int
-    start_after: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRemote:
-    """Kill the remote's cursor, which is no longer needed."""
-
-    remote: int
-
-
-Action = OpenRemote | ReopenRemote | CloseRemote
-
 
 _sort_key: Final = itemgetter(0)
 _raw_event: Final = itemgetter(1)
@@ -73,6 +39,10 @@ class _Run:
 class RemoteQueue:
     """What a merge holds of one remote, which the merger and the membership change.
 
+    Its cursor is on ``target`` (a shard's id, or "config") at ``host``; ``topology`` marks the one
+    on ``config.shards``. It begins at ``opens_at``: at ``start_at``, inclusive, or after the raw
+    token of an invalidate.
+
     ``watermark`` is a sort key, b"" until the first reply. A watermark that is passed to the
     constructor is assumed: the shard cannot have an event below it, as it joined later.
     ``eligible`` is whether the watermark may become the high water mark. The remote's change
@@ -83,29 +53,37 @@ class RemoteQueue:
     """
 
     __slots__ = (
-        "_skipped", "_token", "buffered", "eligible", "invalidated", "opening", "removed_at",
-        "runs", "skips_at", "watermark",
+        "_skipped", "_token", "buffered", "eligible", "host", "invalidated", "number", "opens_at",
+        "removed_at", "runs", "skips_at", "start_at", "target", "topology", "watermark",
     )  # fmt: skip
 
     def __init__(
-        self, opening: OpenRemote, watermark: bytes = b"", skips_at: bytes | None = None
+        self,
+        number: int,
+        target: str,
+        host: str,
+        start_at: Timestamp,
+        *,
+        topology: bool = False,
+        watermark: bytes = b"",
+        skips_at: bytes | None = None,
     ) -> None:
-        self.opening = opening
+        self.number = number
+        self.target = target
+        self.host = host
+        self.start_at = start_at
+        self.opens_at: Timestamp | bytes = start_at
+        self.topology = topology
         self.runs: deque[_Run] = deque()
         self.buffered = 0
         """Bytes of memory that its unreleased events take."""
         self.watermark = watermark
-        self.eligible = not (watermark or opening.topology)
+        self.eligible = not (watermark or topology)
         self.invalidated = False
         self.removed_at: bytes | None = None
         self.skips_at = skips_at
         self._token = b""
         self._skipped = b""
-
-    @property
-    def target(self) -> str:
-        """The shard's id, or "config"."""
-        return self.opening.target
 
     @property
     def has_replied(self) -> bool:
@@ -163,7 +141,7 @@ class RemoteQueue:
                 raise MergeOrderError("a batch is not in the order of its tokens")
         self.eligible = self._is_eligible(key, has_events=bool(events))
         self.watermark, self._token = reached
-        if not events or self.opening.topology:
+        if not events or self.topology:
             return
         self.buffered += weight(len(events), size)
         self.runs.append(_Run(events, size))
@@ -171,7 +149,7 @@ class RemoteQueue:
     def _is_eligible(self, key: bytes, *, has_events: bool) -> bool:
         """Return whether a watermark may become the high water mark
         (docs/protocol.md#sharded-cluster)."""
-        if not self.opening.topology:
+        if not self.topology:
             return key != self._skipped
         if has_events:
             return False
@@ -277,9 +255,8 @@ class Merger:
 
         A remote with an assumed watermark holds the low watermark back from the start.
         """
-        number = remote.opening.remote
-        self.remotes[number] = remote
-        self._watermarks.add((remote.watermark, number))
+        self.remotes[remote.number] = remote
+        self._watermarks.add((remote.watermark, remote.number))
 
     def retire_remote(self, number: int, *, before: bytes | None = None) -> None:
         """Stop waiting for a remote: it no longer holds the low watermark back.

@@ -1,12 +1,11 @@
 """The remotes of one stream: opens, reads, probes and closes their cursors."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import structlog
 from bson.int64 import Int64
-from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.loads import MemberLoads
@@ -14,7 +13,7 @@ from router.memory import Memory
 from router.request.progress_command import progress_command
 from router.request.stream_request import StreamRequest, shard_command, topology_command
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Action, OpenRemote, ReopenRemote
+from router.stream.merger import RemoteQueue
 from router.stream.noop_writer import NoOpWriter
 from router.stream.pacing import ReadState
 from router.stream_settings import StreamSettings
@@ -52,12 +51,14 @@ class Remote(ReadState):
     The read scheduler changes the state.
     """
 
-    def __init__(self, opening: OpenRemote, cursor: RemoteCursor, settings: StreamSettings) -> None:
-        super().__init__(settings, topology=opening.topology)
-        self.number = opening.remote
-        self.target = opening.target
-        self.host = opening.host
+    def __init__(self, queue: RemoteQueue, cursor: RemoteCursor, settings: StreamSettings) -> None:
+        super().__init__(settings, topology=queue.topology)
+        self.number = queue.number
+        self.target = queue.target
+        self.host = queue.host
         self.cursor = cursor
+        self.opened_at = queue.opens_at
+        """Where the cursor begins."""
         self.noops_asked = 0
         """Number of no-op writes that the stream has requested from its member."""
         self.delay: asyncio.TimerHandle | None = None
@@ -153,6 +154,9 @@ class Remotes:
         self._failed = failed
         self._preference = ReadPreference.of(request.read_preference)
         self._by_number: dict[int, Remote] = {}
+        self._changes = 0
+        """The changes of the membership that have been made."""
+        self._closed = False
         self._closing: set[asyncio.Task[None]] = set()
         """The tasks that kill cursors."""
 
@@ -176,34 +180,35 @@ class Remotes:
 
     # Opening and closing.
 
-    def execute(self, actions: Iterable[Action]) -> None:
-        """Open, reopen and close remotes, as the merge asks.
+    def follow_merge(self) -> None:
+        """Open, reopen and close remotes, so that those of the merge are open.
 
         If a cursor cannot be created, this raises, and nothing is open that was not before.
         """
-        for action in actions:
-            if isinstance(action, OpenRemote):
-                cursor = self._new_cursor(action, action.start_at)
-                remote = Remote(action, cursor, self._resources.settings)
-                log.debug("open remote", target=action.target, start_at=action.start_at)
-                self._by_number[action.remote] = remote
+        changes, queues = self._merged.membership.changes, self._merged.merger.remotes
+        if self._closed or changes == self._changes:
+            return
+        self._changes = changes
+        for gone in [remote for remote in self if remote.number not in queues]:
+            self._close(gone)
+        for number, queue in queues.items():
+            remote = self.get(number)
+            if remote is None:
+                remote = Remote(queue, self._new_cursor(queue), self._resources.settings)
+                log.debug("open remote", target=queue.target, start_at=queue.start_at)
+                self._by_number[number] = remote
                 self._resources.memory.add(remotes=1)
-            elif (known := self.get(action.remote)) is None:
-                continue
-            elif isinstance(action, ReopenRemote):
-                remote = known
+            elif remote.opened_at != queue.opens_at:
                 self._close_cursor(remote)
-                remote.cursor = self._new_cursor(remote, action.start_after)
+                remote.cursor, remote.opened_at = self._new_cursor(queue), queue.opens_at
             else:
-                self._close(known)
                 continue
             name = f"remote cursor {remote.target}"
             self._start(name, self._read, remote, remote.cursor, context=spans.apart())
 
-    def _new_cursor(self, remote: OpenRemote | Remote, first: Timestamp | bytes) -> RemoteCursor:
-        """Return a cursor from ``first`` on."""
+    def _new_cursor(self, remote: RemoteQueue) -> RemoteCursor:
         request, shared = self._request, self._resources
-        topology = remote.topology
+        topology, first = remote.topology, remote.opens_at
 
         def command(pbrt: bytes | None) -> tuple[str, dict[str, Any]]:
             start = first if pbrt is None else pbrt
@@ -226,7 +231,8 @@ class Remotes:
         )
 
     def close(self) -> None:
-        """Close all remotes; ``wait_closed`` waits until their cursors have been killed."""
+        """Close all remotes for good; ``wait_closed`` waits until their cursors are killed."""
+        self._closed = True
         for remote in list(self):
             self._close(remote)
 

@@ -102,7 +102,7 @@ class RunningStream:
         """
         self._opening_timer = self._loop.call_at(deadline, self._end_opening, most)
         self._read_scheduler.client_reads()
-        self._remotes.execute(self.merged.openings)
+        self._remotes.follow_merge()
 
     def _end_opening(self, most: float) -> None:
         """Open the stream with the shards that have answered by the deadline, one at least."""
@@ -336,7 +336,7 @@ class RunningStream:
         return task
 
     def _batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
-        actions = self.merged.batch_arrived(remote.number, batch)
+        self.merged.batch_arrived(remote.number, batch)
         now = self._loop.time()
         if batch.events:
             load = self._loads.of(remote.target)
@@ -345,8 +345,7 @@ class RunningStream:
             if self._held_back_since is None:
                 self._held_back_since = now
             self._count_memory()
-        if actions:
-            self._remotes.execute(actions)
+        self._remotes.follow_merge()
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self._start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
@@ -375,10 +374,8 @@ class RunningStream:
                 log.info("cannot tell whether a draining shard has left", error=str(error))
                 continue
             if self.merged.error is None:
-                left = self.merged.membership.listed(
-                    listed.hosts.keys(), listed.draining, listed.by
-                )
-                self._remotes.execute(left)
+                self.merged.membership.listed(listed.hosts.keys(), listed.draining, listed.by)
+                self._remotes.follow_merge()
             self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()
         self._draining = None

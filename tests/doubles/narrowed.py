@@ -11,7 +11,7 @@ from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Action
+from router.stream.merger import Merger
 from router.stream.views import Namespace
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 
@@ -38,11 +38,11 @@ class PartOfStream:
         self.log_reader = LogReader(self.part, point)
 
     @property
-    def openings(self) -> list[Action]:
-        return self.wide.openings
+    def merger(self) -> Merger:
+        return self.wide.merger
 
-    def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]:
-        return self.wide.batch_arrived(remote, batch)
+    def batch_arrived(self, remote: int, batch: CursorBatch) -> None:
+        self.wide.batch_arrived(remote, batch)
 
     @property
     def ready(self) -> bool:

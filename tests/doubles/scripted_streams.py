@@ -14,7 +14,7 @@ from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.log_reader import MAX_BATCH_BYTES, Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import Action, CloseRemote, OpenRemote, ReopenRemote
+from router.stream.merger import Merger
 from shard_client.bson.resume_token import TIME_DIGITS, ResumeToken, cluster_time_of, version_of
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_key, token_of
 
@@ -100,9 +100,9 @@ class OneReader(Protocol):
     """A stream and its one reader."""
 
     @property
-    def openings(self) -> list[Action]: ...
+    def merger(self) -> Merger: ...
 
-    def batch_arrived(self, remote: int, batch: CursorBatch) -> list[Action]: ...
+    def batch_arrived(self, remote: int, batch: CursorBatch) -> None: ...
 
     @property
     def ready(self) -> bool: ...
@@ -123,7 +123,7 @@ class Driver:
     reopened: Callable[[str, bytes], Script] | None = None
     max_events: int = 400
     pending: dict[int, deque[CursorBatch]] = field(default_factory=dict)
-    targets: dict[int, str] = field(default_factory=dict)
+    begun: dict[int, Timestamp | bytes] = field(default_factory=dict)
     taken: list[Batch] = field(default_factory=list)
     arrived: list[int] = field(default_factory=list)
 
@@ -131,31 +131,34 @@ class Driver:
     def events(self) -> list[bytes]:
         return [event for taken in self.taken for event in taken.events]
 
-    def act(self, actions: Iterable[Action]) -> None:
-        for action in actions:
-            match action:
-                case OpenRemote(remote, target, _, start_at):
-                    self.targets[remote] = target
-                    self.pending[remote] = self.scripts[target].batches(start_at, self.rnd)
-                case ReopenRemote(remote, token):
-                    assert self.reopened is not None
-                    script = self.reopened(self.targets[remote], token)
-                    at = cluster_time_of(token_key(token))
-                    batches = script.batches(at, self.rnd)
-                    batches[0] = batch([], token)
-                    self.pending[remote] = batches
-                case CloseRemote(remote):
-                    del self.pending[remote]
+    def follow_merge(self) -> None:
+        """Open, reopen and close remotes, so that those of the merge are open."""
+        remotes = self.stream.merger.remotes
+        for gone in self.pending.keys() - remotes.keys():
+            del self.pending[gone]
+        for number, remote in remotes.items():
+            begins, target = remote.opens_at, remote.target
+            if number in self.pending and self.begun[number] == begins:
+                continue
+            self.begun[number] = begins
+            if isinstance(begins, Timestamp):
+                self.pending[number] = self.scripts[target].batches(begins, self.rnd)
+                continue
+            assert self.reopened is not None
+            at = cluster_time_of(token_key(begins))
+            self.pending[number] = self.reopened(target, begins).batches(at, self.rnd)
+            self.pending[number][0] = batch([], begins)
 
     def run(self) -> "Driver":
         """Deliver and take all batches, until the stream closes or nothing is left."""
-        self.act(self.stream.openings)
+        self.follow_merge()
         while True:
             waiting = [remote for remote, batches in self.pending.items() if batches]
             if waiting and self.rnd.random() < 0.7:
                 remote = self.rnd.choice(waiting)
                 self.arrived.append(remote)
-                self.act(self.stream.batch_arrived(remote, self.pending[remote].popleft()))
+                self.stream.batch_arrived(remote, self.pending[remote].popleft())
+                self.follow_merge()
             elif self.stream.ready or self.rnd.random() < 0.2:
                 taken = self.take()
                 if taken.closed:

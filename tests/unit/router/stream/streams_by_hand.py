@@ -45,8 +45,8 @@ def make(
 def opened(**options) -> PrivateStream:
     """Return a stream whose remotes have all answered their openings."""
     stream = make(**options)
-    for action in stream.openings:
-        assert stream.batch_arrived(action.remote, batch([], hwm(10, 1))) == []
+    for remote in list(stream.merger.remotes):
+        stream.batch_arrived(remote, batch([], hwm(10, 1)))
     return stream
 
 
@@ -54,11 +54,11 @@ def at(time: int, number: int = 1, **more) -> tuple[bytes, bytes]:
     return event(data_of(time, number, **more))
 
 
-def arrive(stream: PrivateStream, remote: int, *times: int, upto: int | None = None) -> list:
+def arrive(stream: PrivateStream, remote: int, *times: int, upto: int | None = None) -> None:
     """Deliver events at ``times`` with a watermark up to ``upto``, by default the last event."""
     events = [at(time, remote) for time in times]
     pbrt = hwm(upto) if upto is not None else token_of(events[-1][1])
-    return stream.batch_arrived(remote, batch(events, pbrt))
+    stream.batch_arrived(remote, batch(events, pbrt))
 
 
 def times(raw: list[bytes]) -> list[int]:

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.memory import weight
-from router.stream.merger import MergeOrderError, Merger, OpenRemote, RemoteQueue
+from router.stream.merger import MergeOrderError, Merger, RemoteQueue
 from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.remote_cursor.cursor_reply import KeyedToken
 
@@ -25,7 +25,8 @@ def merger(remotes: int) -> Merger:
 
 
 def remote(number: int, *, topology: bool = False, watermark: bytes = b"") -> RemoteQueue:
-    return RemoteQueue(OpenRemote(number, "", "", Timestamp(1, 1), topology), watermark)
+    at = Timestamp(1, 1)
+    return RemoteQueue(number, "", "", at, topology=topology, watermark=watermark)
 
 
 def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:

@@ -19,7 +19,17 @@ from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, token_key, token_of
 from tests.doubles.scripted_streams import Driver, Event, PrivateStream, Script, batch, hwm
 from tests.unit.router.made_tokens import data_of, event
-from tests.unit.router.stream.streams_by_hand import CONFIG, END, A, B, at, feed, make, opened
+from tests.unit.router.stream.streams_by_hand import (
+    CONFIG,
+    END,
+    A,
+    B,
+    at,
+    feed,
+    make,
+    opened,
+    times,
+)
 
 
 @dataclass(frozen=True)
@@ -87,7 +97,7 @@ class WanderingDriver(Driver):
             reader.continue_on(self.stream)
             self.stream.log_reader = reader
         self.pending.clear()
-        self.act(self.stream.openings)
+        self.follow_merge()
         return taken
 
 
@@ -156,22 +166,15 @@ def test_a_client_that_moves_between_events_with_one_token_gets_each_once():
     assert found + reader.take(None).events == [raw for _, raw in [*twins, at(30, A), at(30, B)]]
 
 
-def test_a_client_moves_only_to_a_stream_that_has_its_next_events():
+def test_a_client_needs_what_lies_beyond_its_watermarks_once_it_has_caught_up():
     own, other = opened(), opened(start_at=Timestamp(30, 1))
     for upto, moves in ((20, False), (40, True)):
-        feed(own, upto=upto)
-        own.take(None)
-        assert own.log_reader.switch_to(other, lambda _: other) is moves
-
-
-def invalidated(
-    stream: PrivateStream, remote: int, time: int, *, shown: bool = True
-) -> tuple[list, bytes]:
-    """Deliver a dropped collection's last batch: a drop, an invalidate, and cursor id 0."""
-    drop, end = at(time, 0), at(time, 0, invalidate=True)
-    events = [drop, end] if shown else [drop]
-    token = token_of(end[1])
-    return stream.batch_arrived(remote, batch(events, token, invalidated=True)), token
+        feed(own, at(upto - 5), upto=upto)
+        assert not own.log_reader.has_caught_up()
+        assert times(own.take(1).events) == [upto - 5]
+        feed(own, upto=upto + 5)
+        assert own.log_reader.has_caught_up()
+        assert other.covers(own.log_reader.needs, own.log_reader.needs_spans) is moves
 
 
 def is_end(event: Event) -> bool:
@@ -227,7 +230,7 @@ class MovingDriver(Driver):
             reader.continue_on(self.stream)
             self.stream.log_reader = reader
             self.pending.clear()
-            self.act(self.stream.openings)
+            self.follow_merge()
         return taken
 
 
