@@ -8,9 +8,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
-from router.filters.fields import DECIMAL_UNITS, NESTED_UNIT_BYTES, UNIT_BYTES, Element, Path
+from router.filters.fields import DECIMAL_UNITS, NESTED_UNIT_BYTES, UNIT_BYTES, Path
+from router.filters.paths import EventFields
 from router.filters.values import (
     MISSING,
     NAN_KEY,
@@ -32,30 +33,13 @@ Required = frozenset[tuple[Path, Hashable]]
 """Pairs of path and key: an event that meets a condition has one of the keys at its path."""
 
 
-class Fields(Protocol):
-    """The fields of one event, and the allowance for the work on them."""
-
-    @property
-    def data(self) -> bytes:
-        """The event's bytes."""
-
-    def at(self, path: Path, price: int) -> Sequence[Element]:
-        """Return the elements at one of the paths of the condition.
-
-        ``price`` is what a look at each of them takes, in units. Raises TooLargeError.
-        """
-
-    def spend(self, units: int) -> None:
-        """Do more work. Raises TooLargeError."""
-
-
 class Condition(ABC):
     """A condition on events."""
 
     __slots__ = ()
 
     @abstractmethod
-    def meets(self, event: Fields) -> bool:
+    def meets(self, event: EventFields) -> bool:
         """Return whether the event meets the condition. Raises TooLargeError."""
 
     @abstractmethod
@@ -91,7 +75,7 @@ class OneOf(_OnPath):
     nested: bool
     price: int
 
-    def meets(self, event: Fields) -> bool:
+    def meets(self, event: EventFields) -> bool:
         """Return whether the event meets the condition."""
         data, keys, longest = event.data, self.keys, self.longest
         for kind, start, end in event.at(self.path, self.price):
@@ -122,7 +106,7 @@ class Some(_OnPath):
     test: Callable[[bytes, int, int, int], bool]
     price: int
 
-    def meets(self, event: Fields) -> bool:
+    def meets(self, event: EventFields) -> bool:
         """Return whether the event meets the condition."""
         data, test = event.data, self.test
         for kind, start, end in event.at(self.path, self.price):
@@ -143,7 +127,7 @@ class StartsWith(_OnPath):
     pattern: bytes
     price: int
 
-    def meets(self, event: Fields) -> bool:
+    def meets(self, event: EventFields) -> bool:
         """Return whether the event meets the condition."""
         data, prefix = event.data, self.prefix
         for kind, start, end in event.at(self.path, self.price):
@@ -178,7 +162,7 @@ class _OfParts(Condition):
 class All(_OfParts):
     """``$and``: all ``parts`` hold; without parts, every event meets it."""
 
-    def meets(self, event: Fields) -> bool:
+    def meets(self, event: EventFields) -> bool:
         """Return whether the event meets the condition."""
         return all(part.meets(event) for part in self.parts)
 
@@ -192,7 +176,7 @@ class All(_OfParts):
 class AnyOf(_OfParts):
     """``$or``: at least one of the ``parts`` holds."""
 
-    def meets(self, event: Fields) -> bool:
+    def meets(self, event: EventFields) -> bool:
         """Return whether the event meets the condition."""
         return any(part.meets(event) for part in self.parts)
 
@@ -213,7 +197,7 @@ class Not(Condition):
 
     part: Condition
 
-    def meets(self, event: Fields) -> bool:
+    def meets(self, event: EventFields) -> bool:
         """Return whether the event meets the condition."""
         return not self.part.meets(event)
 

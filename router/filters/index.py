@@ -10,7 +10,6 @@ from router.filters.fields import (
     MOST_WORK,
     NESTED_UNIT_BYTES,
     UNIT_BYTES,
-    Allowance,
     Element,
     Path,
     TooLargeError,
@@ -18,7 +17,7 @@ from router.filters.fields import (
     read_fields,
     tree_of,
 )
-from router.filters.paths import PathReader
+from router.filters.paths import EventFields, PathReader
 from router.filters.stream_filter import StreamFilter
 from router.filters.values import is_nested, key, unpack_int32
 from shard_client.bson.values import CONTAINERS, DECIMAL, INT32, STRING
@@ -51,36 +50,6 @@ class _Entry(Generic[T]):
         self.events: list[bytes] = []
 
 
-class _Event(Allowance):
-    """The fields of one event, and the allowance for the work of all filters that meet it."""
-
-    __slots__ = ("_found", "_reader", "data")
-
-    def __init__(self, reader: PathReader) -> None:
-        super().__init__()
-        self.data = b""
-        self._reader = reader
-        self._found: dict[Path, list[Element]] = {}
-
-    def read(self, data: bytes) -> None:
-        """Read the event ``data``; ``left`` is for the caller to set. Raises TooLargeError."""
-        self._found = dict(zip(self._reader.paths, self._reader.read(data, self), strict=True))
-        self.data = data
-
-    def forget(self) -> None:
-        """Free the memory of the event."""
-        self.data = b""
-        self._found = {}
-
-    def at(self, path: Path, price: int) -> Sequence[Element]:
-        """Return the elements at ``path``, for the ``price`` of each. Raises TooLargeError."""
-        elements = self._found[path]
-        self.left = left = self.left - price * (len(elements) or 1)
-        if left < 0:
-            raise TooLargeError
-        return elements
-
-
 class FilterIndex(Generic[T]):
     """Filters by owner.
 
@@ -102,7 +71,7 @@ class FilterIndex(Generic[T]):
         """The hashed paths with documents or arrays among the values."""
         self._hashed = PathReader(())
         self._others = PathReader(())
-        self._event = _Event(self._others)
+        self._event = EventFields(self._others)
         self._stale = False
 
     def __len__(self) -> int:
@@ -275,7 +244,7 @@ class FilterIndex(Generic[T]):
             if not entry.certain:
                 paths.update(dict.fromkeys(entry.filter.condition.paths()))
         self._others = _reader(self._others, paths)
-        self._event = _Event(self._others)
+        self._event = EventFields(self._others)
         self._stale = False
 
 

@@ -18,6 +18,7 @@ from router.filters.fields import (
     Element,
     Field,
     Path,
+    TooLargeError,
     Value,
     WantedFields,
     read_fields,
@@ -342,3 +343,36 @@ class PathReader:
             for layout in self._layouts:
                 layout.uses = 0
         self._layouts.append(_Layout(outline))
+
+
+class EventFields(Allowance):
+    """The fields of one event that filters look at, and the allowance for the work on them."""
+
+    __slots__ = ("_found", "_reader", "data")
+
+    def __init__(self, reader: PathReader) -> None:
+        super().__init__()
+        self.data = b""
+        self._reader = reader
+        self._found: dict[Path, list[Element]] = {}
+
+    def read(self, data: bytes) -> None:
+        """Read the event ``data``; ``left`` is for the caller to set. Raises TooLargeError."""
+        self._found = dict(zip(self._reader.paths, self._reader.read(data, self), strict=True))
+        self.data = data
+
+    def forget(self) -> None:
+        """Free the memory of the event."""
+        self.data = b""
+        self._found = {}
+
+    def at(self, path: Path, price: int) -> Sequence[Element]:
+        """Return the elements at one of the reader's paths.
+
+        ``price`` is what a look at each of them takes, in units. Raises TooLargeError.
+        """
+        elements = self._found[path]
+        self.left = left = self.left - price * (len(elements) or 1)
+        if left < 0:
+            raise TooLargeError
+        return elements

@@ -10,7 +10,16 @@ from typing import Final
 from router.filters.fields import UNIT_BYTES, Allowance
 from router.filters.match_compiler import Declined
 from router.filters.values import number
-from shard_client.bson.values import ARRAY, BOOLEAN, DOCUMENT, INT32, INT64, STRING, value_end
+from shard_client.bson.values import (
+    ARRAY,
+    BOOLEAN,
+    CONTAINERS,
+    DOCUMENT,
+    INT32,
+    INT64,
+    STRING,
+    value_end,
+)
 from shard_client.wire.bson_slices import Element, document_of, iter_elements
 
 _MOST_DEPTH: Final = 20
@@ -18,6 +27,9 @@ _MOST_FIELDS: Final = 1000
 
 Tree = dict[bytes, "Tree | None"]
 """The named fields of a document: None for a whole field, else the fields inside it."""
+
+_UNNAMED: Final[Tree] = {}
+"""What stands for a field that is not named."""
 
 
 class Projection:
@@ -35,72 +47,42 @@ class Projection:
         Raises ValueError, IndexError or struct.error if it is malformed, and TooLargeError, a
         ValueError, if the ``allowance`` is not enough.
         """
-        return self._document(event, 0, self._named, allowance)
+        return self._projected(event, DOCUMENT, 0, self._named, allowance)
 
-    def _document(self, data: bytes, start: int, named: Tree, allowance: Allowance) -> bytes:
-        parts: list[bytes] = []
-        position = start + 4
-        while (kind := data[position]) != 0:
-            allowance.spend(1)
-            stop = data.index(0, position + 1)
-            name = data[position + 1 : stop]
-            end = value_end(data, kind, stop + 1)
-            if name not in named:
-                if not self._keeps:
-                    parts.append(data[position:end])
-            else:
-                inner = named[name]
-                if inner is None:
-                    if self._keeps and kind == ARRAY:
-                        parts += (data[position : stop + 1], _renumbered(data, stop + 1, allowance))
-                    elif self._keeps:
-                        parts.append(data[position:end])
-                elif kind in (DOCUMENT, ARRAY):
-                    parts.append(data[position : stop + 1])
-                    parts.append(self._value(data, kind, stop + 1, inner, allowance))
-                elif not self._keeps:
-                    parts.append(data[position:end])
-            position = end
-        return _framed(parts, allowance)
-
-    def _value(
-        self, data: bytes, kind: int, start: int, named: Tree, allowance: Allowance
+    def _projected(
+        self, data: bytes, kind: int, start: int, named: Tree | None, allowance: Allowance
     ) -> bytes:
-        if kind == DOCUMENT:
-            return self._document(data, start, named, allowance)
+        """Return the document or array of type ``kind`` at ``start`` with its projected fields.
+
+        ``named`` are the fields named inside it, None for an array that is kept whole. The elements
+        of an array that is looked into get regular names, as servers write them.
+        """
         parts: list[bytes] = []
         count = 0
         position = start + 4
         while (inner := data[position]) != 0:
             allowance.spend(1)
-            stop = data.index(0, position + 1)
-            end = value_end(data, inner, stop + 1)
-            if inner in (DOCUMENT, ARRAY):
-                parts.append(b"%c%d\0" % (inner, count))
-                parts.append(self._value(data, inner, stop + 1, named, allowance))
-                count += 1
-            elif not self._keeps:
-                parts.append(b"%c%d\0" % (inner, count))
-                parts.append(data[stop + 1 : end])
-                count += 1
-            position = end
+            value = data.index(0, position + 1) + 1
+            end = value_end(data, inner, value)
+            field, position = position, end
+            below = named
+            if kind == DOCUMENT and named is not None:
+                below = named.get(data[field + 1 : value - 1], _UNNAMED)
+            if below is _UNNAMED:
+                if not self._keeps:
+                    parts.append(data[field:end])
+                continue
+            kept = self._keeps is (below is None)
+            if kept and inner == ARRAY if below is None else inner in CONTAINERS:
+                content = self._projected(data, inner, value, below, allowance)
+            elif kept:
+                content = data[value:end]
+            else:
+                continue
+            parts.append(data[field:value] if kind == DOCUMENT else b"%c%d\0" % (inner, count))
+            parts.append(content)
+            count += 1
         return _framed(parts, allowance)
-
-
-def _renumbered(data: bytes, start: int, allowance: Allowance) -> bytes:
-    """Return the array at ``start`` with regular names of its elements, also in arrays in it."""
-    parts: list[bytes] = []
-    count = 0
-    position = start + 4
-    while (kind := data[position]) != 0:
-        allowance.spend(1)
-        value = data.index(0, position + 1) + 1
-        end = value_end(data, kind, value)
-        inner = _renumbered(data, value, allowance) if kind == ARRAY else data[value:end]
-        parts += (b"%c%d\0" % (kind, count), inner)
-        count += 1
-        position = end
-    return _framed(parts, allowance)
 
 
 def _framed(parts: list[bytes], allowance: Allowance) -> bytes:
