@@ -1,8 +1,11 @@
 """The start parameters, each declared once: at the field of the settings that it sets."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import Any, Final
+from dataclasses import field, fields
+from typing import Any, Final, NamedTuple
+
+from pydantic import Field
+from pydantic.fields import FieldInfo
 
 MILLISECONDS: Final = 0.001
 MINUTES: Final = 60.0
@@ -12,20 +15,17 @@ _UNBOUNDED: Final = 2**62
 _METADATA: Final = "parameter"
 
 
-@dataclass(frozen=True, slots=True)
-class Parameter:
-    """One start parameter: its name, its default and its bounds, in its own unit.
+class Parameter(NamedTuple):
+    """One start parameter.
 
-    ``kind`` is its type: bool, int, float or a Literal. ``purpose`` is a sentence for the
-    documentation. ``unit`` is expressed in that of the settings: seconds or bytes.
+    ``kind`` is its type: bool, int, float or a Literal. ``field`` has its default, its bounds and
+    its description, in its own unit. ``unit`` is expressed in that of the settings: seconds or
+    bytes.
     """
 
     name: str
     kind: Any
-    default: Any
-    purpose: str
-    least: float = 0
-    most: float = _UNBOUNDED
+    field: FieldInfo
     unit: float = 1
 
 
@@ -45,15 +45,22 @@ def parameter(
         name: the parameter's name.
         default: the setting's default, in the unit of the settings.
         purpose: what the parameter is for, a sentence.
-        kind: its type, if that is not the default's: a Literal.
+        kind: its type, if that is not the default's.
         unit: the parameter's unit, expressed in that of the settings.
         least: the smallest value of the parameter.
         most: the largest value; a year if None and the unit is one of time.
     """
-    if most is None:
-        most = round(_LONGEST / unit) if unit in {MILLISECONDS, MINUTES} else _UNBOUNDED
-    shown = round(default / unit, 6) if isinstance(default, float) else default
-    declared = Parameter(name, kind or type(default), shown, purpose, least, most, unit)
+    kind = kind or type(default)
+    bounds: dict[str, Any] = {"description": purpose}
+    shown = default
+    if kind in (int, float):
+        shown = kind(round(default / unit, 6))
+        if most is None:
+            most = round(_LONGEST / unit) if unit in {MILLISECONDS, MINUTES} else _UNBOUNDED
+        bounds |= {"ge": least, "le": most}
+    if kind is float:
+        bounds["allow_inf_nan"] = False
+    declared = Parameter(name, kind, Field(shown, **bounds), unit)
     return field(default=default, metadata={_METADATA: declared})
 
 

@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 log = structlog.get_logger(component="CONTROL")
 
 _IDENTITY_WAIT = 3.0
-_MS = 0.001
 
 
 def _now() -> datetime:
@@ -90,7 +89,7 @@ async def serve_process(
             tasks = await owned.enter_async_context(OwnedTasks())
             tasks.run(node.certificates.rotate_when, rotate)
         await stop.wait()
-        drain_time = node.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
+        drain_time = settings.process.drain_time
         log.info("Shutting down", drainSeconds=drain_time)
         await listener.drain(drain_time)
     log.info("Shut down")
@@ -157,7 +156,7 @@ async def assemble(
         tasks = await owned.enter_async_context(OwnedTasks())
         access = None
         if settings.security.authorization:
-            refresh = settings.parameters["userCacheInvalidationIntervalSecs"]
+            refresh = settings.process.refresh_users
             limits = settings.client_limits
             access = AccessControl(tasks, servers.cluster, limits, certificates, refresh=refresh)
         cursors = _cursors(of_streams, peers, servers, access)
@@ -281,7 +280,7 @@ def _cursors(
 
 
 def _fail_points(settings: Settings) -> "FailPoints | None":
-    if not settings.parameters["enableTestCommands"]:
+    if not settings.process.test_commands:
         return None
     from router.commands.fail_points import FailPoints  # no other router loads them
 

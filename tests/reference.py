@@ -12,8 +12,6 @@ from router.admin.metrics import ROWS, Row
 from router.admin.words import in_bytes
 from router.commands.table import COMMANDS
 from router.config.command_line import FLAGS, SETTINGS
-from router.config.parameters import PARAMETERS
-from router.parameter import Parameter
 
 DOCS = Path(__file__).parents[1] / "docs"
 METRICS = DOCS / "metrics.md"
@@ -71,6 +69,8 @@ _UNITS = {
     r"Bytes$": "bytes",
     r"PerSecond$": "1/s",
 }
+_OF_PARAMETERS = "setParameter."
+_UNBOUNDED = 2**62
 _TYPES = {str: "text", Path: "file", int: "whole number", float: "number", bool: "true, false"}
 
 
@@ -81,8 +81,10 @@ def metrics_reference() -> str:
 
 def settings_reference() -> str:
     """Return the page of all settings and parameters."""
-    settings = _lines(_setting_row(name, field) for name, field in SETTINGS.items())
-    return _SETTINGS_HEAD + settings + _PARAMETERS_HEAD + _lines(map(_row, PARAMETERS.values()))
+    names = {name: name.partition(_OF_PARAMETERS)[2] for name in SETTINGS}
+    settings = _lines(_setting_row(each, SETTINGS[each]) for each in names if not names[each])
+    parameters = _lines(_row(name, SETTINGS[each]) for each, name in names.items() if name)
+    return _SETTINGS_HEAD + settings + _PARAMETERS_HEAD + parameters
 
 
 def commands_reference() -> str:
@@ -111,36 +113,16 @@ def _setting_row(name: str, field: FieldInfo) -> str:
     assert field.description, f"{name} has no docstring in its model"
     names = "<br>".join(f"`{each}`" for each in (name, *FLAGS.get(name, ())))
     default = _shown(field.get_default(call_default_factory=True))
-    kinds = [each for each in get_args(field.annotation) if each is not NoneType]
-    kind = _TYPES.get(kinds[0] if len(kinds) == 1 else field.annotation, "")
-    if kinds and all(isinstance(each, str) for each in kinds):
-        kind = ", ".join(kinds)
-    if name == "setParameter":
-        kind = "[below](#parameters)"
-    bounds = {
-        bound: getattr(each, bound)
-        for each in field.metadata
-        for bound in ("ge", "le")
-        if hasattr(each, bound)
-    }
-    values = _values(kind, bounds.get("ge"), bounds.get("le"))
     meaning = " ".join(field.description.split())
-    return f"| {names} | {default} | {values} | {meaning} |"
+    return f"| {names} | {default} | {_values(field)} | {meaning} |"
 
 
-def _row(parameter: Parameter) -> str:
-    unit = next((unit for form, unit in _UNITS.items() if re.search(form, parameter.name)), "")
-    kind = _TYPES[type(parameter.default)]
-    values = kind
-    if not isinstance(parameter.default, bool | str):
-        bounded = parameter.most < 2**62
-        values = _values(kind, parameter.least, parameter.most if bounded else None)
-    elif isinstance(parameter.default, str):
-        values = ", ".join(get_args(parameter.kind))
-    default = _shown(parameter.default)
-    if unit == "bytes" and parameter.default:
-        default += f" ({in_bytes(float(parameter.default)).replace('.0 ', ' ')})"
-    return f"| `{parameter.name}` | {default} | {unit} | {values} | {parameter.purpose} |"
+def _row(name: str, field: FieldInfo) -> str:
+    unit = next((unit for form, unit in _UNITS.items() if re.search(form, name)), "")
+    default = _shown(field.default)
+    if unit == "bytes" and field.default:
+        default += f" ({in_bytes(float(field.default)).replace('.0 ', ' ')})"
+    return f"| `{name}` | {default} | {unit} | {_values(field)} | {field.description} |"
 
 
 def _shown(value: Any) -> str:
@@ -152,12 +134,22 @@ def _shown(value: Any) -> str:
     return f"`{text}`"
 
 
-def _values(kind: str, least: float | None, most: float | None) -> str:
-    if least is None:
+def _values(field: FieldInfo) -> str:
+    kinds = [each for each in get_args(field.annotation) if each is not NoneType]
+    if kinds and all(isinstance(each, str) for each in kinds):
+        return ", ".join(kinds)
+    kind = _TYPES.get(kinds[0] if len(kinds) == 1 else field.annotation, "")  # type: ignore[arg-type]
+    bounds = {
+        bound: getattr(each, bound)
+        for each in field.metadata
+        for bound in ("ge", "le")
+        if getattr(each, bound, _UNBOUNDED) < _UNBOUNDED
+    }
+    if "ge" not in bounds:
         return kind
-    if most is None:
-        return f"{kind}, {least:.15g} or more"
-    return f"{kind}, {least:.15g} to {most:.15g}"
+    if "le" not in bounds:
+        return f"{kind}, {bounds['ge']:.15g} or more"
+    return f"{kind}, {bounds['ge']:.15g} to {bounds['le']:.15g}"
 
 
 if __name__ == "__main__":

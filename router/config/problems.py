@@ -1,5 +1,6 @@
 """Messages about unknown or invalid settings: the name, the fault, the remedy."""
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from difflib import get_close_matches
 from types import UnionType
@@ -9,28 +10,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
 from pydantic.fields import FieldInfo
 
+_WANTED = re.compile(r"Input should be (.+?)(, (unable|got) .*)?$")
+_MOST_LISTED = 16
 _VALUE_ERROR = "Value error, "
 """The prefix that pydantic adds to the message of a validator's ValueError."""
-
-_WANTED = {
-    "bool_parsing": "true or false",
-    "bool_type": "true or false",
-    "dict_type": "a section of names with values",
-    "finite_number": "a finite number",
-    "float_parsing": "a number",
-    "float_type": "a number",
-    "greater_than_equal": "{ge} or more",
-    "int_from_float": "a whole number",
-    "int_parsing": "a whole number",
-    "int_type": "a whole number",
-    "less_than_equal": "{le} or less",
-    "list_type": "a list",
-    "literal_error": "{expected}",
-    "path_type": "a path",
-    "string_type": "a text",
-    "string_unicode": "a text in UTF-8",
-}
-"""What a setting must be, by pydantic's type of the problem."""
 
 
 def describe_problems(
@@ -72,7 +55,7 @@ def _describe(problem: Any, settings: type[BaseModel], noun: str) -> str:
             near = f" Known are {', '.join(dict.fromkeys(each.split('.')[0] for each in names))}."
         if near or not section or not siblings:
             return f"{name} is not a {noun}.{near}"
-        return f"{name} is not a {noun}. Section {section} has {', '.join(siblings)}."
+        return f"{name} is not a {noun}. Section {section} has {_listed(siblings)}."
     message = problem["msg"].removeprefix(_VALUE_ERROR)
     if not name:
         return str(message)
@@ -82,21 +65,21 @@ def _describe(problem: Any, settings: type[BaseModel], noun: str) -> str:
     given = "" if secret else f", not {problem['input']!r}"
     if problem["type"] == "model_type":
         inner = [each for each, _field in fields(settings) if each.startswith(f"{name}.")]
-        return f"{name} must be a section with {', '.join(inner)}{given}"
+        return f"{name} must be a section with {_listed(inner)}{given}"
     wanted = wanted_value(problem)
     if wanted is None:
         return f"{name}: {message[:1].lower()}{message[1:]}{given}"
     return f"{name} must be {wanted}{given}"
 
 
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join(names[:_MOST_LISTED]) + ", …" * (len(names) > _MOST_LISTED)
+
+
 def wanted_value(problem: Any) -> str | None:
-    """Return what a value must be by one of pydantic's problems; None for unusual problems."""
-    wanted = _WANTED.get(problem["type"])
-    if wanted is None:
-        return None
-    context = problem.get("ctx", {}).items()
-    whole = {name: int(each) for name, each in context if isinstance(each, float) and each % 1 == 0}
-    return wanted.format(**{**dict(context), **whole})
+    """Return what a value must be, in pydantic's words; None for unusual problems."""
+    found = _WANTED.match(problem["msg"])
+    return found[1] if found else None
 
 
 def fields(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[tuple[str, FieldInfo]]:

@@ -11,7 +11,7 @@ import yaml
 from pydantic import Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
-from router.config.parameters import PARAMETERS, parse_parameters
+from router.config.parameters import Parameters, ProcessSettings
 from router.config.problems import Section, comma_separated, fields, nearest
 from router.config.security import HIDDEN, Security
 from router.config.tls import Mode, Tls
@@ -217,8 +217,7 @@ class Settings(Section):
     net: Net = Net()
     replication: Replication = Replication()
     system_log: SystemLog = SystemLog()
-    set_parameter: dict[str, Any] = Field(default_factory=dict)
-    """Start parameters by name."""
+    set_parameter: Parameters = Parameters()
     upstream: str | None = None
     """The mongos for everything but change streams: mongodb://host:port[,host:port]. A replica set
     is its own upstream."""
@@ -240,7 +239,6 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        parameters = self.parameters  # all of them are known
         for name, value in (
             ("sharding.configDB", self.sharding.config_db),
             ("upstream", self.upstream),
@@ -250,7 +248,7 @@ class Settings(Section):
                     f"replication.replicaSet excludes {name}: a replica set has no config server, "
                     "and gets the other commands itself"
                 )
-        if self.workers > 1 and parameters["enableTestCommands"]:
+        if self.workers > 1 and self.process.test_commands:
             raise ValueError(
                 "setParameter.enableTestCommands requires workers: 1, since a fail point acts in "
                 "one process"
@@ -275,7 +273,13 @@ class Settings(Section):
     @property
     def parameters(self) -> dict[str, Any]:
         """All start parameters by name."""
-        return parse_parameters(self.set_parameter)
+        values: dict[str, Any] = self.set_parameter.model_dump()
+        return values
+
+    @property
+    def process(self) -> ProcessSettings:
+        """The settings of each process."""
+        return ProcessSettings(**fields_set_by(self.parameters, ProcessSettings))
 
     @property
     def client_limits(self) -> ClientLimits:
@@ -338,8 +342,7 @@ def _flat(content: Mapping[str, Any], outer: _Path = ()) -> dict[_Path, Any]:
     """
     values: dict[_Path, Any] = {}
     for key, value in content.items():
-        names = [str(key)] if outer == ("setParameter",) else str(key).split(".")
-        path = (*outer, *names)
+        path = (*outer, *str(key).split("."))
         values |= _flat(value, path) if isinstance(value, Mapping) and value else {path: value}
     return values
 
@@ -376,18 +379,15 @@ _MAPS: Final = ("setParameter", "feed.watch")
 def _read_environment() -> dict[_Path, Any]:
     """Return the settings in the environment by path.
 
-    A parameter has a variable of its own, too (``MERGEROUTER_SETPARAMETER__NAME``). A variable that
-    is no setting is ignored if its name has no two underscores in a row and resembles no setting:
-    Kubernetes sets MERGEROUTER_PORT in every pod if there is a service of that name.
+    A variable that is no setting is ignored if its name has no two underscores in a row and
+    resembles no setting: Kubernetes sets MERGEROUTER_PORT in every pod if there is a service of
+    that name.
 
     Raises:
         ValueError: a variable names no setting, or a map is not valid; the message names it.
     """
-    names = [
-        *(name for name, _field in fields(Settings)),
-        *map("setParameter.{}".format, PARAMETERS),
-    ]
-    known = {variable(name): name for name in names}
+    settings = dict(fields(Settings))
+    known = {variable(name): name for name in (*settings, *_MAPS)}
     found: dict[_Path, Any] = {}
     for written, value in os.environ.items():
         name = written.upper()

@@ -30,8 +30,6 @@ from shard_client.backoff import Backoff
 
 log = structlog.get_logger(component="CONTROL")
 
-
-_MS = 0.001
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
 _STEADY = 60.0
 """Seconds of running time after which a worker's restart pause is reset."""
@@ -277,7 +275,7 @@ class Supervisor:
         self._stopping = True
         self._dispatcher.close()
         children = list(self._ready.values())
-        seconds = self._settings.parameters["mongosShutdownTimeoutMillisForSignaledShutdown"] * _MS
+        seconds = self._settings.process.drain_time
         log.info("Shutting down", drainSeconds=seconds)
         for child in children:
             child.send(drain=seconds)

@@ -69,14 +69,14 @@ async def test_a_report_is_cut_and_has_no_control_characters() -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "told"),
     [
-        ({"job": None}, 2, "job must be a text"),
-        ({"job": 5}, 2, "job must be a text"),
-        ({"batch": -1}, 2, "batch must be 0 or more"),
-        ({"batch": True}, 2, "batch must be a whole number"),
-        ({"through": 5}, 2, "through must be of another type"),
+        ({"job": None}, 2, "job must be a valid string"),
+        ({"job": 5}, 2, "job must be a valid string"),
+        ({"batch": -1}, 2, "batch must be greater than or equal to 0"),
+        ({"batch": True}, 2, "batch must be a valid integer"),
+        ({"through": 5}, 2, "through must be an instance of Timestamp"),
         ({"eventsPerSecond": float("nan")}, 2, "rate must be a finite number"),
-        ({"eventsPerSecond": "many"}, 2, "rate must be a number"),
-        ({"error": ["no"]}, 2, "error must be a text"),
+        ({"eventsPerSecond": "many"}, 2, "rate must be a valid number"),
+        ({"error": ["no"]}, 2, "error must be a valid string"),
         ({"lagSeconds": 5}, 40415, "'mergerouterReportJob.lagSeconds' is an unknown field"),
     ],
 )

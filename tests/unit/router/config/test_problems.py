@@ -34,29 +34,29 @@ from tests.harness.certificates import Authority
         ),
         (
             {"net": {"port": 70000}},
-            "net.port must be 65535 or less, not 70000",
+            "net.port must be less than or equal to 65535, not 70000",
         ),
         (
             {"setParameter": {"maxCursor": 1}},
-            "maxCursor is not a parameter. Did you mean maxCursors?",
+            "setParameter.maxCursor is not a setting. Did you mean setParameter.maxCursors?",
         ),
         (
             {"workers": 2, "setParameter": {"enableTestCommands": True}},
             "setParameter.enableTestCommands requires workers: 1, since a fail point acts in one "
             "process",
         ),
-        ({"workers": "two"}, "workers must be a whole number, not 'two'"),
-        ({"net": {"bindIpAll": "x"}}, "net.bindIpAll must be true or false, not 'x'"),
+        ({"workers": "two"}, "workers must be a valid integer, not 'two'"),
+        ({"net": {"bindIpAll": "x"}}, "net.bindIpAll must be a valid boolean, not 'x'"),
         ({"net": {"port": float("nan")}}, "net.port must be a finite number, not nan"),
         (
             {"net": {"maxIncomingConnectionsOverride": "10.0.0.0/8"}},
-            "net.maxIncomingConnectionsOverride must be a list, not '10.0.0.0/8'",
+            "net.maxIncomingConnectionsOverride must be a valid list, not '10.0.0.0/8'",
         ),
         (
             {"net": {"admin": {"tokenFile": 7}}},
-            "net.admin.tokenFile must be a path, not 7",
+            "net.admin.tokenFile: input is not a valid path…",
         ),
-        ({"sharding": {"configDB": 7}}, "sharding.configDB must be a text, not 7"),
+        ({"sharding": {"configDB": 7}}, "sharding.configDB must be a valid string, not 7"),
         (
             {"sharding": "cfg/a:1"},
             "sharding must be a section with sharding.configDB, not 'cfg/a:1'",
@@ -67,14 +67,20 @@ from tests.harness.certificates import Authority
         ),
         (
             {"setParameter": {"maxCursors": "x"}},
-            "parameter maxCursors must be a whole number, not 'x'",
+            "setParameter.maxCursors must be a valid integer, not 'x'",
         ),
-        ({"setParameter": {"maxCursors": 0}}, "parameter maxCursors must be 1 or more, not 0"),
+        (
+            {"setParameter": {"maxCursors": 0}},
+            "setParameter.maxCursors must be greater than or equal to 1, not 0",
+        ),
         (
             {"setParameter": {"noopWritesPerSecond": 2000}},
-            "parameter noopWritesPerSecond must be 1000 or less, not 2000",
+            "setParameter.noopWritesPerSecond must be less than or equal to 1000, not 2000",
         ),
-        ({"setParameter": {"noopWrites": "maybe"}}, "parameter noopWrites must be true or false…"),
+        (
+            {"setParameter": {"noopWrites": "maybe"}},
+            "setParameter.noopWrites must be a valid boolean…",
+        ),
         ({"upstream": "http://x"}, "upstream: must be mongodb://host:port[,host:port], not…"),
         ({"upstream": "mongodb://a:x"}, "upstream: an address must be host:port or [ipv6]:port,…"),
         ({"upstream": "mongodb://a:1/db"}, "upstream: credentials, databases and options do not…"),
@@ -88,11 +94,11 @@ from tests.harness.certificates import Authority
         ),
         (
             {"security": {"user": "router", "password": ["s3cret"]}},
-            "security.password must be a text…",
+            "security.password must be a valid string…",
         ),
         (
             {"security": {"user": 5, "password": "s3cret"}},
-            "security.user must be a text, not 5…",
+            "security.user must be a valid string, not 5…",
         ),
         (
             {"net": {"admin": {"tlsMode": "requireTLS"}}},

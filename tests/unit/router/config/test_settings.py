@@ -9,7 +9,7 @@ import pytest
 
 from router.config import tracing
 from router.config.command_line import SETTINGS
-from router.config.parameters import PARAMETERS, parse_parameters, settings_of_streams
+from router.config.parameters import Parameters, settings_of_streams
 from router.config.settings import Settings, load_settings, variable
 from router.config.tracing import Tracing
 from router.stream_settings import StreamSettings, settings_of_process
@@ -64,7 +64,7 @@ def test_parameters_set_limits_in_their_own_units() -> None:
         "noopWrites": "false",
         "streamBufferBytes": "1000",
     }
-    limits = settings_of_streams(parse_parameters(given))
+    limits = settings_of_streams(Parameters(**given).model_dump())
     assert limits.cursor_timeout == 1.5
     assert limits.session_timeout == 120
     assert limits.noop_delay == 0.0075
@@ -73,14 +73,13 @@ def test_parameters_set_limits_in_their_own_units() -> None:
 
 
 def test_default_parameters_keep_the_limits() -> None:
-    assert settings_of_streams(parse_parameters({})) == StreamSettings()
+    assert settings_of_streams(Parameters().model_dump()) == StreamSettings()
 
 
 def test_every_parameter_accepts_its_own_default() -> None:
-    for parameter in PARAMETERS.values():
-        for given in (parameter.default, str(parameter.default)):
-            parsed = parse_parameters({parameter.name: given})
-            assert parsed[parameter.name] == parameter.default
+    for name, field in Parameters.model_fields.items():
+        for given in (field.default, str(field.default)):
+            assert getattr(Parameters(**{name: given}), name) == field.default
 
 
 def test_only_available_compressors_are_offered() -> None:
@@ -104,7 +103,7 @@ def configdb(monkeypatch: pytest.MonkeyPatch) -> None:
         ("MERGEROUTER_SYSTEMLOG__VERBOSITY", "2", {"systemLog": {"verbosity": 2}}),
         ("MERGEROUTER_NET__ADMIN__BINDIP", "::1", {"net": {"admin": {"bindIp": "::1"}}}),
         ("MERGEROUTER_SETPARAMETER", "{maxCursors: 7}", {"setParameter": {"maxCursors": 7}}),
-        ("MERGEROUTER_SETPARAMETER__MAXCURSORS", "7", {"setParameter": {"maxCursors": "7"}}),
+        ("MERGEROUTER_SETPARAMETER__MAXCURSORS", "7", {"setParameter": {"maxCursors": 7}}),
         (
             "MERGEROUTER_FEED__WATCH",
             '{"database": "shop"}',

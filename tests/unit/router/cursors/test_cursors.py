@@ -8,7 +8,7 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.config.parameters import PARAMETERS, parse_parameters, settings_of_streams
+from router.config.parameters import Parameters, settings_of_streams
 from router.cursors.departed_clients import DepartedClients
 from router.cursors.registry import CursorRegistry
 from router.parameter import parameters_of
@@ -187,7 +187,7 @@ def test_a_thousand_locations_are_remembered() -> None:
 
 
 DECLARED = parameters_of(StreamSettings).values()
-OF_STREAMS = [each.name for each in DECLARED if not isinstance(each.default, str)]
+OF_STREAMS = [each.name for each in DECLARED if not isinstance(each.field.default, str)]
 
 
 # Time limits so short may pass on a busy machine.
@@ -195,8 +195,9 @@ OF_STREAMS = [each.name for each in DECLARED if not isinstance(each.default, str
 async def test_a_stream_works_with_each_parameter_at_its_minimum(
     cluster: ScriptedCluster, name: str
 ):
-    least = PARAMETERS[name].least
-    limits = settings_of_streams(parse_parameters({name: least}))
+    bounds = Parameters.model_fields[name].metadata
+    least = next((each.ge for each in bounds if hasattr(each, "ge")), False)
+    limits = settings_of_streams(Parameters(**{name: least}).model_dump())
     registry = cluster.registry(limits)
     cursor, _ = await registry.open(stream(), OWNER)
     cluster.shards["s0"].insert(105, 1)
@@ -216,4 +217,4 @@ async def test_a_stream_works_with_each_parameter_at_its_minimum(
 @pytest.mark.parametrize("value", ["-1", "nan", "inf", "1e300"])
 def test_a_parameter_out_of_bounds_is_refused(name: str, value: str):
     with pytest.raises(ValueError, match=name):
-        parse_parameters({name: value})
+        Parameters(**{name: value})
