@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from hashlib import blake2b
@@ -98,26 +98,20 @@ class Merge:
         return self.base.size + sum(each.size for each in self.changes)
 
 
-_RANGES = pa.schema(
-    [
-        *((name, pa.string()) for name in ("first", "last", "token")),
-        ("size", pa.int64()),
-        *((name, pa.list_(pa.string())) for name in ("partitions", "paths")),
-    ]
-)
-"""A range: the first and the last possible place of its rows, and their least token."""
-
-
 class KeyRanges:
     """The ranges of a version, in order; together they contain all places.
 
     Args:
-        rows: those of _RANGES, in the order of `first`; without them there is no file.
+        files: columns of the files in the order of `first`: the first and the last possible place
+            of their rows, their least token, size, partition and path.
+        ranges: the indexes of the files of each range; without them there is no file.
     """
 
-    def __init__(self, rows: pa.Table | None = None) -> None:
-        self._rows = _RANGES.empty_table() if rows is None else rows
-        self._first: list[str] = self._rows["first"].to_pylist()
+    def __init__(
+        self, files: Mapping[str, list[Any]] | None = None, ranges: Sequence[range] = ()
+    ) -> None:
+        self._files, self._ranges = files or {}, ranges
+        self._first: list[str] = [self._files["first"][each.start] for each in ranges]
 
     @classmethod
     def of(
@@ -136,34 +130,42 @@ class KeyRanges:
         partitions = _text(actions, f"partition.{KEY_RANGE}")
         if is_whole:
             partitions = pc.fill_null(partitions, "")
-        first, last, several = _bounds(actions, column)
-        token = _text(actions, f"min.{column('token')}")
-        alone = pa.array(range(actions.num_rows + 1), pa.int32())
-        lists = (pa.ListArray.from_arrays(alone, e) for e in (partitions, _text(actions, "path")))
-        rows = pa.table([first, last, token, actions["size_bytes"], *lists], _RANGES.names)
-        rows = rows.append_column("several", several).filter(pc.is_valid(partitions))
-        rows = rows.take(pc.sort_indices(rows["first"])).combine_chunks()
-        rows = rows.set_column(1, "last", _apart(rows)).select(_RANGES.names).cast(_RANGES)
-        apart = pc.all(pc.greater(rows["first"][1:], rows["last"][:-1])).as_py()
-        names = pc.list_flatten(rows["partitions"])
-        return cls(rows if apart and len(names.unique()) == len(names) else _joined(rows))
+        known = (*_bounds(actions, column), _text(actions, f"min.{column('token')}"))
+        arrays = [*known, actions["size_bytes"], partitions, _text(actions, "path")]
+        names = ["first", "last", "several", "token", "size", "partition", "path"]
+        rows = pa.table(arrays, names).filter(pc.is_valid(partitions)).sort_by("first")
+        files = rows.drop_columns("several").to_pydict()
+        first, last, partition = (files[name] for name in ("first", "last", "partition"))
+        for index in pc.indices_nonzero(rows["several"][:-1]).to_pylist():
+            if partition[index] != partition[index + 1]:
+                last[index] = _end(last[index], first[index + 1])
+        ends: dict[str, str] = {}  # of partitions
+        for name, end in zip(partition, last, strict=True):
+            ends[name] = max(ends.get(name, ""), end)
+        files["last"] = [ends[name] for name in partition]
+        starts, reached = [0][: len(first)], ""
+        for index, (begin, end) in enumerate(zip(first, files["last"], strict=True)):
+            if begin > reached and index:
+                starts.append(index)
+            reached = max(reached, end)
+        return cls(files, [*map(range, starts, [*starts[1:], len(first)])])
 
     def __len__(self) -> int:
-        return max(1, len(self._first))
+        return max(1, len(self._ranges))
 
     def __getitem__(self, index: int) -> KeyRange:
-        upper = self._lower(index + 1) if index + 1 < len(self) else None
-        if not self._first:
+        if not self._ranges:
             return KeyRange()
-        _, last, _, size, partitions, paths = self._rows.slice(index, 1).to_pylist()[0].values()
-        return KeyRange(self._lower(index), upper, last, tuple(partitions), tuple(paths), size)
+        upper = self._lower(index + 1) if index + 1 < len(self) else None
+        partitions, paths, sizes = (
+            tuple(self._of_range(index, name)) for name in ("partition", "path", "size")
+        )
+        return KeyRange(self._lower(index), upper, self._last(index), partitions, paths, sum(sizes))
 
     def files(self) -> list[tuple[str, str, str]]:
         """Return for each file its first and its last possible place, and its path."""
-        columns = (self._rows[name].to_pylist() for name in ("first", "last", "paths"))
-        return [
-            (first, last, e) for first, last, paths in zip(*columns, strict=True) for e in paths
-        ]
+        columns = (self._files[name] for name in ("first", "last", "path"))
+        return [*zip(*columns, strict=True)]
 
     def index(self, place: str) -> int:
         """Return the index of the range that a place belongs to."""
@@ -174,23 +176,30 @@ class KeyRanges:
     def older(self, token: str, prefixes: Iterable[str]) -> set[int]:
         """Return the indexes of ranges that may have rows below a token at places with prefixes."""
         found: set[int] = set()
-        older = pc.fill_null(pc.less(self._rows["token"], token), fill_value=True)
         for prefix in prefixes:
-            begins = pc.less(self._rows["first"], prefix + LAST)
-            chosen = pc.and_(pc.and_(older, begins), pc.greater_equal(self._rows["last"], prefix))
-            found |= {*pc.indices_nonzero(chosen).to_pylist()}
+            begin = bisect_left(range(len(self._ranges)), prefix, key=self._last)
+            for index in range(begin, bisect_left(self._first, prefix + LAST)):
+                if any((each or "") < token for each in self._of_range(index, "token")):
+                    found.add(index)
         return found
 
     def without(self, indexes: Collection[int]) -> KeyRanges:
         """Return the ranges of the files that are not in the ranges with these indexes."""
-        kept = [index for index in range(len(self._first)) if index not in indexes]
-        return KeyRanges(self._rows.take(pa.array(kept, pa.int64())).combine_chunks())
+        return KeyRanges(self._files, [e for n, e in enumerate(self._ranges) if n not in indexes])
+
+    def _of_range(self, index: int, name: str) -> list[Any]:
+        """Return a column of the files of a range."""
+        files = self._ranges[index]
+        return self._files[name][files.start : files.stop]
+
+    def _last(self, index: int) -> str:
+        return str(max(self._of_range(index, "last")))
 
     def _lower(self, index: int) -> str:
         """Return where a range begins: before its database or collection, unless it shares that."""
         if index == 0:
             return ""
-        first, before = self._first[index], self._rows["last"][index - 1].as_py()
+        first, before = self._first[index], self._last(index - 1)
         database, collection = parents_of(first)
         return next((each for each in (database, collection) if before < each <= first), first)
 
@@ -308,48 +317,17 @@ def parents_of(place: str) -> tuple[str, str]:
     return f"{parts[0]}\0", "\0".join([*parts[:2], ""])
 
 
-def _joined(rows: pa.Table) -> pa.Table:
-    """Return rows of _RANGES; rows that overlap, or share a partition, become one."""
-    found: list[dict[str, Any]] = []
-    files, greatest, ends = rows.to_pylist(), "", dict[str, str]()
-    for each in files:
-        [name] = each["partitions"]
-        ends[name] = max(ends.get(name, ""), each["last"])
-    for each in files:
-        greatest, before = max(greatest, ends[each["partitions"][0]]), greatest
-        if not found or each["first"] > before:
-            found.append(each)
-            continue
-        kept = found[-1]
-        kept["last"] = max(kept["last"], each["last"])
-        kept["token"] = min(kept["token"] or "", each["token"] or "")
-        for name in ("size", "partitions", "paths"):
-            kept[name] += each[name]
-    return pa.Table.from_pylist(found, _RANGES)
+def _end(last: str, begin: str) -> str:
+    """Return the last place of a file of several collections, before a file that begins at `begin`.
 
-
-def _apart(rows: pa.Table) -> pa.ChunkedArray:
-    """Return the last places of files, lowered where only statistics overlap, and not rows.
-
-    If a file of several collections ends within one of them, or within a database, its statistics
-    reach to the end of that, but its rows do not: the next file has only the rest of it
-    (`_RangeFiles`). So the rows of the file are before the first place of the next one. Where long
-    keys that begin alike hide that place (`with_keys`), the two files remain one range.
+    If it ends within one of them, or within a database, its statistics reach to the end of that,
+    but its rows do not: the next file has only the rest of it (`_RangeFiles`). So the rows are
+    before the first place of the next one. Where long keys that begin alike hide that place
+    (`with_keys`), the two files remain one range.
     """
-    last = rows["last"]
-    overlaps = pc.less_equal(rows["first"][1:], last[:-1])
-    chosen = pc.and_(overlaps, rows["several"][:-1])
-    chosen = pc.indices_nonzero(chosen).to_pylist()
-    if not chosen:
-        return last
-    places, partitions = last.to_pylist(), rows["partitions"].to_pylist()
-    for row in chosen:
-        begin, parent = rows["first"][row + 1].as_py(), places[row].removesuffix(LAST)
-        is_other = partitions[row] != partitions[row + 1]
-        is_exact = len(begin.rpartition("\0")[2]) < _KEY_CHARACTERS
-        if is_other and is_exact and begin.startswith(parent) and begin != parent:
-            places[row] = last_before(begin)
-    return pa.chunked_array([pa.array(places, pa.string())])
+    parent, key = last.removesuffix(LAST), begin.rpartition("\0")[2]
+    overlaps = begin <= last and begin.startswith(parent) and begin != parent
+    return last_before(begin) if overlaps and len(key) < _KEY_CHARACTERS else last
 
 
 def last_before(place: str) -> str:

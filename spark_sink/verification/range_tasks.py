@@ -83,7 +83,7 @@ class RangeTasks:
         address: the table's.
         form: its columns.
         keys: the fields that identify a document.
-        ranges: of all its files.
+        files: the first and the last possible place of each file, and its path.
         options: of the source, with documents=raw.
         time: the cluster time at which, or after which, documents are read.
     """
@@ -91,22 +91,23 @@ class RangeTasks:
     address: str
     form: TableForm
     keys: tuple[str, ...]
-    ranges: KeyRanges
+    files: Sequence[tuple[str, str, str]]
     options: StreamOptions
     time: Timestamp
 
     def tasks_after(
-        self, place: str, most: int, records: Mapping[str, int | None]
+        self, ranges: KeyRanges, place: str, most: int, records: Mapping[str, int | None]
     ) -> tuple[str, list[Callable[[], MadeRows]]]:
         """Return tasks for the next rows after a place, and the last place of their ranges.
 
-        They have about `most` rows. `records` has the number of rows of each file by its path. A
-        range with more rows, or with an unknown number, is compared alone and in parts.
+        They have about `most` rows. `ranges` are those of the files, and `records` has the number
+        of rows of each file by its path. A range with more rows, or with an unknown number, is
+        compared alone and in parts.
         """
         tasks, left, reached = list[Callable[[], MadeRows]](), most, place
-        small = replace(self, ranges=KeyRanges())  # which these tasks do not need
-        for index in range(self.ranges.index(place), len(self.ranges)):
-            found = self.ranges[index]
+        small = replace(self, files=())  # which these tasks do not need
+        for index in range(ranges.index(place), len(ranges)):
+            found = ranges[index]
             if not found.paths or found.last <= place:
                 continue
             known = [size for path in found.paths if (size := records[path]) is not None]
@@ -178,7 +179,7 @@ class RangeTasks:
     def _find(self, places: Collection[str], names: Sequence[str]) -> Iterator[pa.Table]:
         """Return columns, and _PLACE, of the rows at some places."""
         ordered, paths = sorted(places), []
-        for first, last, path in self.ranges.files():
+        for first, last, path in self.files:
             index = bisect_left(ordered, first)
             if index < len(ordered) and ordered[index] <= last:
                 paths.append(path)
