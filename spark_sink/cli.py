@@ -7,8 +7,8 @@ what it needs: those without Spark are fast, and signals are handled before Spar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from difflib import get_close_matches
 from enum import StrEnum
 from functools import wraps
@@ -46,8 +46,13 @@ class JobCommand(TyperCommand):
 
     def invoke(self, ctx: Any) -> Any:
         """Run the command. Raises typer.Exit with the status of a failure."""
-        with _failures():
+        try:
             return super().invoke(ctx)
+        except Exception as error:
+            if isinstance(error, typer.Exit) or (cause := _cause(error)) is None:
+                raise
+            typer.echo(f"error: {cause}", err=True)
+            raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
 
     def get_short_help_str(self, limit: int = 0) -> str:
         """Return the summary for the list of commands, whose lines wrap, as a whole."""
@@ -70,28 +75,19 @@ def _wrong(error: Any, command: str) -> str:
     return f"{param.opts[0]} is missing. It is {param.help[0].lower()}{param.help[1:]}"
 
 
-@contextmanager
-def _failures() -> Iterator[None]:
-    """Print the cause of a failure on one line, and exit with its status."""
+def _cause(error: Exception) -> str | None:
+    """Return the cause of a failure on one line; None for a defect."""
     try:
-        try:
-            yield
-        except (typer.Exit, ModuleNotFoundError):
-            raise
-        except Exception as error:
-            from py4j.protocol import Py4JError
-            from pyspark.errors import PySparkException
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
 
-            from spark_sink.jobs.query_run import cause_of
-
-            if not isinstance(error, SourceError | PySparkException | Py4JError | OSError):
-                raise
-            typer.echo(f"error: {cause_of(error)}", err=True)
-            raise typer.Exit(_USAGE if isinstance(error, OptionError) else 1) from None
-    except ModuleNotFoundError as error:
-        text = f"the package {error.name} is missing: install the extra spark (docs/install.md)"
-        typer.echo(f"error: {text}", err=True)
-        raise typer.Exit(1) from None
+        from spark_sink.jobs.query_run import cause_of
+    except ModuleNotFoundError as missing:
+        error = missing
+    if isinstance(error, ModuleNotFoundError):
+        return f"the package {error.name} is missing: install the extra spark (docs/install.md)"
+    expected = isinstance(error, SourceError | PySparkException | Py4JError | OSError)
+    return cause_of(error) if expected else None
 
 
 job = typer.Typer(

@@ -36,7 +36,7 @@ def position_to_reach(to: str | datetime | Timestamp, uri: str, name: str = "to"
     if to == "now":
         with closing(RouterClient(parse_options({"uri": uri}))) as client:
             client.require_reachable()
-            return after(client.with_retries(client.snapshot_time))
+            return after(client.with_retries(client.present))
     if isinstance(to, Timestamp):
         to = f"{to.time},{to.inc}"
     found = argument(position, to if isinstance(to, str) else to.isoformat(), name)

@@ -65,13 +65,6 @@ class Scope:
             wanted.append({"$or": [kept, {"$and": [{"operationType": "rename"}, other]}]})
         return [{"$match": condition} for condition in wanted]
 
-    @property
-    def names(self) -> list[str]:
-        """The collections (`shop.orders`) and databases that are named, not matched by patterns."""
-        if self.database is not None:
-            return [f"{self.database}.{name}" for name in self.collections] or [self.database]
-        return [*self.include_databases, *self.include_collections] if self.literal else []
-
     def accepts(self, database: str, collection: str) -> bool:
         """Return whether a collection belongs to the scope."""
         name = f"{database}.{collection}"
@@ -85,7 +78,8 @@ class Scope:
         )
 
     def __str__(self) -> str:
-        text = ", ".join(self.names) if self.collections else f"database {self.database!r}"
+        text = ", ".join(f"{self.database}.{name}" for name in self.collections)
+        text = text or f"database {self.database!r}"
         if self.database is None:
             text = "the whole cluster"
         lists = {

@@ -66,12 +66,12 @@ class SignalFolder:
         self._poll_interval = _POLL_LOCAL if is_local(folder) else _POLL_REMOTE
         self._next_poll = 0.0
         self._is_read_only = False
-        self._present: dict[str, str] = {}  # the ids by the files' paths
+        self._present: dict[str, str] = {}  # the digests of ids by the files' paths
 
     @property
     def present(self) -> frozenset[str]:
         """The digests of the ids of signals in files that were present at the last poll."""
-        return frozenset(map(digest, self._present.values()))
+        return frozenset(self._present.values())
 
     def receive(self, handled: Container[str]) -> list[ReceivedSignal]:
         """Return new signals, whose ids are not `handled`; none before the next poll is due.
@@ -80,36 +80,24 @@ class SignalFolder:
         """
         if self._clock() < self._next_poll:
             return []
-        self._next_poll = self._clock() + self._poll_interval
-        found: list[ReceivedSignal] = []
-        present = {}
-        for file in self._listed():
-            known = self._present.get(file.path)
-            is_full = len(found) == MAX_SIGNALS
-            if known is not None and (is_full or digest(known) in handled):
-                present[file.path] = known
-                continue
-            received = self._read(file)
-            if received is None:
-                continue
-            present[file.path] = received.id
-            if digest(received.id) not in handled and not is_full:
-                found.append(received)
-        processed = sum(digest(each) in handled for each in present.values())
+        read = [(each.path, self._read(each)) for each in self._listed()]
+        signals = [(path, each) for path, each in read if each is not None]
+        self._present = {path: digest(each.id) for path, each in signals}
+        new = [each for path, each in signals if self._present[path] not in handled]
+        processed = len(signals) - len(new)
         if processed >= _MAX_PROCESSED and self._is_read_only:
             raise StreamError(
                 f"the folder of signals {self._address} has {processed} files of processed "
                 "signals, which the query cannot remove: remove them"
             )
-        if len(found) == MAX_SIGNALS:
-            self._next_poll = 0.0
-        self._present = present
-        return found
+        more = len(new) > MAX_SIGNALS
+        self._next_poll = 0.0 if more else self._clock() + self._poll_interval
+        return new[:MAX_SIGNALS]
 
     def remove(self, handled: Container[str]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        for path, identifier in list(self._present.items()):
-            if digest(identifier) in handled:
+        for path, known in list(self._present.items()):
+            if known in handled:
                 try:
                     self._folder.remove(path)
                 except OSError:

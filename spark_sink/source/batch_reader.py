@@ -56,7 +56,7 @@ class MergerouterBatchReader(DataSourceReader):
     def _tasks(self, client: RouterClient) -> Sequence[Task]:
         options = self._options
         if options.batch_mode == "snapshot":
-            snapshot_time = client.snapshot_time()
+            snapshot_time = client.present()
             planner = snapshot_planner(client, options)
             plan = replace(planner.begin(snapshot_time), end=None)  # all in one batch
             request = SnapshotRequest.of_mode(snapshot_time, plan)

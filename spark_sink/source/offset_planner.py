@@ -242,7 +242,7 @@ class OffsetPlanner:
         planners = self.planners
         planners.batches.close()
         signals = planners.client.with_retries(
-            lambda: planners.snapshots.begin(signals, planners.client.snapshot_time())
+            lambda: planners.snapshots.begin(signals, planners.client.present())
         )
         plan = signals.initial_plan
         assert plan is not None

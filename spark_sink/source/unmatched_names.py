@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from difflib import get_close_matches
-from typing import Any
 
 from pymongo.errors import PyMongoError
 
@@ -47,11 +46,11 @@ def _warnings(options: StreamOptions) -> Iterator[str]:
     """Return the warnings, each on a line. Raises PyMongoError."""
     scope, signals = options.scope, options.signal_collection
     with closing(RouterClient(options)) as client:
-        every = [
+        databases = [
             each for each in client.mongo.list_database_names() if each not in SYSTEM_DATABASES
         ]
-        listed = every if scope.database is None else [scope.database]
-        listed += [] if signals is None else [signals[0]]
+        listed = databases if scope.database is None else [scope.database]
+        listed = [*listed, *(signals or ())[:1]]
         if len(listed) > _MAX_DATABASES:
             return
         kinds = {
@@ -62,57 +61,43 @@ def _warnings(options: StreamOptions) -> Iterator[str]:
             )
             if not found["name"].startswith("system.")
         }
-    names = [".".join(each) for each in kinds]
-    wanted = [*scope.names, *([] if signals is None else [".".join(signals)])]
-    absent = []
-    for name in dict.fromkeys(wanted):
-        present = names if "." in name else every
-        if name not in present:
-            close = get_close_matches(name, present, n=1)
-            absent.append(f"{name} (did you mean {close[0]}?)" if close else name)
-    if absent:
-        yield f"the cluster does not have {', '.join(absent)}: correct the name, or create it"
-    inside = [each for each in kinds if scope.accepts(*each)]
-    if unmatched := [*_unmatched(options, names, every, inside)]:
+    if unmatched := [*_unmatched(options, [*kinds], databases)]:
         yield f"nothing matches {', '.join(unmatched)}: correct the option, or create it"
     left_out = sorted(
-        f"{_NO_COLLECTIONS[kinds[each]]} {'.'.join(each)}"
-        for each in inside
-        if kinds[each] in _NO_COLLECTIONS
+        f"{_NO_COLLECTIONS[kind]} {'.'.join(each)}"
+        for each, kind in kinds.items()
+        if kind in _NO_COLLECTIONS and scope.accepts(*each)
     )
     if left_out:
         yield f"{', '.join(left_out)}: left out, because MongoDB has no change stream of it"
 
 
 def _unmatched(
-    options: StreamOptions,
-    names: list[str],
-    databases: list[str],
-    inside: list[tuple[str, str]],
+    options: StreamOptions, collections: list[tuple[str, str]], databases: list[str]
 ) -> Iterator[str]:
-    """Return the entries that match nothing, with their options; `inside` is in the scope.
-
-    The names of include lists are left out, because they are absent.
-    """
-    scope, snapshot, chosen = options.scope, options.snapshot, [".".join(e) for e in inside]
+    """Return the entries that match none of these collections or databases, with their options."""
+    scope, snapshot, signals = options.scope, options.snapshot, options.signal_collection
+    inside = [each for each in collections if scope.accepts(*each)]
+    names, chosen = ([".".join(each) for each in found] for found in (collections, inside))
+    own = [f"{scope.database}.{each}" for each in scope.collections]
+    whole = [] if own or scope.database is None else [scope.database]
     given: list[tuple[str, Iterable[str], list[str], bool]] = [
+        ("database", whole, databases, True),
+        ("collection", own, names, True),
+        ("signalCollection", [] if signals is None else [".".join(signals)], names, True),
+        ("database.include.list", scope.include_databases, databases, scope.literal),
         ("database.exclude.list", scope.exclude_databases, databases, scope.literal),
+        ("collection.include.list", scope.include_collections, names, scope.literal),
         ("collection.exclude.list", scope.exclude_collections, names, scope.literal),
         ("snapshot.include.collection.list", snapshot.collections, chosen, False),
         ("snapshotFilters", snapshot.filters or (), chosen, True),
     ]
-    if not scope.literal:
-        given[2:2] = [
-            ("database.include.list", scope.include_databases, databases, False),
-            ("collection.include.list", scope.include_collections, names, False),
-        ]
     for option, entries, present, are_names in given:
         for entry in entries:
-            matches: Callable[[str], Any] = entry.__eq__
-            if not are_names:
-                matches = compiled(entry).fullmatch
-            if not any(map(matches, present)):
-                yield f"{entry} of {option}"
+            if entry in present or (not are_names and any(map(compiled(entry).fullmatch, present))):
+                continue
+            close = get_close_matches(entry, present, n=1)
+            yield f"{entry} of {option}" + (f" (did you mean {close[0]}?)" if close else "")
     for option, edits in (
         ("field.exclude.list", options.excluded_fields),
         ("field.masks", options.masked_fields),

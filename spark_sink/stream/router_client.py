@@ -130,8 +130,13 @@ class RouterClient:
         return self._opened(self._client[database][collection], _start(position), stages, max_await)
 
     def present(self) -> Timestamp:
-        """Return a time at or after all finished writes. Raises PyMongoError, StreamError."""
-        return max(self._watermark(), self.clocks().cluster_time)
+        """Return a cluster time that can be read at, at or after all finished writes.
+
+        Raises PyMongoError, StreamError.
+        """
+        begins = self._watermark()  # the tick after the newest one, which no clock may have reached
+        before = Timestamp(begins.time, begins.inc - 1) if begins.inc else begins
+        return max(before, self.clocks().cluster_time)
 
     def newest_time(self, at_least: Timestamp) -> Timestamp:
         """Return the newest cluster time that the server knows.
@@ -140,16 +145,7 @@ class RouterClient:
         a stream from now asks them. Raises PyMongoError, StreamError.
         """
         newest = self.clocks().cluster_time
-        return newest if newest >= at_least else self.present()
-
-    def snapshot_time(self) -> Timestamp:
-        """Return a cluster time that can be read at, at or after all finished writes.
-
-        Raises PyMongoError, StreamError.
-        """
-        begins = self._watermark()  # the tick after the newest one, which no clock may have reached
-        before = Timestamp(begins.time, begins.inc - 1) if begins.inc else begins
-        return max(before, self.clocks().cluster_time)
+        return newest if newest >= at_least else max(newest, self._watermark())
 
     def _watermark(self) -> Timestamp:
         """Return where a stream from now begins: the watermark of all shards."""

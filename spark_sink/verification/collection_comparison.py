@@ -224,7 +224,7 @@ class Comparison:
         with closing(RouterClient(self._options)) as client:
             planner = snapshot_planner(client, self._options)
             if compared is None:
-                now = client.with_retries(client.snapshot_time)
+                now = client.with_retries(client.present)
                 compared = Compared(self.selection, self._table.log.id, now)
             while not compared.ended:
                 compared = self._step(compared, client, planner)
@@ -232,7 +232,7 @@ class Comparison:
 
     def _step(self, compared: Compared, client: RouterClient, planner: SnapshotPlanner) -> Compared:
         self._table.reload()
-        table, now = self._table, client.with_retries(client.snapshot_time)
+        table, now = self._table, client.with_retries(client.present)
         files, form = table.log.files(), table.form
         ranges = KeyRanges.of(files, form.column, is_whole=True)
         of_table = table.address, form, table.state.keys, ranges.files()

@@ -121,7 +121,7 @@ def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Routers) ->
     ):
         for number in range(100):  # the other router may learn a time from its health checks
             client.snapshots.c.update_one({"_id": 1}, {"$set": {"n": number}}, upsert=True)
-            time = one.snapshot_time()
+            time = one.present()
             if other.clocks().cluster_time < time:
                 break
         else:

@@ -329,8 +329,9 @@ def test_what_matches_nothing_is_told(
     given = [f"--option={each}={text}" for each, text in chosen.items()] if name == "run" else []
     result = CliRunner().invoke(job, [name, *given, "--uri", shop.uri, "--out", folder])
     assert result.output == (
-        f"warning: the cluster does not have none.a, {names[0]} (did you mean {names[1]}?): "
-        "correct the name, or create it\nerror: Spark starts\n"
+        f"warning: nothing matches none.a of collection.include.list, {names[0]} of "
+        f"collection.include.list (did you mean {names[1]}?): correct the option, or create it\n"
+        "error: Spark starts\n"
     )
 
 
@@ -357,9 +358,9 @@ def test_lists_that_match_nothing_and_what_has_no_stream_are_told(
     }
     warn_of_unmatched_names(options)
     assert capsys.readouterr().err.splitlines() == [
-        "warning: the cluster does not have nowhere.zzz: correct the name, or create it",
-        "warning: nothing matches none of database.include.list, a.b of collection.include.list, "
-        f"c.d of snapshot.include.collection.list, {shop.database}.items of snapshotFilters, "
+        "warning: nothing matches nowhere.zzz of signalCollection, none of database.include.list, "
+        "a.b of collection.include.list, c.d of snapshot.include.collection.list, "
+        f"{shop.database}.items of snapshotFilters (did you mean {shop.database}.orders?), "
         f"{shop.database}.itms of field.exclude.list: correct the option, or create it",
         "warning: "
         f"{f'the time series collection {shop.database}.Weather, ' if cluster.real else ''}"

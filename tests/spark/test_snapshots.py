@@ -76,7 +76,7 @@ def read(
 def test_chunks_contain_every_document_once_for_all_types_of_ids(shop: Shop) -> None:
     shop.client[shop.database].things.insert_many([{"_id": each} for each in IDENTIFIERS])
     router = client(shop)
-    snapshot_time = router.snapshot_time()
+    snapshot_time = router.present()
     chunks = all_chunks(router, shop, 20, "things")
     parts = [read(router, chunk, snapshot_time) for chunk in chunks]
     router.close()
@@ -120,7 +120,7 @@ def test_a_read_goes_on_in_the_order_of_all_types_where_one_has_failed(
 def test_rows_are_events_of_the_snapshot_time(shop: Shop) -> None:
     shop.insert(12)
     router = client(shop)
-    snapshot_time = router.snapshot_time()
+    snapshot_time = router.present()
     [chunk] = all_chunks(router, shop, 100, "orders")
     events = read(router, chunk, snapshot_time, condition={"customer": {"$lt": 3}})
     router.close()
@@ -142,7 +142,7 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     database.create_collection("empty")
     router = client(shop)
     planning = planner(router, shop, 10)
-    plan: SnapshotPlan | None = planning.begin(router.snapshot_time())
+    plan: SnapshotPlan | None = planning.begin(router.present())
     found, tasks = [], 0
     while plan is not None and not (plan := planning.next_batch(plan)).ended:
         request = SnapshotRequest.of_mode(plan.snapshot_time, plan)
@@ -172,7 +172,7 @@ def test_a_renamed_collection_is_read_under_its_new_name_and_a_dropped_one_is_no
     for name in ("kept", "gone"):
         database[name].insert_many([{"_id": number} for number in range(3)])
     router = client(shop)
-    snapshot_time = router.snapshot_time()
+    snapshot_time = router.present()
     chunks = all_chunks(router, shop, 100, "kept", "gone")
     gone, kept = sorted(chunks, key=lambda chunk: chunk.collection.name)
     database.kept.rename("moved")
@@ -194,7 +194,7 @@ def test_a_collection_that_gets_another_uuid_is_read_to_its_end(
     router = client(shop)
     for name in ("orders", "plain"):
         planning = planner(router, shop, 10, name)
-        plan = planning.next_batch(planning.begin(router.snapshot_time()))
+        plan = planning.next_batch(planning.begin(router.present()))
         found, number = set[int](), 0
         while not plan.ended:
             for chunk in (chunk for task in planning.tasks(plan) for chunk in task):
@@ -220,11 +220,11 @@ def test_a_later_snapshot_of_a_query_knows_new_names_and_shard_keys(shop: Shop) 
     database.plain.insert_many([{"_id": number} for number in range(3)])
     router = client(shop)
     planning = planner(router, shop, 10)
-    assert planning.begin(router.snapshot_time(), f"{shop.database}.plain".__eq__)
+    assert planning.begin(router.present(), f"{shop.database}.plain".__eq__)
     database.plain.rename("other")
     shop.client.admin.command("shardCollection", f"{shop.database}.other", key={"_id": 1})
     wanted = f"{shop.database}.other".__eq__
-    plan = planning.begin(router.snapshot_time(), wanted)
+    plan = planning.begin(router.present(), wanted)
     [[chunk]] = planning.tasks(planning.next_batch(plan, wanted), wanted)
     assert (chunk.collection.name, chunk.collection.key) == ("other", ("_id",))
     router.close()

@@ -141,7 +141,7 @@ def test_an_interrupted_comparison_continues_where_it_was(
         rows = compared.rows + 5
         return replace(compared, place=f"{compared.place}a", rows=rows, plan=plan)
 
-    monkeypatch.setattr(RouterClient, "snapshot_time", lambda _: Timestamp(9, 1))
+    monkeypatch.setattr(RouterClient, "present", lambda _: Timestamp(9, 1))
     monkeypatch.setattr(Comparison, "_step", step)
     monkeypatch.setattr("spark_sink.verification.collection_comparison.tasks_by_cores", lambda _: 4)
     file, kept = tmp_path / "walk.json", KeptComparison(str(tmp_path), "walk.json")
