@@ -176,6 +176,10 @@ def embedded(text: str) -> str:
     return encode_basestring(text)[1:-1]
 
 
+def _column(texts: Iterable[str]) -> pa.Array:
+    return pa.array(map(embedded, texts), pa.string())
+
+
 class JavaColumns(TextColumns):
     """Writes columns of values with a `JavaJson`."""
 
@@ -191,13 +195,8 @@ class JavaColumns(TextColumns):
         """Return the text of a field's name, with what separates it from the value."""
         return embedded(_name(name))
 
-    def text(self, kind: int, value: bytes) -> str:
-        """Return the text of one value. Raises InvalidBSON."""
-        return self._json.value(kind, value)
-
-    def written(self, texts: Iterable[str]) -> pa.Array:
-        """Return texts of single values as a column."""
-        return pa.array(map(embedded, texts), pa.string())
+    def _singly(self, values: Values) -> Pieces:
+        return [_column(self._json.value(values.kind, each) for each in values.to_list())]
 
     def _numbers(self, values: Values) -> Pieces:
         [numbers] = super()._numbers(values)
@@ -223,7 +222,7 @@ class JavaColumns(TextColumns):
             points = pc.if_else(pa.array(whole), ".0", "")
             texts = pc.binary_join_element_wise(texts, points, "")
         if not plain.all():
-            others = self.written(map(self._json.double, doubles[~plain].tolist()))
+            others = _column(map(self._json.double, doubles[~plain].tolist()))
             texts = pc.replace_with_mask(texts, pa.array(~plain), others)
         return [texts]
 

@@ -57,10 +57,11 @@ class MessageMaker:
     def __init__(self, options: MessageOptions, clock: Callable[[], int]) -> None:
         self._options, self._clock = options, clock
         plus = not options.is_old
-        self._strict, self._identifier, self._updated = (
-            JavaColumns(JavaJson(relaxed=relaxed, separator=separator, plus=plus))
-            for relaxed, separator in ((False, ","), (True, ","), (True, ", "))
+        self._strict, self._identifier = (
+            JavaColumns(JavaJson(relaxed=relaxed, separator=",", plus=plus))
+            for relaxed in (False, True)
         )
+        self._updates = JavaJson(relaxed=True, separator=", ", plus=plus)
         self._constants = {
             "version": quoted(VERSIONS[options.version]),
             "name": quoted(options.prefix),
@@ -170,7 +171,7 @@ class MessageMaker:
                 removed = layout.fields[name]
                 common &= removed.stops - removed.starts == _EMPTY_ARRAY
             if common.any():
-                texts = self._updated.values(updated.chosen(common))
+                texts = JavaColumns(self._updates).values(updated.chosen(common))
                 pieces = ['{"removedFields":null,"updatedFields":"', *texts]
                 whole = joined_text([*pieces, '","truncatedArrays":null}'], int(common.sum()))
                 parts.append((layout.rows[common], whole))
@@ -190,7 +191,7 @@ class MessageMaker:
             for each in arrays
         )
         updated = parts.get(_UPDATED)
-        text = None if updated is None else self._updated.text(DOCUMENT, updated.value)
+        text = None if updated is None else self._updates.value(DOCUMENT, updated.value)
         return (
             f'{{"removedFields":{f"[{removed}]" if removed else "null"},"updatedFields":'
             f"{'null' if text is None else encode_basestring(text)},"

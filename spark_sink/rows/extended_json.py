@@ -6,7 +6,6 @@ without it pymongo's encoder gives the same text.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from datetime import datetime
 from typing import Any
 
@@ -20,9 +19,9 @@ from bson.int64 import Int64
 from bson.objectid import ObjectId
 
 from shard_client.bson.values import DOCUMENT, INT32
-from spark_sink.events.slices import UNREADABLE, Slice, decoded_documents, string_of
-from spark_sink.rows.layouts import Indexes, Layout, Values, in_order, layouts_of
-from spark_sink.rows.text_columns import Pieces, TextColumns, joined_text
+from spark_sink.events.slices import Slice, decoded_documents, string_of
+from spark_sink.rows.layouts import Layout, Values
+from spark_sink.rows.text_columns import Pieces, TextColumns, UncommonError, joined_text
 
 _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     tz_aware=True,
@@ -33,25 +32,16 @@ _CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
 _FIRST_ISO_YEAR = 1970
 # The milliseconds since 1970 before which dates have four digits of a year.
 _LAST_ISO_DATE = 253_402_300_800_000
-# Documents deeper than this are written one by one.
-_DEEPEST = 20
 
 
 def relaxed_json(field: Slice) -> str:
     """Return a field as relaxed extended JSON. Raises UNREADABLE."""
-    return _relaxed_text(_decoded(field))
+    return _encode(_decoded(field))
 
 
 def canonical_json(field: Slice) -> str:
     """Return a field as canonical extended JSON. Raises UNREADABLE."""
     return json_util.dumps(_decoded(field), json_options=json_util.CANONICAL_JSON_OPTIONS)
-
-
-def _relaxed_text(plain: Any) -> str:
-    try:
-        return _encode(plain)
-    except ValueError:  # an infinity or a NaN, which JSON cannot represent
-        return json_util.dumps(plain, json_options=json_util.RELAXED_JSON_OPTIONS)
 
 
 def _decoded(field: Slice) -> Any:
@@ -69,45 +59,45 @@ def _relaxed(value: Any) -> Any:
         return {"$date": text.removesuffix("+00:00") + "Z"}
     if isinstance(value, Int64):
         return int(value)
-    return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
+    return _finite(json_util.default(value, json_util.RELAXED_JSON_OPTIONS))
 
 
-def _has_infinity(value: Any) -> bool:
-    if isinstance(value, float):
-        return value - value != 0.0
+def _finite(value: Any) -> Any:
+    """Return a value with its infinities and NaNs as extended JSON: JSON has no such numbers."""
+    if isinstance(value, float) and value - value != 0.0:
+        return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
     if isinstance(value, dict):
-        return any(map(_has_infinity, value.values()))
-    return isinstance(value, list) and any(map(_has_infinity, value))
+        return {name: _finite(each) for name, each in value.items()}
+    return list(map(_finite, value)) if isinstance(value, list) else value
 
 
 try:
     import orjson
 except ImportError:
-    orjson = None  # type: ignore[assignment]
-else:
-    # Types that JSON lacks, and code, which is a subclass of str.
-    _PASSED_ON = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
 
-
-def _encode(value: Any) -> str:
-    """Return a value as JSON without spaces. Raises ValueError for infinities and NaN."""
-    if orjson is not None:
-        encoded = orjson.dumps(value, default=_relaxed, option=_PASSED_ON)
-        # orjson writes null for an infinity or a NaN.
-        if b"null" not in encoded or not _has_infinity(value):
-            return encoded.decode()
-    elif not _has_infinity(value):
+    def _encode(value: Any) -> str:
+        """Return a value as JSON without spaces."""
         return json_util.dumps(
             value,
             json_options=json_util.RELAXED_JSON_OPTIONS,
             ensure_ascii=False,
             separators=(",", ":"),
         )
-    raise ValueError("a number that JSON cannot represent")
+
+else:
+    # Types that JSON lacks, and code, which is a subclass of str.
+    _PASSED_ON = orjson.OPT_PASSTHROUGH_DATETIME | orjson.OPT_PASSTHROUGH_SUBCLASS
+
+    def _encode(value: Any) -> str:
+        """Return a value as JSON without spaces."""
+        encoded = orjson.dumps(value, default=_relaxed, option=_PASSED_ON)
+        if b"null" in encoded:  # as an infinity or a NaN is written
+            encoded = orjson.dumps(_finite(value), default=_relaxed, option=_PASSED_ON)
+        return encoded.decode()
 
 
-class _UncommonError(Exception):
-    """A value cannot be written by column: its document is written alone."""
+class _ReferenceError(Exception):
+    """A document may be a reference, whose fields pymongo writes in an order of their own."""
 
 
 class JsonColumns(TextColumns):
@@ -115,85 +105,49 @@ class JsonColumns(TextColumns):
 
     def __init__(self, *, canonical: bool = False) -> None:
         self._canonical = canonical
+        self._to_json = canonical_json if canonical else relaxed_json
         self.separator, self.colon = (", ", ": ") if canonical else (",", ":")
         self.ascii_only = canonical
-        self._depth = 0
 
     def texts(self, documents: Values) -> pa.Array:
-        """Return the texts of documents. Raises UNREADABLE."""
-        layouts, left = layouts_of(documents)
-        parts: list[tuple[Indexes, pa.Array]] = []
-        for layout in layouts:
-            self._depth = 0
-            try:
-                pieces = self._of_layout(layout)
-            except _UncommonError:
-                left = np.sort(np.concatenate([left, layout.rows]))
-            else:
-                parts.append((layout.rows, joined_text(pieces, len(layout.rows))))
-        if len(left) or not parts:
-            parts.append((left, self._each(documents.chosen(left))))
-        return in_order(parts)
-
-    def field(self, layout: Layout, name: bytes) -> pa.Array:
-        """Return the texts of a field of documents; "null" if they lack it. Raises UNREADABLE."""
-        size = len(layout.rows)
-        if name not in layout.fields:
-            return joined_text(["null"], size)
-        self._depth = 1
+        """Return the texts of documents, or of other values. Raises UNREADABLE."""
         try:
-            return joined_text(self.values(layout.fields[name]), size)
-        except _UncommonError:
-            return self._each(layout.fields[name])
-
-    def _each(self, values: Values) -> pa.Array:
-        texts: Iterable[str]
-        if values.kind == DOCUMENT and not self._canonical:
-            texts = map(_relaxed_text, decoded_documents(values.to_list(), _CODEC))
-        else:
-            texts = map(canonical_json if self._canonical else relaxed_json, values.slices())
-        return pa.array(texts, pa.string())
+            pieces = self.values(documents)
+        except _ReferenceError:
+            pieces = self._singly(documents)
+        return joined_text(pieces, len(documents))
 
     def name(self, name: bytes) -> str:
         """Return the text of a field's name, with what separates it from the value."""
         try:
             name.decode()
         except ValueError:
-            raise _UncommonError from None
-        return self.text(*string_of(name)) + self.colon
+            raise UncommonError from None
+        return self._to_json(string_of(name)) + self.colon
 
-    def text(self, kind: int, value: bytes) -> str:
-        """Return the text of one value."""
-        try:
-            field = Slice(kind, value)
-            return canonical_json(field) if self._canonical else _encode(_decoded(field))
-        except UNREADABLE:
-            raise _UncommonError from None
+    def _singly(self, values: Values) -> Pieces:
+        if values.kind == DOCUMENT and not self._canonical:
+            texts = map(_encode, decoded_documents(values.to_list(), _CODEC))
+        else:
+            texts = map(self._to_json, values.slices())
+        return [pa.array(texts, pa.string())]
 
     def _require(self, fits: Any) -> None:
         if not np.all(fits):
-            raise _UncommonError
+            raise UncommonError
 
     def _require_end(self, values: Values) -> None:
         self._require(values.at(values.stops - 1, "u1") == 0)
 
     def _of_layout(self, layout: Layout) -> Pieces:
-        self._require(self._depth < _DEEPEST)
-        # A reference has a form of its own.
-        self._require(not self._depth or b"$ref" not in layout.fields)
+        if b"$ref" in layout.fields:
+            raise _ReferenceError
         self._require_end(layout.documents)
-        self._depth += 1
-        found = super()._of_layout(layout)
-        self._depth -= 1
-        return found
+        return super()._of_layout(layout)
 
     def _arrays(self, arrays: Values) -> Pieces:
         self._require_end(arrays)
-        self._require(self._depth < _DEEPEST)
-        self._depth += 1
-        found = super()._arrays(arrays)
-        self._depth -= 1
-        return found
+        return super()._arrays(arrays)
 
     def _strings(self, values: Values) -> Pieces:
         self._require(values.stops - values.starts > 4)
@@ -203,7 +157,7 @@ class JsonColumns(TextColumns):
             try:
                 pieces[1].validate(full=True)
             except pa.ArrowInvalid:
-                raise _UncommonError from None
+                raise UncommonError from None
         return pieces
 
     def _bools(self, values: Values) -> Pieces:

@@ -7,7 +7,7 @@ written one by one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import pyarrow as pa
@@ -63,10 +63,14 @@ _WRITERS = {
 }  # fmt: skip
 
 
+class UncommonError(Exception):
+    """Values cannot be written together: they are written one by one."""
+
+
 class TextColumns:
     """Writes columns of values as JSON.
 
-    A subclass defines the texts of values, and the methods `_dates` and `_doubles`.
+    A subclass defines the texts of names, and the methods `_dates`, `_doubles` and `_singly`.
     """
 
     quote: str = '"'
@@ -79,14 +83,6 @@ class TextColumns:
         """Return the text of a field's name, with what separates it from the value."""
         raise NotImplementedError
 
-    def text(self, kind: int, value: bytes) -> str:
-        """Return the text of one value. Raises InvalidBSON."""
-        raise NotImplementedError
-
-    def written(self, texts: Iterable[str]) -> pa.Array:
-        """Return texts of single values as a column."""
-        return pa.array(texts, pa.string())
-
     def wrapped(self, name: str, values: pa.Array) -> Pieces:
         """Return objects with one field, which is a string."""
         quote = self.quote
@@ -95,10 +91,14 @@ class TextColumns:
     def values(self, values: Values) -> Pieces:
         """Return the texts of values. Raises InvalidBSON."""
         write: Callable[[Values], Pieces] = getattr(self, _WRITERS.get(values.kind, "_singly"))
-        return write(values)
+        try:
+            return write(values)
+        except (UncommonError, RecursionError):
+            return self._singly(values)
 
     def _singly(self, values: Values) -> Pieces:
-        return [self.written(self.text(values.kind, each) for each in values.to_list())]
+        """Return the texts of values, written one by one."""
+        raise NotImplementedError
 
     def documents(self, documents: Values) -> Pieces:
         """Return the texts of documents. Raises InvalidBSON."""

@@ -122,9 +122,11 @@ class Prepare:
         texts = JsonColumns(canonical=True)
         parts = []
         for layout in all_layouts_of(documents):
-            arrays = [texts.field(layout, name.encode()) for name in self.keys]
+            size = len(layout.rows)
+            fields = (layout.fields.get(name.encode()) for name in self.keys)
+            arrays = [joined_text(["null"], size) if e is None else texts.texts(e) for e in fields]
             if len(arrays) > 1:
-                arrays = [joined_text(["[", *_between(arrays), "]"], len(layout.rows))]
+                arrays = [joined_text(["[", *_between(arrays), "]"], size)]
             parts.append((layout.rows, arrays[0]))
         kinds = pa.repeat(pa.scalar(EVENT, pa.int64()), len(documents))
         arrays = [in_order(parts), texts.texts(documents), kinds]
