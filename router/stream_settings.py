@@ -5,7 +5,7 @@ others are tuned here, or computed for one process of several (``settings_of_pro
 """
 
 from dataclasses import dataclass, replace
-from typing import Final, Literal, NamedTuple
+from typing import Final, Literal
 
 from router.parameter import MINUTES, milliseconds, parameter
 from shard_client.remote_cursor.remote_settings import RemoteSettings
@@ -16,19 +16,6 @@ _MIB = 1024 * 1024
 _SHARE_OF_ONE = 0.8
 _SELECTION = 15.0
 _Mode = Literal["auto", "always", "never"]
-
-
-class BlockSizes(NamedTuple):
-    """Sizes of the blocks and log entries of a merged stream."""
-
-    events: int = 2000
-    """Approximate maximum of events per block: few enough to stay in a core's own cache during the
-    merge, many enough that cutting them out of each remote's run costs little."""
-    join_bytes: int = 64 * 1024
-    """Size up to which a log joins blocks, so that a log of single events has few of them."""
-
-
-DEFAULT_BLOCK_SIZES: Final = BlockSizes()
 
 
 @dataclass(frozen=True)
@@ -126,8 +113,6 @@ class StreamSettings(RemoteSettings):
     arrives."""
     await_watermark_max: float = 0.05
     """Upper bound of that doubling."""
-    active_for: float = 0.004
-    """A stream is active while its events arrive at shorter intervals than this."""
     probe_worth: float = 0.004
     """A progress cursor is asked if a getMore's wait ends more than this after events need its
     watermark."""
@@ -293,7 +278,7 @@ class StreamSettings(RemoteSettings):
         """Number of streams that leaves enough connections to a member for brief commands."""
         return max(1, self.member_connections - self.pool.most_brief - 1)
 
-    # The sizes of replies to clients, and of the blocks in which events are merged for them.
+    # The sizes of replies to clients.
 
     reply_bytes: int = 16 * _MIB
     """Maximum bytes of events in one reply to a client."""
@@ -304,8 +289,6 @@ class StreamSettings(RemoteSettings):
         "repliesBytes", 128 * _MIB, "Events in the replies to all clients together.", least=1
     )
     """It is divided evenly among readers."""
-    blocks: BlockSizes = DEFAULT_BLOCK_SIZES
-    """The sizes into which merged events are divided."""
 
     # Document lookups (docs/lookups.md).
 

@@ -7,12 +7,13 @@ from operator import attrgetter
 from typing import Final
 
 from router.memory import EVENT_OVERHEAD, weight
-from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.remote_cursor.cursor_reply import event_key
 
 ELEMENT_OVERHEAD: Final = 10
 """Bytes that mongos counts on top of each event in a batch: type, array index, terminator."""
 
+JOIN_BYTES: Final = 64 * 1024
+"""Size up to which a log joins blocks, so that a log of single events has few of them."""
 
 _first: Final = attrgetter("first")
 _memory: Final = attrgetter("memory")
@@ -46,12 +47,11 @@ class EventLog:
     Each reader keeps the number of its next event. The log holds the numbers from ``start`` up to
     ``end``. ``floor`` is a sort key: every event beyond it is in the log or has not been released
     yet (docs/design.md#many-clients). The sort keys of events are rarely needed, so the log does
-    not store them. Blocks are joined up to ``join_bytes``.
+    not store them. Blocks are joined up to ``JOIN_BYTES``.
     """
 
-    def __init__(self, floor: bytes, join_bytes: int = DEFAULT_BLOCK_SIZES.join_bytes) -> None:
+    def __init__(self, floor: bytes) -> None:
         self.floor = floor
-        self.join_bytes = join_bytes
         self.start = 0
         self.end = 0
         self.memory = 0
@@ -64,7 +64,7 @@ class EventLog:
         ``last_key`` is the sort key of the last event, if known.
         """
         count = len(events)
-        if self._blocks and (last := self._blocks[-1]).size + size <= self.join_bytes:
+        if self._blocks and (last := self._blocks[-1]).size + size <= JOIN_BYTES:
             last.events += events
             last.size += size
             last.last_key = last_key

@@ -11,7 +11,6 @@ from router.request.stream_request import StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
 from router.stream.merger import MergeOrderError, Merger, RemoteQueue
-from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
@@ -45,10 +44,9 @@ class MergedStream:
         topology_from: Timestamp | None,
         spans: Iterable[ShardSpan] = (),
         draining: Iterable[str] = (),
-        sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
     ) -> None:
         self.start_at = start_at
-        self.log = EventLog(first_key(start_at), sizes.join_bytes)
+        self.log = EventLog(first_key(start_at))
         self.keep_bytes = 0
         """Bytes of memory of released events that ``log`` keeps."""
         self.error: CommandError | None = None
@@ -56,9 +54,7 @@ class MergedStream:
         """Whether the error is that of a remote's opening."""
         self.skipped_invalidates: list[bytes] = []
         """The sort keys of the invalidates that no client receives."""
-        self.block_events = sizes.events
-        """Approximate maximum of events that one ``release`` appends to the log."""
-        self.merger = Merger(sizes.events)
+        self.merger = Merger()
         # Bytes of the last released block by remote, until a client has read it.
         self._unread: Mapping[int, int] = {}
         self.membership = Membership(self.merger, start_at)

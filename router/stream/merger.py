@@ -11,9 +11,12 @@ from bson.timestamp import Timestamp
 from sortedcontainers import SortedList
 
 from router.memory import weight
-from router.stream_settings import DEFAULT_BLOCK_SIZES
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, KeyedToken
+
+BLOCK_EVENTS: Final = 2000
+"""Approximate maximum of events per block: few enough to stay in a core's own cache during the
+merge, many enough that cutting them out of each remote's run costs little."""
 
 _sort_key: Final = itemgetter(0)
 _raw_event: Final = itemgetter(1)
@@ -239,9 +242,7 @@ class Merger:
     docs/protocol.md#sharded-cluster.
     """
 
-    def __init__(self, block_events: int = DEFAULT_BLOCK_SIZES.events) -> None:
-        """``block_events`` is the approximate maximum of events in a block."""
-        self._block_events = block_events
+    def __init__(self) -> None:
         self.remotes: dict[int, RemoteQueue] = {}
         """The remotes that the merge waits for, by number."""
         # Remotes with buffered events. Most remotes have none most of the time.
@@ -351,7 +352,7 @@ class Merger:
         bound = self.low_watermark
         if not (bound and self._nonempty):
             return None
-        share = 1 + self._block_events // len(self._nonempty)
+        share = 1 + BLOCK_EVENTS // len(self._nonempty)
         for remote in self._nonempty.values():
             bound = remote.bound(share, bound)
         merged: list[Event] = []

@@ -189,5 +189,4 @@ async def locate(
         topology_from=listed.before,
         spans=sorted(known, key=lambda span: span[:3]),
         draining=listed.draining,
-        sizes=settings.blocks,
     )

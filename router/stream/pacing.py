@@ -229,8 +229,6 @@ class ReadState:
         self._waits = 0
 
 
-_AVERAGED = 8
-"""Number of batches over which the pace is averaged."""
 _FILTERED_PART: Final = 4
 """Divisor of a stream's budgets while its events are distributed to filters: the router takes the
 events itself then, as fast as it can."""
@@ -278,22 +276,13 @@ class FlowControl:
         self._read_until = 0.0
         self._ahead = settings.first_ahead_bytes
         self.rounds = Rounds(settings)
-        self._interval = settings.active_for
-        """The average interval between the stream's events."""
         self._events_at = -inf
 
     def events_arrived(self, remote: ReadState, events: int, now: float) -> None:
         """Record that a remote's reply had events."""
-        # A long pause is capped, since it does not predict the pace after it.
-        passed = min(now - self._events_at, 2 * self._settings.active_for)
-        self._interval += (passed - self._interval) / _AVERAGED
         self._events_at = now
         if remote.idle:
             self.rounds.charge(events, now)
-
-    def is_active(self, now: float) -> bool:
-        """Return whether events arrive in quick succession."""
-        return max(self._interval, now - self._events_at) < self._settings.active_for
 
     def is_lively(self, now: float) -> bool:
         """Return whether an event has arrived within the last second."""
@@ -360,10 +349,7 @@ class FlowControl:
             number = self.rounds.interval_number(now)
             collects = any(remote.collects_in == number for remote in remotes)
             return COLLECTING if collects else 0.0
-        settings = self._settings
-        # If events arrive quickly, most members get past them by themselves.
-        least = settings.await_watermark if self.is_active(now) else 0.0
-        return max(settings.noop_delay, least)
+        return self._settings.noop_delay
 
     def wait(
         self,

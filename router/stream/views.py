@@ -146,7 +146,7 @@ class PartialView:
         floor: bytes,
     ) -> None:
         self.stream = position.stream
-        self.log = EventLog(floor, self.stream.log.join_bytes)
+        self.log = EventLog(floor)
         self.position = position
         self.incarnation = incarnation
         self.filter = stream_filter

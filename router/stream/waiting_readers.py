@@ -8,6 +8,7 @@ from itertools import takewhile
 from math import inf
 from typing import Any, Final
 
+from router.stream import merger
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
@@ -65,7 +66,6 @@ class WaitingReaders:
         # The readers that wait: of the whole stream, and of parts.
         self._whole: dict[LogReader, Waiter] = {}
         self._parts: dict[PartialView, Waiter] = {}
-        self._block_events = stream.block_events
         # The readers that are to be woken, and when they got events, the first ones first.
         self._served: dict[PartialView, tuple[Waiter, float]] = {}
         self._has_new = False
@@ -147,7 +147,7 @@ class WaitingReaders:
     @property
     def _is_backlog(self) -> bool:
         """Whether there is more to pass on than the block that is being passed on."""
-        return self._stream.merger.ready or self._fan_out.lag > self._block_events
+        return self._stream.merger.ready or self._fan_out.lag > merger.BLOCK_EVENTS
 
     @property
     def has_parts(self) -> bool:

@@ -310,7 +310,6 @@ def _limits(theme: str, chance: Random) -> dict[str, Any]:
         "probe_share": chance.choice((0.0, 0.05, 1.0)),
         "probe_burst": chance.choice((0.002, 0.25)),
         "await_quiet": 0.25,
-        "active_for": 0.3,
         "await_watermark": 0.005,
         "await_watermark_max": 0.05,
         "linger": chance.choice((0.5, 3.0)),

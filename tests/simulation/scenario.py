@@ -7,11 +7,13 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from random import Random
 from typing import Any
+from unittest import mock
 
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
 from router.config.parameters import settings_of_streams
-from router.stream_settings import BlockSizes, StreamSettings
+from router.stream import event_log, merger
+from router.stream_settings import StreamSettings
 from tests.simulation.audit import Audit
 from tests.simulation.faults import Faults
 from tests.simulation.feed_client import FeedClient
@@ -70,6 +72,9 @@ def simulate(
     moving = frequent_moves(plan.sharing, plan.whim, Random(f"moves {seed}"))
     with ExitStack() as stack:
         stack.enter_context(repeatable(seed, scenario.wall))
+        block = plan.block_bytes
+        stack.enter_context(mock.patch.object(merger, "BLOCK_EVENTS", max(1, block // 500)))
+        stack.enter_context(mock.patch.object(event_log, "JOIN_BYTES", block))
         moves = stack.enter_context(moving)
         if plan.planted:  # a trace function takes time
             scenario.planted = stack.enter_context(tracing(planted(plan.planted, trace.note)))
@@ -143,13 +148,12 @@ class Scenario:
             self._trace.problem(f"a connection is left: {link}")
 
     def _limits(self, parameters: Mapping[str, Any]) -> StreamSettings:
-        """Return the settings of streams, with replies and blocks of the plan's size."""
+        """Return the settings of streams, with replies of the plan's size."""
         size = self._plan.block_bytes
         return replace(
             settings_of_streams(parameters),
             reply_target_bytes=size,
             large_reply_bytes=size,
-            blocks=BlockSizes(max(1, size // 500), join_bytes=size),
             **self._plan.limits,
         )
 

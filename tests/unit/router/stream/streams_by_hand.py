@@ -6,7 +6,6 @@ from bson.timestamp import Timestamp
 
 from router.request.stream_request import parse_request
 from router.stream.membership import ShardSpan
-from router.stream_settings import DEFAULT_BLOCK_SIZES, BlockSizes
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.remote_cursor.cursor_reply import token_key, token_of
 from tests.doubles.scripted_streams import PrivateStream, batch, hwm
@@ -25,7 +24,6 @@ def make(
     version: int = 1,
     start_at: Timestamp | None = None,
     topology_from: Timestamp | None = START,
-    sizes: BlockSizes = DEFAULT_BLOCK_SIZES,
     spans: Iterable[ShardSpan] = (),
     **more,
 ) -> PrivateStream:
@@ -37,7 +35,6 @@ def make(
         start_at=start_at or request.start_time or START,
         topology_from=topology_from,
         token_version=version,
-        sizes=sizes,
         spans=spans,
     )
 

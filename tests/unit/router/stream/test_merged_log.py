@@ -7,10 +7,7 @@ from hypothesis import strategies as st
 
 from router.memory import weight
 from router.stream import event_log
-from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
-from router.stream_settings import DEFAULT_BLOCK_SIZES
-
-JOIN_BYTES = DEFAULT_BLOCK_SIZES.join_bytes
+from router.stream.event_log import ELEMENT_OVERHEAD, JOIN_BYTES, EventLog, cut
 
 KEY_SIZE = 6
 

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from router.memory import weight
-from router.stream.merger import MergeOrderError, Merger, RemoteQueue
-from router.stream_settings import DEFAULT_BLOCK_SIZES
+from router.stream.merger import BLOCK_EVENTS, MergeOrderError, Merger, RemoteQueue
 from shard_client.remote_cursor.cursor_reply import KeyedToken
 
 LOWEST, HIGHEST = b"", b"\xff"
@@ -129,8 +128,8 @@ def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
     while (block := made.next_block()) is not None:
         sizes.append(len(block.events))
     assert sum(sizes) == remotes * each
-    assert max(sizes) <= DEFAULT_BLOCK_SIZES.events + remotes
-    assert min(sizes[:-1]) >= DEFAULT_BLOCK_SIZES.events - remotes
+    assert max(sizes) <= BLOCK_EVENTS + remotes
+    assert min(sizes[:-1]) >= BLOCK_EVENTS - remotes
 
 
 @pytest.mark.parametrize(
