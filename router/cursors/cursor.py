@@ -72,6 +72,7 @@ class MergedCursor:
         """Whether a getMore uses it."""
         self.last_used = 0.0
         """The loop's time at which it was opened, or its last getMore ended."""
+        self._is_over = False
         self._reader = reader
         self._client_reader = (
             reader.client_reader if isinstance(reader, CompletingReader) else reader
@@ -91,7 +92,7 @@ class MergedCursor:
     @property
     def finished(self) -> bool:
         """Whether the stream has ended or failed, or the cursor was killed: no events follow."""
-        return self._reader.finished or self._client_reader.interrupted is not None
+        return self._is_over or self._client_reader.interrupted is not None
 
     def check(self, asking: Owner) -> None:
         """Raise CommandError unless ``asking`` may use the cursor now.
@@ -151,7 +152,13 @@ class MergedCursor:
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return the next batch, as ``ClientReader.next_batch`` does."""
-        return await self._reader.next_batch(batch_size, max_time)
+        try:
+            batch = await self._reader.next_batch(batch_size, max_time)
+        except CommandError:
+            self._is_over = True
+            raise
+        self._is_over = batch.closed
+        return batch
 
     def close(self, reason: CommandError | None = None) -> None:
         """Stop reading and give the ticket back; idempotent.

@@ -50,8 +50,6 @@ class CompletingReader:
         *,
         same_collection: bool = False,
     ) -> None:
-        self.finished = False
-        """Whether the last batch was the stream's end, or an error."""
         self._plan = plan
         self._reads = reads
         self._stages = UserStages(plan, reads) if plan.stages else None
@@ -101,7 +99,6 @@ class CompletingReader:
         Raises CommandError.
         """
         first = self.client_reader.first_batch()
-        self.finished = first.closed
         self._pbrt = first.pbrt if self._plan.resume is None else self._plan.resume.raw
         return first._replace(pbrt=self._pbrt)
 
@@ -113,26 +110,22 @@ class CompletingReader:
         deadline = self._loop.time() + max_time
         events: list[bytes] = []
         size = 0
-        try:
-            while True:
-                if self.client_reader.interrupted is not None:
-                    raise self.client_reader.interrupted
-                size += self._hand_out(events, batch_size, size)
-                if self._completed or len(events) == batch_size:
+        while True:
+            if self.client_reader.interrupted is not None:
+                raise self.client_reader.interrupted
+            size += self._hand_out(events, batch_size, size)
+            if self._completed or len(events) == batch_size:
+                break
+            if batch_size is None and size >= self._reads.settings.reply_target_bytes:
+                break
+            if self._failure is not None:
+                if events:
                     break
-                if batch_size is None and size >= self._reads.settings.reply_target_bytes:
-                    break
-                if self._failure is not None:
-                    if events:
-                        break
-                    raise self._failure
-                if self._raw and not self._incomplete:
-                    await self._complete_taken()
-                elif self._taken.closed or not await self._take(deadline, batch_size, events):
-                    break
-        except CommandError:
-            self.finished = True
-            raise
+                raise self._failure
+            if self._raw and not self._incomplete:
+                await self._complete_taken()
+            elif self._taken.closed or not await self._take(deadline, batch_size, events):
+                break
         return self._reply(events, size)
 
     def interrupt(self, reason: CommandError) -> None:
@@ -224,7 +217,7 @@ class CompletingReader:
 
     def _reply(self, events: list[bytes], size: int) -> Batch:
         rest = bool(self._completed or self._raw or self._failure is not None)
-        closed = self.finished = self._taken.closed and not rest and not events
+        closed = self._taken.closed and not rest and not events
         before = self._pbrt
         if not rest:
             self._pbrt = self._taken.pbrt

@@ -42,8 +42,6 @@ class ClientReader:
         """The stream that it reads; None during a move and after ``close``."""
         self.interrupted: CommandError | None = None
         """The error with which ``interrupt`` has ended it."""
-        self.finished = False
-        """Whether the last batch was the stream's end, or an error."""
         self._streams = streams
         self._candidates = candidates
         self._quota = quota
@@ -144,9 +142,7 @@ class ClientReader:
 
     def first_batch(self) -> Batch:
         """Return the opening's batch, which has no events. Raises CommandError."""
-        batch = self.take(0)
-        self.finished = batch.closed
-        return batch
+        return self.take(0)
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
@@ -162,13 +158,7 @@ class ClientReader:
         await self.until_ready(deadline)
         if self.interrupted is not None:
             raise self.interrupted
-        try:
-            batch = self.take(batch_size)
-        except CommandError:
-            self.finished = True
-            raise
-        self.finished = batch.closed
-        return batch
+        return self.take(batch_size)
 
     def take(self, max_events: int | None) -> Batch:
         """Return the events that are ready, without waiting, and resume prefetching.

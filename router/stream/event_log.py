@@ -17,19 +17,16 @@ JOIN_BYTES: Final = 64 * 1024
 
 _first: Final = attrgetter("first")
 _memory: Final = attrgetter("memory")
+_last_key: Final = attrgetter("last_key")
 
 
 @dataclass(slots=True)
 class _Block:
-    """Events of ``size`` bytes, of which ``first`` is the number of the first one.
-
-    ``last_key`` is the sort key of the last event, None if it has not been extracted.
-    """
+    """Events of ``size`` bytes, of which ``first`` is the number of the first one."""
 
     first: int
     events: list[bytes]
     size: int
-    last_key: bytes | None
 
     @property
     def memory(self) -> int:
@@ -39,6 +36,10 @@ class _Block:
     def end(self) -> int:
         """The number after that of the last event."""
         return self.first + len(self.events)
+
+    @property
+    def last_key(self) -> bytes:
+        return event_key(self.events[-1])
 
 
 class EventLog:
@@ -58,18 +59,14 @@ class EventLog:
         """Bytes of memory that the events in the log take."""
         self._blocks: list[_Block] = []
 
-    def append(self, events: list[bytes], size: int, last_key: bytes | None = None) -> None:
-        """Append events, ``size`` bytes in all; the log takes ownership of the list.
-
-        ``last_key`` is the sort key of the last event, if known.
-        """
+    def append(self, events: list[bytes], size: int) -> None:
+        """Append events, ``size`` bytes in all; the log takes ownership of the list."""
         count = len(events)
         if self._blocks and (last := self._blocks[-1]).size + size <= JOIN_BYTES:
             last.events += events
             last.size += size
-            last.last_key = last_key
         else:
-            self._blocks.append(_Block(self.end, events, size, last_key))
+            self._blocks.append(_Block(self.end, events, size))
         self.end += count
         self.memory += size + EVENT_OVERHEAD * count
 
@@ -96,13 +93,13 @@ class EventLog:
     def _drop(self, gone: int) -> None:
         if gone:
             last, memory = self._blocks[gone - 1], sum(map(_memory, self._blocks[:gone]))
-            self.floor, self.start = self._last_key(last), last.end
+            self.floor, self.start = last.last_key, last.end
             self.memory -= memory
             del self._blocks[:gone]
 
     def number_beyond(self, key: bytes) -> int:
         """Return the number of the first event in the log whose sort key is beyond ``key``."""
-        index = bisect_right(self._blocks, key, key=self._last_key)
+        index = bisect_right(self._blocks, key, key=_last_key)
         if index == len(self._blocks):
             return self.end
         block = self._blocks[index]
@@ -144,9 +141,6 @@ class EventLog:
                 last = event_key(block.events[offset + fits - 1])
                 end = bisect_right(block.events, last, lo=offset + fits, key=event_key)
         return block.events[offset:end]
-
-    def _last_key(self, block: _Block) -> bytes:
-        return block.last_key or event_key(block.events[-1])
 
     def _at(self, number: int) -> tuple[_Block, int]:
         blocks = self._blocks

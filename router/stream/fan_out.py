@@ -99,8 +99,8 @@ class FanOut:
         positions = self._positions
         return {
             "readers": self.readers,
-            "filters": sum(len(position.whole.views.index) for position in positions),
-            "namespaces": sum(len(position.incarnations) for position in positions),
+            "filters": sum(len(each.whole.views.index) for each in positions if each.whole),
+            "namespaces": len([name for each in positions for name in each.incarnations if name]),
             "examined": Int64(self.examined),
             "matches": Int64(self.matches),
         }
@@ -234,9 +234,9 @@ class FanOut:
         self.examined += len(events)
         self.traffic.add(len(events), sum(map(len, events)))
         position.advance(events)
-        if position.whole.views:
+        if position.whole:
             self._route(events, position.whole.views)
-        if position.incarnations:
+        if len(position.incarnations) > (position.whole is not None):
             for incarnation in self._assign(events, position):
                 self._deliver(position, incarnation)
 

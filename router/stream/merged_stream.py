@@ -177,7 +177,7 @@ class MergedStream:
                 self._unread = {}
                 return False
             self._unread = block.shares
-            self.log.append(block.events, block.size, block.last_key)
+            self.log.append(block.events, block.size)
             self.log.trim(self.keep_bytes)
         except Exception as error:  # noqa: BLE001 - whatever it is, the block may be lost
             self.fail(error)

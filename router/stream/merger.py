@@ -222,13 +222,11 @@ def _time(key: bytes) -> str:
 class Block(NamedTuple):
     """Merged events in order, which the merge releases.
 
-    ``size`` is their size in bytes. ``last_key`` is the sort key of the last event. ``shares`` maps
-    each remote to the memory that its events take.
+    ``size`` is their size in bytes. ``shares`` maps each remote to the memory that its events take.
     """
 
     events: list[bytes]
     size: int
-    last_key: bytes
     shares: Mapping[int, int]
 
 
@@ -376,4 +374,4 @@ class Merger:
             # Timsort finds the presorted runs and merges them. It is stable: ties keep their order.
             merged.sort(key=_sort_key)
         # Free the keys, which are no longer needed, while they are in the caches.
-        return Block(list(map(_raw_event, merged)), total, merged[-1][0], shares)
+        return Block(list(map(_raw_event, merged)), total, shares)

@@ -33,6 +33,7 @@ from shard_client.wire.documents import decode
 RENAME: Final = b"rename"
 _END_A_COLLECTION: Final = frozenset({b"drop", RENAME, b"dropDatabase"})
 _END_A_DATABASE: Final = frozenset({b"dropDatabase"})
+"""The operations after which a stream of a namespace ends (docs/protocol.md#events)."""
 
 
 class Namespace(NamedTuple):
@@ -40,11 +41,6 @@ class Namespace(NamedTuple):
 
     database: bytes
     collection: bytes | None
-
-    @property
-    def ending_operations(self) -> frozenset[bytes]:
-        """The operations after which a stream of this namespace ends (docs/protocol.md#events)."""
-        return _END_A_DATABASE if self.collection is None else _END_A_COLLECTION
 
 
 def invalidate_after(event: bytes) -> bytes:
@@ -264,9 +260,8 @@ class Incarnation:
         self.views = ViewsByFilter()
         self.end: KeyedToken | None = None
         self.ended = False
-        self._ending_operations = (
-            frozenset[bytes]() if namespace is None else namespace.ending_operations
-        )
+        self.of_database = namespace is not None and namespace.collection is None
+        self._ending_operations = _END_A_DATABASE if self.of_database else _END_A_COLLECTION
         self._events: list[bytes] = []
         self._invalidates: list[bytes] = []
 
@@ -311,10 +306,8 @@ class LogPosition:
         self.stream = stream
         self.number = number
         self.turn_bytes = 16 * 1024
-        self.whole = Incarnation(None)
-        """The views of all events."""
-        self.incarnations: dict[Namespace, list[Incarnation]] = {}
-        """The views of namespaces; none of the lists is empty."""
+        self.incarnations: dict[Namespace | None, list[Incarnation]] = {}
+        """The views by namespace, None for those of all events; none of the lists is empty."""
         self.databases = 0
         """The number of the incarnations that are databases'."""
         self.ending: dict[Incarnation, None] = {}
@@ -324,60 +317,54 @@ class LogPosition:
 
     def __iter__(self) -> Iterator[PartialView]:
         """All views."""
-        yield from self.whole.views
-        for incarnations in self.incarnations.values():
-            for incarnation in incarnations:
-                yield from incarnation.views
+        for incarnation in chain.from_iterable(self.incarnations.values()):
+            yield from incarnation.views
 
     def __bool__(self) -> bool:
         """Whether there are views."""
-        return bool(self.whole.views or self.incarnations)
+        return bool(self.incarnations)
+
+    @property
+    def whole(self) -> Incarnation | None:
+        """The views of all events, if there are any."""
+        return self.incarnations.get(None, [None])[0]
 
     def incarnation_of(self, namespace: Namespace | None) -> Incarnation:
         """Return the incarnation that a new view of ``namespace`` belongs to at this position."""
-        if namespace is None:
-            return self.whole
         for incarnation in self.incarnations.get(namespace, ()):
             if incarnation.end is None:
                 return incarnation
         incarnation = Incarnation(namespace)
-        self._add(incarnation, namespace)
+        self._add(incarnation)
         return incarnation
 
     def remove(self, incarnation: Incarnation) -> None:
         """Stop filling an incarnation, which has ended or has no views any more."""
         self.ending.pop(incarnation, None)
-        namespace = incarnation.namespace
-        if namespace is None:
-            return
-        incarnations = self.incarnations.get(namespace, [])
+        incarnations = self.incarnations.get(incarnation.namespace, [])
         if incarnation in incarnations:
             incarnations.remove(incarnation)
-            self.databases -= namespace.collection is None
+            self.databases -= incarnation.of_database
             if not incarnations:
-                del self.incarnations[namespace]
+                del self.incarnations[incarnation.namespace]
 
     def absorb(self, other: "LogPosition") -> None:
         """Take over the views of an equal position."""
         for view in other:
             view.position = self
-        for view in other.whole.views:
-            view.incarnation = self.whole
-            self.whole.views.add(view)
         self.ending |= other.ending
-        for namespace, incarnations in other.incarnations.items():
-            for incarnation in incarnations:
-                if incarnation.end is not None:
-                    self._add(incarnation, namespace)
-                    continue
-                kept = self.incarnation_of(namespace)
-                for view in incarnation.views:
-                    view.incarnation = kept
-                    kept.views.add(view)
+        for incarnation in chain.from_iterable(other.incarnations.values()):
+            if incarnation.end is not None:
+                self._add(incarnation)
+                continue
+            kept = self.incarnation_of(incarnation.namespace)
+            for view in incarnation.views:
+                view.incarnation = kept
+                kept.views.add(view)
 
-    def _add(self, incarnation: Incarnation, namespace: Namespace) -> None:
-        self.incarnations.setdefault(namespace, []).append(incarnation)
-        self.databases += namespace.collection is None
+    def _add(self, incarnation: Incarnation) -> None:
+        self.incarnations.setdefault(incarnation.namespace, []).append(incarnation)
+        self.databases += incarnation.of_database
 
     def advance(self, events: Sequence[bytes]) -> None:
         """Move beyond the next ``events``."""

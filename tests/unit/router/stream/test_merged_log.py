@@ -35,11 +35,6 @@ def events(*sizes: int, first: int = 0) -> list[bytes]:
     return [event(first + n, size) for n, size in enumerate(sizes)]
 
 
-def append(log: EventLog, appended: list[bytes]) -> None:
-    known = key_of(appended[-1]) if len(appended) % 2 else None
-    log.append(list(appended), sum(map(len, appended)), known)
-
-
 # How a batch is cut.
 
 
@@ -85,7 +80,7 @@ def test_the_log_keeps_the_latest_events(appends, repeats):
         for size in sizes:
             number += not repeats[len(everything) + len(block)]
             block.append(event(number, size))
-        append(log, block)
+        log.append(list(block), sum(sizes))
         everything += block
         log.trim(keep)
         assert log.end == len(everything)

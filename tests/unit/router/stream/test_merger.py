@@ -53,7 +53,6 @@ def released(made: Merger) -> list[bytes]:
     events: list[bytes] = []
     while (block := made.next_block()) is not None:
         assert block.events
-        assert block.last_key == key(origin(block.events[-1])[0])
         assert block.size == sum(map(len, block.events))
         assert sum(block.shares.values()) == weight(len(block.events), block.size)
         events += block.events
