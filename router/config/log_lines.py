@@ -9,7 +9,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, MutableMapping
 from datetime import UTC, datetime
-from typing import Any, TextIO, cast
+from typing import Any, TextIO
 
 import structlog
 
@@ -78,12 +78,6 @@ class RecentLines:
 
 
 RECENT = RecentLines()
-
-
-def _render(logger: object, method: str, event: MutableMapping[str, Any]) -> str:
-    line = json.dumps(event, default=str, ensure_ascii=False)
-    RECENT.add(line, event["s"])
-    return line
 
 
 class Repeats:
@@ -186,8 +180,8 @@ class LogLevel:
 LEVEL = LogLevel()
 
 
-class LogStream:
-    """A stream for log lines whose failures never reach the code that logs.
+class LogOutput:
+    """Writes lines to a stream, a processor of structlog; it never fails the code that logs.
 
     A failed write is counted in ``RECENT.unwritten``; its line stays in ``RECENT``, so that getLog
     and the status page show it. A full disk may recover: later lines are written again. A pipe
@@ -201,27 +195,20 @@ class LogStream:
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
 
-    def write(self, text: str) -> int:
-        """Write ``text`` if the stream accepts it."""
+    def __call__(self, logger: object, method: str, event: MutableMapping[str, Any]) -> str:
+        """Write an event of ``as_mongos`` as JSON, and return it."""
+        line = json.dumps(event, default=str, ensure_ascii=False)
+        RECENT.add(line, event["s"])
         try:
-            return self._stream.write(text)
-        except (OSError, ValueError) as error:  # ValueError: the stream is closed
-            self._failed(error)
-            return 0
-
-    def flush(self) -> None:
-        """Pass on what the stream has buffered, if its destination accepts it."""
-        try:
+            self._stream.write(line + "\n")
             self._stream.flush()
-        except (OSError, ValueError) as error:
-            self._failed(error)
-
-    def _failed(self, error: OSError | ValueError) -> None:
-        RECENT.unwritten += 1
-        if isinstance(error, BrokenPipeError):
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, self._stream.fileno())
-            os.close(null)
+        except (OSError, ValueError) as error:  # ValueError: the stream is closed
+            RECENT.unwritten += 1
+            if isinstance(error, BrokenPipeError):
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, self._stream.fileno())
+                os.close(null)
+        return line
 
 
 def configure_logging(
@@ -244,10 +231,10 @@ def configure_logging(
             structlog.processors.format_exc_info,
             Repeats(),
             as_mongos,
-            _render,
+            LogOutput(output),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, LogStream(output))),
+        logger_factory=structlog.ReturnLoggerFactory(),
         cache_logger_on_first_use=stream is None,
     )
     root = logging.getLogger()

@@ -3,12 +3,13 @@
 import json
 import os
 from collections.abc import Mapping
-from ipaddress import ip_address, ip_network
+from functools import partial
+from ipaddress import ip_network
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Annotated, Any, Final, Self
 
 import yaml
-from pydantic import Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.parameters import Parameters, ProcessSettings
@@ -20,6 +21,7 @@ from router.parameter import fields_set_by
 from router.peers.cursor_ids import MOST_WORKERS
 from shard_client.replica_set.replica_set import parse_hosts
 from shard_client.wire.compression import AVAILABLE
+from shard_client.wire.connection import is_loopback
 
 DEFAULT_PORT = 27020
 _EXAMPLE = "net: {port: 27020}"
@@ -70,7 +72,7 @@ class Admin(Section):
 
     @model_validator(mode="after")
     def _is_protected(self) -> Self:
-        open_to_others = [host for host in self.hosts if not _is_loopback(host)]
+        open_to_others = [host for host in self.hosts if not _is_local(host)]
         if self.port is not None and open_to_others and self.token_file is None:
             raise ValueError(
                 f"bindIp {open_to_others[0]} can be reached from other machines: set tokenFile to "
@@ -93,11 +95,11 @@ class Admin(Section):
         return token
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
+def _is_local(host: str) -> bool:
+    return host == "localhost" or is_loopback((host,))
+
+
+_Network = Annotated[Network, BeforeValidator(partial(ip_network, strict=False))]
 
 
 class Net(Section):
@@ -111,8 +113,8 @@ class Net(Section):
     """Whether to listen on all addresses; then bindIp does not count."""
     max_incoming_connections: int = Field(default=65536, ge=1)
     """Client connections at a time; further ones are closed."""
-    max_incoming_connections_override: list[str] = Field(default_factory=list)
-    """Addresses and networks from which connections are not limited."""
+    max_incoming_connections_override: list[_Network] = Field(default_factory=list)
+    """Addresses and networks, such as 10.0.0.0/8, from which connections are not limited."""
     compression: Compression = Compression()
     admin: Admin = Admin()
     tls: Tls = Tls()
@@ -137,24 +139,6 @@ class Net(Section):
         if self.bind_ip_all:
             return ["0.0.0.0"]  # noqa: S104
         return comma_separated(self.bind_ip)
-
-    @field_validator("max_incoming_connections_override")
-    @classmethod
-    def _are_networks(cls, value: list[str]) -> list[str]:
-        for each in value:
-            try:
-                ip_network(each, strict=False)
-            except ValueError:
-                raise ValueError(
-                    f"{each!r} is not an address or a network, such as 10.0.0.0/8"
-                ) from None
-        return value
-
-    @property
-    def exempt_networks(self) -> tuple[Network, ...]:
-        """The networks in ``maxIncomingConnectionsOverride``."""
-        named = self.max_incoming_connections_override
-        return tuple(ip_network(each, strict=False) for each in named)
 
     @property
     def compressors(self) -> tuple[str, ...]:
@@ -288,7 +272,7 @@ class Settings(Section):
         return ClientLimits(
             **fields_set_by(self.parameters, ClientLimits),
             connections=supported_connections(self.net.max_incoming_connections, each),
-            exempt=self.net.exempt_networks,
+            exempt=tuple(self.net.max_incoming_connections_override),
         )
 
     def given(self) -> dict[str, Any]:

@@ -58,7 +58,6 @@ class Listener(AcceptingPort):
         self._node = node
         self._for_workers = for_workers
         self._counters = Counters() if for_workers else node.counters
-        self._private: asyncio.Server | None = None
         self._connections: set[ClientConnection] = set()
         self._ids = count(1)
         self._shared = Shared(limits, self._counters)
@@ -79,9 +78,10 @@ class Listener(AcceptingPort):
     async def listen_privately(self, path: str) -> None:
         """Listen on the Unix socket ``path``; raises OSError."""
         loop = asyncio.get_running_loop()
-        self._private = await loop.create_unix_server(
+        server = await loop.create_unix_server(
             lambda: _ClientStream(self._accept), path, backlog=BACKLOG
         )
+        self._servers.append(server)
 
     async def adopt(
         self,
@@ -107,12 +107,6 @@ class Listener(AcceptingPort):
 
         if not await self._connect(connection, stream):
             ended()
-
-    def close(self) -> None:
-        """Accept no more clients; existing connections stay open."""
-        if self._private is not None:
-            self._private.close()
-        super().close()
 
     async def drain(self, timeout: float) -> None:
         """Refuse new commands, wait for those in flight, then interrupt the remaining ones.

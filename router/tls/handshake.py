@@ -10,6 +10,7 @@ import ssl
 from collections.abc import Callable
 from typing import Final
 
+import anyio
 import structlog
 
 from shard_client.error_codes import ErrorCode
@@ -69,7 +70,8 @@ class Handshakes:
         Returns:
             Whether the protocol is connected.
         """
-        peer = _peer_of(connection)
+        found = peer_of(connection)
+        peer = "unknown" if found is None else f"{found[0]}:{found[1]}"
         uses_tls = False
         self.waiting += 1
         try:
@@ -160,7 +162,7 @@ async def _begins_handshake(connection: socket.socket) -> bool:
     """
     for wanted in (1, _PEEKED):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
-        await _readable(connection)
+        await anyio.wait_readable(connection)
         first = connection.recv(wanted, socket.MSG_PEEK)
         if len(first) < wanted:
             raise ConnectionAbortedError("the client has ended the connection")
@@ -170,27 +172,13 @@ async def _begins_handshake(connection: socket.socket) -> bool:
     return first[1] == _MAJOR and first[2] in _MINORS
 
 
-async def _readable(connection: socket.socket) -> None:
-    loop = asyncio.get_running_loop()
-    readable = loop.create_future()
-    loop.add_reader(connection, _set, readable)
-    try:
-        await readable
-    finally:
-        loop.remove_reader(connection)
-
-
-def _set(readable: asyncio.Future[None]) -> None:
-    if not readable.done():
-        readable.set_result(None)
-
-
-def _peer_of(connection: socket.socket) -> str:
+def peer_of(connection: socket.socket) -> tuple[str, int] | None:
+    """Return the address and port of a connection's client; None if it is gone or has none."""
     try:
         peer = connection.getpeername()
-    except OSError:  # it has disconnected
-        return "unknown"
-    return f"{peer[0]}:{peer[1]}" if isinstance(peer, tuple) else "unknown"
+    except OSError:
+        return None
+    return (peer[0], peer[1]) if isinstance(peer, tuple) and peer else None
 
 
 def log_refused_client(

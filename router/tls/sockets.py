@@ -11,7 +11,7 @@ import structlog
 
 from router.client_limits import ConnectionCounts
 from router.owned_tasks import END_TIMEOUT, OwnedTasks
-from router.tls.handshake import Handshakes
+from router.tls.handshake import Handshakes, peer_of
 
 log = structlog.get_logger(component="NETWORK")
 
@@ -71,12 +71,9 @@ def uncounted() -> None:
 
 
 def peer_address(connection: socket.socket) -> str | None:
-    """Return the address of a connection's client; None if it has disconnected or has none."""
-    try:
-        peer = connection.getpeername()
-    except OSError:
-        return None
-    return str(peer[0]) if isinstance(peer, tuple) and peer else None
+    """Return the address of a connection's client; None if it is gone or has none."""
+    peer = peer_of(connection)
+    return None if peer is None else peer[0]
 
 
 class AcceptingPort(OwnedTasks):

@@ -101,7 +101,7 @@ def test_exempt_networks_are_checked() -> None:
         "10.0.0.0/8",
         "::1/128",
     ]
-    with pytest.raises(ValueError, match=r"'10\.0\.0\.0/99' is not an address or a network"):
+    with pytest.raises(ValueError, match=r"'10\.0\.0\.0/99' does not appear to be"):
         load_settings({"net": {"maxIncomingConnectionsOverride": ["10.0.0.0/99"]}})
 
 
