@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
+import pyarrow as pa
 from pyarrow import fs
 
 from spark_sink.errors import OptionError
@@ -45,18 +45,6 @@ def open_folder(address: str) -> tuple[fs.FileSystem, str]:
     return files, str(root)
 
 
-def remove_files(address: str, paths: Iterable[str]) -> None:
-    """Remove files of a folder, which need not exist, by their paths there. Raises OSError."""
-    files, folder = open_folder(address)
-
-    def remove(path: str) -> None:
-        with suppress(FileNotFoundError):
-            files.delete_file(f"{folder}/{path}")
-
-    with ThreadPoolExecutor(_DELETES) as pool:
-        list(pool.map(remove, sorted(set(paths))))
-
-
 class Folder:
     """A folder, given as a path or a URI; the paths of methods are relative to it.
 
@@ -65,18 +53,26 @@ class Folder:
 
     def __init__(self, address: str) -> None:
         files, root = open_folder(address)
-        self._files = fs.SubTreeFileSystem(root, files)
+        self.files = fs.SubTreeFileSystem(root, files)
+        """The folder as a file system of its own."""
 
     def has(self, path: str) -> bool:
         """Return whether a file exists."""
-        return bool(self._files.get_file_info(path).type == fs.FileType.File)
+        return bool(self.files.get_file_info(path).type == fs.FileType.File)
 
     def text(self, path: str) -> str | None:
         """Return the text of a file, with U+FFFD for invalid UTF-8; None if there is none."""
         if not self.has(path):
             return None
-        with self._files.open_input_stream(path) as stream:
+        with self.files.open_input_stream(path) as stream:
             return bytes(stream.read()).decode(errors="replace")
+
+    def create(self, path: str) -> pa.NativeFile:
+        """Return a stream that writes a file, whose folder is created."""
+        base = self.files.base_fs
+        if isinstance(base, fs.LocalFileSystem):  # others make folders themselves
+            base.create_dir(str(Path(self.files.base_path, path).parent))
+        return self.files.open_output_stream(path)
 
     def write(self, path: str, text: str) -> None:
         """Write a file, and create its folder.
@@ -85,16 +81,13 @@ class Folder:
         and a local file is first written under a hidden name.
         """
         parent, slash, name = path.rpartition("/")
-        files = self._files.base_fs
-        local = isinstance(files, fs.LocalFileSystem)
-        if local:  # object stores make folders themselves
-            files.create_dir(f"{self._files.base_path}{parent}".rstrip("/"))
+        local = isinstance(self.files.base_fs, fs.LocalFileSystem)
         draft = f"{parent}{slash}.{name}-{uuid4().hex}" if local else path
         try:
-            with self._files.open_output_stream(draft) as stream:
+            with self.create(draft) as stream:
                 stream.write(text.encode())
             if local:  # otherwise a power failure leaves an empty file
-                with open(f"{self._files.base_path}{draft}", "rb") as written:
+                with open(f"{self.files.base_path}{draft}", "rb") as written:
                     os.fsync(written.fileno())
                 self.move(draft, path)
         except OSError:
@@ -104,17 +97,21 @@ class Folder:
 
     def listed(self, path: str) -> list[fs.FileInfo]:
         """Return what is directly in a folder, which need not exist."""
-        return list(self._files.get_file_info(fs.FileSelector(path, allow_not_found=True)))
+        return list(self.files.get_file_info(fs.FileSelector(path, allow_not_found=True)))
 
     def move(self, path: str, to: str) -> None:
         """Move a file or a folder."""
-        self._files.move(path, to)
+        self.files.move(path, to)
 
     def remove(self, *paths: str) -> None:
-        """Remove files and folders, which need not exist."""
-        for path in paths:
-            kind = self._files.get_file_info(path).type
-            if kind == fs.FileType.File:
-                self._files.delete_file(path)
-            elif kind == fs.FileType.Directory:
-                self._files.delete_dir(path)
+        """Remove files and folders, which need not exist. Raises OSError."""
+
+        def remove(path: str) -> None:
+            with suppress(FileNotFoundError):
+                try:
+                    self.files.delete_file(path)
+                except (FileNotFoundError, IsADirectoryError):
+                    self.files.delete_dir(path)
+
+        with ThreadPoolExecutor(_DELETES) as pool:
+            list(pool.map(remove, set(paths)))

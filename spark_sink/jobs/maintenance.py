@@ -17,7 +17,7 @@ import pyarrow as pa
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import SourceError, say
-from spark_sink.folders import remove_files
+from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
 from spark_sink.jobs.progress import printed_progress
 from spark_sink.rows.arrow_types import arrow_schema
@@ -104,7 +104,7 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
     paths = {each["path"] for each in written}
     if log.exchange(files, written):
         return paths
-    remove_files(log.address, paths)
+    Folder(log.address).remove(*paths)
     return set()
 
 

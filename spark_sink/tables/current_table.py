@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
-from spark_sink.folders import remove_files
+from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.ddl_events import DdlEvent, TableScope, ddl_event_of, unread_after
 from spark_sink.tables.delta_log import DeltaLog
@@ -306,7 +306,7 @@ class CurrentTable:
             rewrites = form.rewrites(before)
             stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
             for _, report in stale:
-                remove_files(self.address, (each["path"] for each in report.parts))
+                Folder(self.address).remove(*(each["path"] for each in report.parts))
             merged = [] if rewrites else [pair for pair in merged if pair[1].wanted is None]
             pending = [each for each, _ in stale]
             if rewrites and not rewrites_all:

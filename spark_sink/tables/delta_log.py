@@ -35,7 +35,7 @@ from pyarrow import fs
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
-from spark_sink.folders import absolute, open_folder, remove_files
+from spark_sink.folders import Folder, absolute
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
@@ -478,7 +478,7 @@ class DeltaLog:
             # The log names files for a while after this object or another program has deleted them.
             left, count = found - self._deleted, 0
             for done, old in self._existing(left):
-                remove_files(self.address, old)
+                Folder(self.address).remove(*old)
                 count += len(old)
                 REPORT_PROGRESS.get()(f"old files of {self.name} deleted", done, len(left))
         self._deleted = found
@@ -486,11 +486,11 @@ class DeltaLog:
 
     def _existing(self, paths: Collection[str]) -> Iterator[tuple[int, list[str]]]:
         """Look paths up, a portion at a time; return how many are done, and which of them exist."""
-        files, folder = open_folder(self.address)
+        files = Folder(self.address).files
         every = sorted(paths)
         for start in range(0, len(every), _PATHS_LOOKED_UP):
             chosen = every[start : start + _PATHS_LOOKED_UP]
-            found = files.get_file_info([f"{folder}/{each}" for each in chosen])
+            found = files.get_file_info(chosen)
             pairs = zip(chosen, found, strict=True)
             kept = [path for path, each in pairs if each.type == fs.FileType.File]
             yield start + len(chosen), kept

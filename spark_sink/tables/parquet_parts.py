@@ -25,10 +25,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from spark_sink.events.documents import from_document, to_document
-from spark_sink.folders import open_folder
+from spark_sink.folders import Folder
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import UNIQUE_COLUMNS
 
@@ -116,7 +115,7 @@ class Parts:
             "use_dictionary": [name for name in names if name not in unique],
             "write_statistics": [n for n in names if n in (*statistics_columns, *indexed)],
         }
-        self._files, self._folder = open_folder(root)
+        self._folder = Folder(root)
         self._pending: dict[Partition, list[pa.Table]] = defaultdict(list)
         self._pending_bytes = 0
         self._open: dict[Partition, _Part] = {}
@@ -131,9 +130,8 @@ class Parts:
             return
         for part in self._open.values():
             part.give_up()
-        for path in self._paths:
-            with suppress(OSError):
-                self._files.delete_file(path)
+        with suppress(OSError):
+            self._folder.remove(*self._paths)
 
     @property
     def size(self) -> int:
@@ -187,11 +185,8 @@ class Parts:
         values = dict(zip(self._partitions, partition, strict=True))
         folders = [f"{name}={_folder_name(value)}" for name, value in values.items()]
         path = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
-        if isinstance(self._files, fs.LocalFileSystem):
-            self._files.create_dir("/".join([self._folder, *folders]))
-        self._paths.append(f"{self._folder}/{path}")
-        stream = self._files.open_output_stream(self._paths[-1])
-        return _Part(path, values, stream, self._stored, self._form)
+        self._paths.append(path)
+        return _Part(path, values, self._folder.create(path), self._stored, self._form)
 
     def _end(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
@@ -358,9 +353,9 @@ class TableScan:
             yield from dataset.scanner(columns=[*self.columns], filter=self.chosen).to_batches()
 
     def _fragments(self) -> Iterator[ds.ParquetFileFragment]:
-        opened, folder = open_folder(self.address)
+        opened = Folder(self.address).files
         for path, partition in self.files:
-            yield _FORMAT.make_fragment(f"{folder}/{path}", opened, _condition(partition))
+            yield _FORMAT.make_fragment(path, opened, _condition(partition))
 
 
 def _has_views(file: ds.Fragment) -> bool:

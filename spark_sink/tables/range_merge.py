@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import StreamError
-from spark_sink.folders import open_folder
+from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
@@ -101,13 +101,13 @@ class MergeTask:
 
     def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the rows of the merge, a row group at a time, and their places."""
-        files, folder = open_folder(self.address)
+        files = Folder(self.address).files
         merge, found = self.merge, self.merge.base
         # The first and the last merge of a range keep rows that its statistics do not show.
         lower = "" if merge.lower == found.lower else merge.lower
         upper = None if merge.upper == found.upper else merge.upper
         for path in found.paths:
-            with files.open_input_file(f"{folder}/{path}") as stream:
+            with files.open_input_file(path) as stream:
                 file = pq.ParquetFile(stream)
                 names = formed.names(file.schema_arrow.names)
                 for number in range(file.num_row_groups):

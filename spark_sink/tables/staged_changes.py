@@ -13,12 +13,11 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from pyarrow import fs
 
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import field_of, fields_of
-from spark_sink.folders import Folder, open_folder, remove_files
+from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
@@ -86,7 +85,7 @@ class ChangeStage:
     def __init__(self, address: str, keys: Sequence[str] = ("_id",), *, epoch: int = 0) -> None:
         self._epoch = epoch
         self._prepare = Prepare(keys, ())
-        self._files, self._folder = open_folder(address)
+        self._folder = Folder(address)
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
         self._first_read = ABOVE_ALL_TOKENS
@@ -137,11 +136,9 @@ class ChangeStage:
         rows = pa.Table.from_batches(self._pending)
         rows = sorted_rows(rows.add_column(0, "place", places_of(rows)))
         path = f"{_FOLDER}/{self._epoch}-{uuid.uuid4().hex}.parquet"
-        if isinstance(self._files, fs.LocalFileSystem):
-            self._files.create_dir(f"{self._folder}/{_FOLDER}")
         share = self._size // rows.num_rows
         step = max(1, min(_ROWS_PER_GROUP, _GROUP_BYTES // max(1, share)))
-        with self._files.open_output_stream(f"{self._folder}/{path}") as stream:
+        with self._folder.create(path) as stream:
             pq.write_table(
                 rows,
                 stream,
@@ -187,8 +184,7 @@ def stage_file(
     """
     stage, prepare = ChangeStage(address, epoch=epoch), Prepare((), ddl_events)
     removed = NO_ROWS
-    files, folder = open_folder(address)
-    with files.open_input_file(f"{folder}/{path}") as stream:
+    with Folder(address).files.open_input_file(path) as stream:
         for stored in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP):
             removed += Checksum.of(stored)
             for moved in prepare.table_rows([stored.select(columns)]):
@@ -206,13 +202,13 @@ def read_groups(
 
     `chosen` returns which rows of a file are kept in memory.
     """
-    files, folder = open_folder(address)
+    files = Folder(address).files
     numbers: dict[str, list[int]] = {}
     for each in groups:
         numbers.setdefault(each.path, []).append(each.number)
     tables = []
     for path, wanted in numbers.items():
-        with files.open_input_file(f"{folder}/{path}") as stream:
+        with files.open_input_file(path) as stream:
             file = pq.ParquetFile(stream)
             tables.append(chosen(file.read_row_groups(wanted, columns, use_threads=False)))
     return pa.concat_tables(tables) if tables else _STAGED.empty_table()
@@ -220,7 +216,7 @@ def read_groups(
 
 def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
     """Remove the files of staged changes that have been applied. Raises OSError."""
-    remove_files(address, (each.path for each in groups))
+    Folder(address).remove(*(each.path for each in groups))
 
 
 def remove_interrupted(address: str, before: int) -> None:
@@ -228,6 +224,7 @@ def remove_interrupted(address: str, before: int) -> None:
 
     Such a start may still be running, and cannot commit any more.
     """
-    staged = Folder(address).listed(_FOLDER)
+    folder = Folder(address)
+    staged = folder.listed(_FOLDER)
     old = (each.path for each in staged if int(each.base_name.partition("-")[0]) < before)
-    remove_files(address, old)
+    folder.remove(*old)

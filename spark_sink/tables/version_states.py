@@ -30,7 +30,7 @@ import pyarrow.parquet as pq
 
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, stored, to_document
-from spark_sink.folders import Folder, open_folder
+from spark_sink.folders import Folder
 from spark_sink.source.offsets import Offset
 
 APPLICATION = "mergerouter"
@@ -157,7 +157,7 @@ def newest_state(address: str) -> dict[str, Any]:
         for _, state in states_in(folder, int(newest[:20])):  # the hint was missing, or wrong
             return state
         for name in (e for e in names if ".checkpoint." in e and e.endswith(".parquet")):
-            for each in _transactions_in(address, name):
+            for each in _transactions_in(folder, name):
                 if each["appId"] == APPLICATION:
                     return StateFiles(address).read(int(each["version"]))
     except OSError as error:
@@ -184,10 +184,9 @@ def _newest_version(folder: Folder, known: int) -> int:
     return newest
 
 
-def _transactions_in(address: str, name: str) -> list[dict[str, Any]]:
+def _transactions_in(folder: Folder, name: str) -> list[dict[str, Any]]:
     """Return the application transactions in a file of a checkpoint of the log."""
-    files, root = open_folder(address)
-    with files.open_input_file(f"{root}/{_LOG}/{name}") as stream:
+    with folder.files.open_input_file(f"{_LOG}/{name}") as stream:
         found = pq.ParquetFile(stream).read(["txn"])["txn"]
     valid: list[dict[str, Any]] = found.filter(pc.is_valid(found)).to_pylist()
     return valid
