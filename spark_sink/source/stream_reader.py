@@ -54,7 +54,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Store the present, before which later batches end. Raises StreamError."""
         with without_traceback():
-            self._planner.stop_at_present()
+            self._planner.planners.batches.stop_at_present()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the micro-batch after `start` ends. Raises StreamError."""
