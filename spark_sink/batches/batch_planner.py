@@ -159,6 +159,11 @@ class BatchPlanner:
         """Plan only events from before this call from now on. Raises StreamError."""
         self._stop = after(self._client.with_retries(self._client.present))
 
+    @property
+    def ends_at_present(self) -> bool:
+        """Whether events that come later are left out (`stop_at_present`)."""
+        return self._stop is not None
+
     def require_history(self, start: Position) -> None:
         """Raise HistoryLostError if the oplogs no longer contain a position, or StreamError.
 

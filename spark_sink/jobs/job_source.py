@@ -29,8 +29,8 @@ from spark_sink.snapshot.plan import LostDocument
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offset_planner import Output
 from spark_sink.source.offsets import Offset
+from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import schema_for
-from spark_sink.source.stream_reader import MergerouterStreamReader
 from spark_sink.source.tasks import Task, TaskPartition
 from spark_sink.tables.ddl_events import Namespace, Unread
 from spark_sink.tables.executors import REPORT, reported

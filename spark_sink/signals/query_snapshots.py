@@ -364,20 +364,20 @@ class SignalProcessor:
             self.has_more = len(signals) == MAX_SIGNALS
             present = self._folder.present
             state = self._snapshots.process(state, signals, present)
-        if self._collection is not None:
-            try:
-                signals, reached = self._collection.receive(
-                    state.position or position, state.handled, is_own=state.position is not None
-                )
-            except HistoryLostError:
-                if state.position is None:
-                    raise
-                signals, reached = self._collection.receive(position, state.handled)
-                state = self._snapshots.left_out(state, state.position, position, SIGNAL)
-                say(f"warning: {self._lost}")
-            self.has_more |= len(signals) == MAX_SIGNALS
-            state = self._snapshots.process(replace(state, position=reached), signals, present)
-        return state
+        if self._collection is None:  # one that is added later is read from then on
+            return replace(state, position=None)
+        try:
+            signals, reached = self._collection.receive(
+                state.position or position, state.handled, is_own=state.position is not None
+            )
+        except HistoryLostError:
+            if state.position is None:
+                raise
+            signals, reached = self._collection.receive(position, state.handled)
+            state = self._snapshots.left_out(state, state.position, position, SIGNAL)
+            say(f"warning: {self._lost}")
+        self.has_more |= len(signals) == MAX_SIGNALS
+        return self._snapshots.process(replace(state, position=reached), signals, present)
 
     def committed(self, state: SignalState) -> None:
         """Remove the files of signals that a committed batch has processed."""

@@ -16,7 +16,7 @@ from bson import json_util
 from bson.errors import BSONError
 
 from spark_sink.options.java_patterns import compiled
-from spark_sink.snapshot.plan import ANY_DATE
+from spark_sink.snapshot.plan import ANY_DATE, bound_text, value_of
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
@@ -43,7 +43,7 @@ class SignalError(ValueError):
 
 @dataclass(frozen=True)
 class DocumentFilter:
-    """A filter, in canonical extended JSON, for collections that are named as in Signal."""
+    """A filter, as text, for collections that are named as in Signal."""
 
     collections: str
     filter: str
@@ -55,7 +55,7 @@ class DocumentFilter:
     @property
     def document(self) -> dict[str, Any]:
         """The filter for `find`."""
-        found: dict[str, Any] = json_util.loads(self.filter, json_options=ANY_DATE)
+        found: dict[str, Any] = value_of(self.filter)
         return found
 
 
@@ -160,8 +160,7 @@ def _condition(entry: Any) -> DocumentFilter:
     if not isinstance(condition, Mapping):
         raise SignalError("filter must be a filter of MongoDB, as a document or as JSON")
     _refuse_code(condition)
-    text = json_util.dumps(condition, json_options=json_util.CANONICAL_JSON_OPTIONS)
-    return DocumentFilter(_pattern(entry["data-collection"]), text)
+    return DocumentFilter(_pattern(entry["data-collection"]), bound_text(condition))
 
 
 def parsed_json(text: str, name: str) -> Any:

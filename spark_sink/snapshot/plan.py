@@ -138,12 +138,12 @@ class SnapshotPlan:
 
 
 def bound_text(value: Any) -> str:
-    """Return a bound as canonical extended JSON, for `value_of`."""
+    """Return a bound, or another value, as canonical extended JSON for `value_of`."""
     return json_util.dumps({"v": value}, json_options=json_util.CANONICAL_JSON_OPTIONS)
 
 
 def value_of(text: str) -> Any:
-    """Return the bound that `bound_text` wrote."""
+    """Return the value that `bound_text` wrote."""
     return json_util.loads(text, json_options=ANY_DATE)["v"]
 
 

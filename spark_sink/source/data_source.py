@@ -29,8 +29,7 @@ from spark_sink.stream.router_client import RouterClient
 
 if TYPE_CHECKING:
     from spark_sink.sink.writers import MergerouterBatchWriter, MergerouterStreamWriter
-    from spark_sink.source.batch_reader import MergerouterBatchReader
-    from spark_sink.source.stream_reader import MergerouterStreamReader
+    from spark_sink.source.readers import MergerouterBatchReader, MergerouterStreamReader
 
 FORMAT = "mergerouter"
 
@@ -77,7 +76,7 @@ class MergerouterDataSource(DataSource):
 
     def reader(self, schema: StructType) -> MergerouterBatchReader:
         """Return the reader for one batch read. Raises OptionError."""
-        from spark_sink.source.batch_reader import MergerouterBatchReader
+        from spark_sink.source.readers import MergerouterBatchReader
 
         with without_traceback():
             return MergerouterBatchReader(self._options(schema))
@@ -97,7 +96,7 @@ class MergerouterDataSource(DataSource):
 
     def stream_reader(self, options: StreamOptions) -> MergerouterStreamReader:
         """Return the reader of streams for these options."""
-        from spark_sink.source.stream_reader import MergerouterStreamReader
+        from spark_sink.source.readers import MergerouterStreamReader
 
         return MergerouterStreamReader(options, self.loaded)
 

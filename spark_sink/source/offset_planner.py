@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from enum import Enum
 from typing import Any
 
 from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
@@ -58,12 +59,10 @@ class Planners:
         """Return the state with what a batch reads of a snapshot, whose events end at `end`."""
         if state.running is None:
             return state
-        streamed = time_of(end)
 
         def advanced() -> SignalState:
-            newest = self.client.clocks().cluster_time
-            reached = newest if streamed is None else max(newest, streamed)
-            return self.snapshots.advance(state, reached)
+            reached = filter(None, (self.client.clocks().cluster_time, time_of(end)))
+            return self.snapshots.advance(state, max(reached))
 
         return self.client.with_retries(advanced)
 
@@ -94,6 +93,15 @@ class Output:
         return set()
 
 
+class _ModesSnapshot(Enum):
+    """The snapshot of the query's mode, in one start of the query."""
+
+    DUE = "it begins with the next batch, whatever the position"
+    NONE = "it does not begin, unless there is no position or no history"
+    SKIPPED = "as NONE, and a notification says so"
+    READ = "it has begun, or goes on"
+
+
 class OffsetPlanner:
     """Plans the offsets of one start of a query. All methods may raise StreamError.
 
@@ -109,17 +117,9 @@ class OffsetPlanner:
         self._options = options
         self._output = output
         self._policy: SnapshotPolicy | None = None
-        self._is_due = False  # whether a snapshot is to begin, whatever the position
+        self._snapshot = _ModesSnapshot.NONE
         self._earliest = 0.0  # the time before which no snapshot begins
-        self._ends_at_present = False
         self._is_at_end = False  # later signals wait for the next start
-        self._has_read_snapshot = False  # since this start
-        self._has_reported = False  # whether this start has reported that it reads no snapshot
-
-    def stop_at_present(self) -> None:
-        """Plan only what is there now."""
-        self.planners.batches.stop_at_present()
-        self._ends_at_present = True
 
     def plan(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing.
@@ -130,19 +130,14 @@ class OffsetPlanner:
         if not self._output.follows_scope:
             start.require_scope(scope)
         start = replace(start, scope=start.scope or scope)
-        signals, planners = self._kept(start.signals), self.planners
+        signals, planners = start.signals.without_batch(), self.planners
         position, is_in_snapshot = start.position, signals.initial_plan is not None
-        policy = self._policy
-        if policy is None:
-            asked = QueryStart(time_of(position), is_in_snapshot)
-            self._policy = policy = self._options.snapshot.policy_for(asked)
-            self._is_due = policy.at_every_start and not is_in_snapshot
-            self._earliest = time.monotonic() + self._options.snapshot.delay
+        policy = self._policy or self._begun(QueryStart(time_of(position), is_in_snapshot))
         if is_in_snapshot:
-            self._has_read_snapshot = True
+            self._snapshot = _ModesSnapshot.READ
             return self._moved(start, PlannedBatch(position, position, 0), signals)
-        begins = policy.at_first if isinstance(position, FromNow) else self._is_due
-        if begins:
+        is_due = self._snapshot is _ModesSnapshot.DUE
+        if policy.at_first if isinstance(position, FromNow) else is_due:
             return self._begin_snapshot(start, signals)
         if not policy.streams:
             return None
@@ -159,15 +154,22 @@ class OffsetPlanner:
                 advances = signals.asks_present
                 batch = planners.batches.next_batch(position, max_events, advances=advances)
                 is_empty = batch.end == batch.start and not planners.signals.has_more
-                self._is_at_end = self._ends_at_present and is_empty
+                self._is_at_end = planners.batches.ends_at_present and is_empty
         except HistoryLostError:
             ended = start.signals.ending
-            if ended is not None and ended.initial and self._has_read_snapshot:
+            if self._snapshot is _ModesSnapshot.READ and ended is not None and ended.initial:
                 raise HistoryLostError(_OUTLIVED) from None
             if not policy.if_history_is_lost:
                 raise
             return self._begin_snapshot(start, replace(signals, position=None))
         return self._moved(start, batch, signals)
+
+    def _begun(self, start: QueryStart) -> SnapshotPolicy:
+        """Return the policy of this start of the query."""
+        self._policy = policy = self._options.snapshot.policy_for(start)
+        self._snapshot = _ModesSnapshot.DUE if policy.at_every_start else _ModesSnapshot.NONE
+        self._earliest = time.monotonic() + self._options.snapshot.delay
+        return policy
 
     def newest(self) -> Offset:
         """Return an offset at the newest cluster time.
@@ -184,8 +186,8 @@ class OffsetPlanner:
         processed = signals.handled != start.signals.handled
         if batch.end == batch.start and not (signals.has_output or processed):
             return None
-        if not (self._has_read_snapshot or self._has_reported):
-            self._has_reported = True
+        if self._snapshot is _ModesSnapshot.NONE:
+            self._snapshot = _ModesSnapshot.SKIPPED
             signals = self.planners.snapshots.skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self._options.heartbeat_interval)
         return start.moved(
@@ -195,12 +197,6 @@ class OffsetPlanner:
             heartbeat=heartbeat,
             signals=signals,
         )
-
-    def _kept(self, signals: SignalState) -> SignalState:
-        """Return the state without the batch's part, and without a position that is not used."""
-        if self._options.signal_collection is None:  # one that is added later is read from then on
-            signals = replace(signals, position=None)
-        return signals.without_batch()
 
     def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
         """Return the end of a batch without events, after which the scope is the options'.
@@ -234,11 +230,11 @@ class OffsetPlanner:
         """Return the offset with which a snapshot begins; None until its delay is over."""
         remaining = self._earliest - time.monotonic()
         if remaining > 0:
-            most = remaining if self._ends_at_present else _POLL_SECONDS
+            most = remaining if self.planners.batches.ends_at_present else _POLL_SECONDS
             time.sleep(min(remaining, most))
             if remaining > most:
                 return None
-        self._is_due = False
+        self._snapshot = _ModesSnapshot.READ
         planners = self.planners
         planners.batches.close()
         signals = planners.client.with_retries(
@@ -247,5 +243,4 @@ class OffsetPlanner:
         plan = signals.initial_plan
         assert plan is not None
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time
-        self._has_read_snapshot = True
         return Offset(plan.handover, self._options.scope, since, events=0, signals=signals)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from pymongo.errors import PyMongoError
 
-from spark_sink.errors import MESSAGE_LIMIT, say
+from spark_sink.errors import say, shortened
 from spark_sink.options.java_patterns import compiled
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.snapshot.planner import SYSTEM_DATABASES
@@ -36,10 +36,7 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
     except PyMongoError:
         return
     for each in warnings:
-        text = f"warning: {each}"
-        if len(text) > MESSAGE_LIMIT:
-            text = f"{text[: MESSAGE_LIMIT - 1]}…"
-        say(text)
+        say(shortened(f"warning: {each}"))
 
 
 def _warnings(options: StreamOptions) -> Iterator[str]:

@@ -124,6 +124,7 @@ class Driver:
     max_events: int = 400
     pending: dict[int, deque[CursorBatch]] = field(default_factory=dict)
     begun: dict[int, Timestamp | bytes] = field(default_factory=dict)
+    opened: set[str] = field(default_factory=set)
     taken: list[Batch] = field(default_factory=list)
     arrived: list[int] = field(default_factory=list)
 
@@ -141,6 +142,7 @@ class Driver:
             if number in self.pending and self.begun[number] == begins:
                 continue
             self.begun[number] = begins
+            self.opened.add(target)
             if isinstance(begins, Timestamp):
                 self.pending[number] = self.scripts[target].batches(begins, self.rnd)
                 continue

@@ -15,7 +15,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
 from spark_sink.jobs.tables_job import Findings
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.source.stream_reader import MergerouterStreamReader
+from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage

@@ -202,7 +202,7 @@ def test_a_snapshot_waits_for_the_end_of_its_delay(
     monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
     delay = {"snapshot.delay.ms": "1300"}
     planner, latest = started(POSITION, snapshotMode="always", **delay)
-    planner._ends_at_present = to_the_present
+    planner.planners.batches.ends_at_present = to_the_present
     found = [latest() is not None for _ in range(calls)]
     monkeypatch.undo()
     assert found == [False] * (calls - 1) + [True]

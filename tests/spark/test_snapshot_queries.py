@@ -15,7 +15,7 @@ from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.offsets import Offset
-from spark_sink.source.stream_reader import MergerouterStreamReader
+from spark_sink.source.readers import MergerouterStreamReader
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
