@@ -1,4 +1,8 @@
-"""Turns batches of rows into batches of Debezium's messages."""
+"""Turns batches of rows into batches of Debezium's messages, for queries and for a job's table.
+
+The task that reads the events of a job makes its messages and writes them, so that they do not pass
+through Spark.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +15,8 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import pyarrow as pa
+import pyarrow.compute as pc
+from bson.errors import InvalidBSON
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -20,7 +26,7 @@ from spark_sink.debezium.envelope import NO_TRANSACTION
 from spark_sink.debezium.messages import MESSAGE, MessageMaker
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.schemas import with_schemas
-from spark_sink.errors import OptionError, without_traceback
+from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
 from spark_sink.rows.arrow_types import batch_of, rows_in
 from spark_sink.rows.layouts import Values
@@ -29,6 +35,36 @@ from spark_sink.rows.layouts import Values
 _MADE_TOGETHER = 32 * 1024 * 1024
 # The most events: replies have up to 16 MiB of them, and a message with its schemas has 5 kB more.
 _MOST_TOGETHER = 10_000
+
+
+MESSAGE_ROWS = pa.schema(
+    [
+        pa.field("token", pa.string()),
+        pa.field("index", pa.int32()),
+        *(pa.field(name, pa.string()) for name in ("topic", "key", "value")),
+        pa.field("clusterTime", pa.timestamp("us", "UTC")),
+    ]
+)
+"""The columns of a job's table: a message, the time of its event, and the place of the message in
+the stream: by `token`, and by `index` among the messages of one event."""
+UNIQUE = ("token", "key", "value")
+"""The columns of MESSAGE_ROWS whose values rarely repeat."""
+
+
+def table_options(given: Mapping[str, str]) -> MessageOptions:
+    """Return the options of the messages of a job's table, from texts. Raises OptionError."""
+    found = MessageOptions.of(given, " of --message")
+    if found.transactions:
+        raise OptionError(
+            "--message transactions is not for tables: leave it out; the table has each event's "
+            "token, and the table transactions has what BEGIN and END contain"
+        )
+    if found.schema_registry_url is not None:
+        raise OptionError(
+            "--message schema_registry_url is not for tables: leave it out; Avro is for Kafka, to "
+            "which a query with to_debezium writes"
+        )
+    return found
 
 
 @dataclass(frozen=True)
@@ -44,22 +80,36 @@ class Messages:
     clock: Callable[[], int] = time.time_ns
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Return the messages of each batch as batches."""
+        """Return the messages of each batch as batches. Raises StreamError as `of_rows`."""
         maker = MessageMaker(self.options, self.clock)
-        for part, made in chain.from_iterable(made_of(maker, batch) for batch in batches):
+        for part, made in chain.from_iterable(_made_of(maker, batch) for batch in batches):
             if self.ordered:
                 token = part["token"].take(made["row"]).cast(pa.string())
                 yield pa.RecordBatch.from_arrays([token, *made.columns[1:]], schema=_ORDERED)
             else:
                 yield converted(made, self.options)
 
+    def of_rows(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
+        """Return the messages of rows of the source, as the columns MESSAGE_ROWS.
 
-def made_of(
+        Raises StreamError for an event that cannot be read.
+        """
+        chosen = rows.select(("token", "clusterTime", "event"))
+        if rows["op"].null_count:
+            heartbeats = pc.equal(rows["operationType"], HEARTBEAT)
+            chosen = chosen.filter(pc.or_(rows["op"].is_valid(), heartbeats))
+        for part, made in _made_of(MessageMaker(self.options, self.clock), chosen):
+            token, time = (part[name].take(made["row"]) for name in ("token", "clusterTime"))
+            columns = [token, made["index"], *converted(made, self.options).columns, time]
+            yield pa.Table.from_arrays(columns, MESSAGE_ROWS.names)
+
+
+def _made_of(
     maker: MessageMaker, batch: pa.RecordBatch
 ) -> Iterator[tuple[pa.RecordBatch, pa.RecordBatch]]:
     """Return parts of a batch with the column `event`, each with its messages.
 
-    The parts have a bounded size. Raises InvalidBSON.
+    The parts have a bounded size. Raises StreamError.
     """
     number = batch.column("event").nbytes // _MADE_TOGETHER + 1
     rows = max(1, min(-(-batch.num_rows // number), _MOST_TOGETHER))
@@ -67,7 +117,20 @@ def made_of(
         part = batch.slice(start, rows)
         events = part.column("event").cast(pa.binary())
         with without_traceback():
-            made = maker.of_events(Values.of(events))
+            try:
+                made = maker.of_events(Values.of(events))
+            except InvalidBSON as error:
+                raise StreamError(
+                    "no message can be made of an event: remove documents=raw and set "
+                    "errors.tolerance=all, with which a job writes such events to quarantine",
+                    error,
+                ) from error
+            except LookupError as error:
+                raise StreamError(
+                    "an event lacks a field that its message needs: let the option pipeline keep "
+                    "all fields but those of documents",
+                    error,
+                ) from error
         yield part, made
 
 
@@ -203,14 +266,7 @@ MESSAGES = "topic string, key string, value string"
 """The columns, as Spark's Kafka sink expects them; key and value are binary if they are Avro."""
 
 
-def to_debezium(
-    rows: DataFrame,
-    prefix: str,
-    *,
-    unwrap: Mapping[str, str] | None = None,
-    outbox: Mapping[str, str] | None = None,
-    **options: Any,
-) -> DataFrame:
+def to_debezium(rows: DataFrame, prefix: str, **options: Any) -> DataFrame:
     """Return Debezium's messages for changes, for a snapshot's documents, and for heartbeats.
 
     The columns are topic, key and value: texts, or with `schema_registry_url` binary Avro. The
@@ -220,14 +276,11 @@ def to_debezium(
     Args:
         rows: of this package's source: a batch or a stream.
         prefix: Debezium's topic.prefix, which also names the source.
-        unwrap: the properties of ExtractNewDocumentState, by their names, if messages are to have
-            documents as values: fields of `Unwrap`.
-        outbox: the same of MongoEventRouter, if the rows are those of an outbox: `Outbox`.
         options: the other fields of `MessageOptions`.
 
     Raises OptionError for options that are unknown or exclude each other.
     """
-    given = MessageOptions.of(prefix, options, unwrap, outbox, " of to_debezium")
+    given = MessageOptions.of({"prefix": prefix, **options}, " of to_debezium")
     columns = MESSAGES if given.schema_registry_url is None else _avro().MESSAGES
     wanted = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
     if not given.transactions:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +17,25 @@ from spark_sink.options.values import canonical, option, option_names, parsed
 _LONGEST_NAME = 249
 _Transform = TypeVar("_Transform")
 _VALID = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-")
+
+
+def _transform(kind: type[_Transform], owner: str) -> Callable[[str], _Transform]:
+    """Return a parser of a transform's properties."""
+
+    def parse(text: str) -> _Transform:
+        found = json.loads(text)
+        if not isinstance(found, dict):
+            raise ValueError("must be an object of the transform's properties")
+        texts = {
+            name: each if isinstance(each, str) else json.dumps(each)
+            for name, each in found.items()
+        }
+        return parsed(kind, canonical(texts, option_names(kind), owner=owner), owner)
+
+    return parse
+
+
+_unwrap, _outbox = _transform(Unwrap, " of unwrap"), _transform(Outbox, " of outbox")
 
 
 @dataclass(frozen=True)
@@ -37,12 +57,14 @@ class MessageOptions:
         schema_registry_url: schema.registry.url of Confluent's AvroConverter: keys and values are
             Avro whose schemas are in a registry. URLs with commas between them; a login is in the
             URL.
-        transform: one of Debezium's transforms of messages.
+        unwrap, outbox: the properties, by their names, of the transform ExtractNewDocumentState if
+            messages are to have documents as values, or of MongoEventRouter if the rows are those
+            of an outbox: fields of `Unwrap` and of `Outbox`. As a text they are JSON.
 
     Raises OptionError for options that exclude each other, and for an invalid URL.
     """
 
-    prefix: str
+    prefix: str = option("prefix", str, "")
     tombstones: bool = option("tombstones", values.boolean, True)
     transactions: bool = option("transactions", values.boolean, False)
     version: str = option("version", values.one_of(*VERSIONS), "3.6")
@@ -53,32 +75,31 @@ class MessageOptions:
     heartbeat_topic: str | None = option("heartbeat_topic", str, None)
     schemas: bool = option("schemas", values.boolean, False)
     schema_registry_url: str | None = option("schema_registry_url", str, None, shown=False)
-    transform: Unwrap | Outbox | None = None
+    unwrap: Unwrap | None = option("unwrap", _unwrap, None)  # noqa: RUF009
+    outbox: Outbox | None = option("outbox", _outbox, None)  # noqa: RUF009
 
     @classmethod
-    def of(
-        cls,
-        prefix: str,
-        given: Mapping[str, Any],
-        unwrap: Mapping[str, str] | None,
-        outbox: Mapping[str, str] | None,
-        owner: str,
-    ) -> MessageOptions:
-        """Return options by their names, as texts or values, and with a transform's properties.
+    def of(cls, given: Mapping[str, Any], owner: str = "") -> MessageOptions:
+        """Return options by their names, as texts or values; the properties may be a mapping.
 
         `owner` follows an option's name in messages, such as " of the sink". Raises OptionError.
         """
-        if unwrap is not None and outbox is not None:
-            raise OptionError("unwrap and outbox exclude each other: leave one out")
-        transform = None if unwrap is None else _transform(Unwrap, unwrap, " of unwrap")
-        routed = None if outbox is None else _transform(Outbox, outbox, " of outbox")
         named = canonical(given, option_names(cls), owner=owner)
-        known = {name: value for name, value in named.items() if value is not None}
-        return parsed(cls, known, owner, prefix=prefix, transform=transform or routed)
+        texts = {
+            name: json.dumps(dict(value)) if isinstance(value, Mapping) else value
+            for name, value in named.items()
+            if value is not None
+        }
+        return parsed(cls, texts, owner)
 
     def __post_init__(self) -> None:
         if not self.prefix:
-            raise OptionError("prefix must not be empty: it is the first part of each topic")
+            raise OptionError(
+                "prefix must not be empty: it is the first part of each topic. For a job, set "
+                "--message prefix=NAME"
+            )
+        if self.unwrap is not None and self.outbox is not None:
+            raise OptionError("unwrap and outbox exclude each other: leave one out")
         with_schemas = self.schemas or self.schema_registry_url is not None
         if self.schema_registry_url is not None:
             # Executors have urllib3 for Avro messages only.
@@ -100,6 +121,11 @@ class MessageOptions:
             )
 
     @property
+    def transform(self) -> Unwrap | Outbox | None:
+        """One of Debezium's transforms of messages, None for none."""
+        return self.unwrap or self.outbox
+
+    @property
     def is_old(self) -> bool:
         """Whether the version is 2.6."""
         return self.version == "2.6"
@@ -118,10 +144,6 @@ class MessageOptions:
         """Return the topic of a collection's changes."""
         parts = (self.prefix, database, collection)
         return sanitized(self.delimiter.join(filter(str.strip, parts)), self.naming)
-
-
-def _transform(kind: type[_Transform], properties: Mapping[str, str], owner: str) -> _Transform:
-    return parsed(kind, canonical(properties, option_names(kind), owner=owner), owner)
 
 
 def sanitized(name: str, naming: str = "default") -> str:

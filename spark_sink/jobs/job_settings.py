@@ -102,7 +102,7 @@ class CollectionSettings(BaseModel):
 
     def record(self, namespaces: tuple[str, ...]) -> JobRecord:
         """Return the record of a job of these collections. Raises OptionError."""
-        from spark_sink.debezium.message_table import table_options
+        from spark_sink.debezium.message_batches import table_options
         from spark_sink.jobs.job_folder import JobRecord
         from spark_sink.options.scope import namespace_options
         from spark_sink.options.stream_options import named_options

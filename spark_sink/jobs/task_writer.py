@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.types import DateType, LongType, StructField, StructType
 
-from spark_sink.debezium.message_table import MESSAGE_ROWS, UNIQUE, MessageTable, table_options
+from spark_sink.debezium.message_batches import MESSAGE_ROWS, UNIQUE, Messages, table_options
 from spark_sink.events.header import OPERATIONS, transaction_name
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, QUARANTINE, TRANSACTIONS
@@ -167,7 +167,7 @@ class TaskWriter:
         if BRONZE in found:
             self._open(BRONZE, Parts(found[BRONZE], bronze_schema(schema), PARTITIONS[BRONZE]))
         if MESSAGES in found:
-            self._message_table = MessageTable(table_options(tables.message_options))
+            self._messages = Messages(table_options(tables.message_options))
             form = message_schema(), PARTITIONS[MESSAGES]
             self._open(MESSAGES, Parts(found[MESSAGES], *form, unique=UNIQUE))
         self._transactions = Transactions()
@@ -199,7 +199,7 @@ class TaskWriter:
             if name == BRONZE:
                 parts.add(self._dated(pa.Table.from_batches([rows])))
             elif name == MESSAGES:
-                for messages in self._message_table.of_rows(rows):
+                for messages in self._messages.of_rows(rows):
                     parts.add(self._dated(messages))
             elif rows["op"].null_count:
                 parts.add(self._quarantined(rows))

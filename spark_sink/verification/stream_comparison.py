@@ -20,7 +20,7 @@ from pyspark.sql.types import ArrayType, StringType, StructType
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.debezium.message_table import MESSAGE_ROWS, MessageTable, table_options
+from spark_sink.debezium.message_batches import MESSAGE_ROWS, Messages, table_options
 from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.task_writer import COUNT_COLUMNS, COUNTED, DATE, Transactions
@@ -141,11 +141,11 @@ def _made(
     options: Mapping[str, str], schema: StructType, batches: Iterable[pa.RecordBatch]
 ) -> MadeRows:
     """Make messages of rows of the source, with _CERTAIN: a function for `mapInArrow`."""
-    table, columns = MessageTable(table_options(options)), arrow_schema(schema)
+    messages, columns = Messages(table_options(options)), arrow_schema(schema)
     for batch in batches:
         pairs = zip(batch["token"].to_pylist(), batch[_CERTAIN].to_pylist(), strict=True)
         certain = dict(pairs)
-        for rows in table.of_rows(batch):
+        for rows in messages.of_rows(batch):
             known = pa.array(map(certain.get, rows["token"].to_pylist()), pa.bool_())
             rows = rows.append_column(_CERTAIN, known)
             yield from rows.select(columns.names).cast(columns).to_batches()

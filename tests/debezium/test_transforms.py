@@ -210,7 +210,7 @@ def test_unwrapped_messages_are_those_of_debezium(
         "transforms.unwrap.type": UNWRAP,
         **{f"transforms.unwrap.{name}": text for name, text in properties.items()},
     }
-    options = MessageOptions.of(PREFIX, {"tombstones": tombstones}, properties, None, "")
+    options = MessageOptions.of({"prefix": PREFIX, "tombstones": tombstones, "unwrap": properties})
     ours = messages.of_stream(worked.uri, [DATABASE], worked.start, DONE, options, images, {})
     theirs = of_debezium(worked, given)
     assert len(theirs) > 250
@@ -241,7 +241,7 @@ def test_messages_of_an_outbox_are_those_of_debezium(
         "transforms.outbox.type": ROUTER,
         **{f"transforms.outbox.{name}": text for name, text in properties.items()},
     }
-    options = MessageOptions.of(PREFIX, {}, None, properties, "")
+    options = MessageOptions.of({"prefix": PREFIX, "outbox": properties})
     database = OUTBOXES["collection.fields.additional.placement" not in properties]
     ours = messages.of_stream(worked.uri, [database], worked.start, DONE, options, {}, {})
     theirs = of_debezium(worked, given, database)

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink import read_at
 from spark_sink.debezium import to_debezium
-from spark_sink.debezium.message_table import MessageTable, table_options
+from spark_sink.debezium.message_batches import Messages, table_options
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, JobFolder, JobRecord
 from spark_sink.tables.delta_log import DeltaLog
@@ -101,13 +101,13 @@ def test_messages_and_documents_are_read_as_of_one_time(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "--message prefix=NAME is missing"),
+        ({}, "set --message prefix=NAME"),
         ({"prefix": "p", "tombstone": "true"}, "did you mean 'tombstones'"),
         ({"prefix": "p", "tombstones": "no"}, "--message: must be true or false, not 'no'"),
         ({"prefix": "p", "transactions": "true"}, "leave it out; the table has each event's token"),
         ({"prefix": "p", "schema_registry_url": "http://a"}, "Avro is for Kafka"),
-        ({"prefix": "p", "unwrap": "{"}, "--message unwrap is not JSON"),
-        ({"prefix": "p", "unwrap": "1"}, "--message unwrap must be an object"),
+        ({"prefix": "p", "unwrap": "{"}, "option 'unwrap' of --message is not JSON"),
+        ({"prefix": "p", "unwrap": "1"}, "option 'unwrap' of --message: must be an object"),
     ],
 )
 def test_options_of_messages_are_validated(given: dict[str, str], message: str) -> None:
@@ -176,7 +176,7 @@ EVENT = {
     ],
     ids=["damaged", "without its key"],
 )
-def test_an_event_that_is_no_message_stops_the_job_with_the_remedy(
+def test_an_event_that_is_no_message_stops_job_and_query_with_the_remedy(
     event: bytes, remedy: str
 ) -> None:
     columns = {
@@ -184,6 +184,7 @@ def test_an_event_that_is_no_message_stops_the_job_with_the_remedy(
         "clusterTime": pa.array([0], pa.timestamp("us", "UTC")), "event": pa.array([event]),
     }  # fmt: skip
     rows = pa.RecordBatch.from_pydict(columns)
-    table = MessageTable(table_options({"prefix": "p"}))
-    with pytest.raises(StreamError, match=re.escape(remedy)):
-        list(table.of_rows(rows))
+    messages = Messages(table_options({"prefix": "p"}))
+    for made in (messages.of_rows(rows), messages([rows])):  # of a job, and of a query
+        with pytest.raises(StreamError, match=re.escape(remedy)):
+            list(made)

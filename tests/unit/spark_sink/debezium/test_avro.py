@@ -150,7 +150,7 @@ def test_the_options_do_not_show_the_password():
 
 
 @pytest.mark.parametrize(
-    "other", [{"schemas": True}, {"version": "2.6"}, {"transform": Unwrap()}], ids=str
+    "other", [{"schemas": True}, {"version": "2.6"}, {"unwrap": Unwrap()}], ids=str
 )
 def test_avro_excludes_what_has_no_schema_or_two(other):
     with pytest.raises(OptionError, match="leave"):

@@ -39,7 +39,7 @@ def sent(
     document: dict[str, Any] | None, properties: dict[str, str], kind: str = "insert"
 ) -> list[tuple[str, str, str | None]]:
     """Topic, key and value of the messages of one event."""
-    options = MessageOptions.of("p", {}, None, properties, "")
+    options = MessageOptions.of({"prefix": "p", "outbox": properties})
     events = Values.of([event(document, kind)])
     made = MessageMaker(options, lambda: 0).of_events(events)
     return list(rows_in(made.select(["topic", "key", "value"])))
@@ -103,7 +103,7 @@ def test_a_document_that_is_no_event_stops_the_query(monkeypatch: pytest.MonkeyP
     row = pa.RecordBatch.from_pydict({"event": [event({"_id": 1})]})
     monkeypatch.delenv("SPARK_HIDE_TRACEBACK", raising=False)
     with pytest.raises(StreamError, match="is no event of an outbox"):
-        list(Messages(MessageOptions("p", transform=Outbox()))([row]))
+        list(Messages(MessageOptions("p", outbox=Outbox()))([row]))
     assert os.environ["SPARK_HIDE_TRACEBACK"] == "1"
     with pytest.raises(StreamError, match="aggregatetype as a text"):
         sent({**EVENT, "aggregatetype": 5}, {})
@@ -123,4 +123,4 @@ def test_a_document_that_is_no_event_stops_the_query(monkeypatch: pytest.MonkeyP
 )
 def test_properties_that_are_not_made_are_refused(properties: dict[str, str], message: str) -> None:
     with pytest.raises(OptionError, match=message):
-        MessageOptions.of("p", {}, None, properties, "")
+        MessageOptions.of({"prefix": "p", "outbox": properties})

@@ -19,8 +19,8 @@ from tests.unit.spark_sink.debezium.made_messages import event, messages
 
 def unwrapped(*events: bytes, tombstones: bool = True, **properties: str) -> list[tuple[Any, Any]]:
     named = {name.replace("__", "."): text for name, text in properties.items()}
-    transform = MessageOptions.of("p", {}, named, None, "").transform
-    found = messages(*events, tombstones=tombstones, transform=transform)
+    unwrap = MessageOptions.of({"prefix": "p", "unwrap": named}).unwrap
+    found = messages(*events, tombstones=tombstones, unwrap=unwrap)
     return [(key, value) for _, key, value in found]
 
 
@@ -102,10 +102,10 @@ def test_fields_of_the_envelope_can_be_added() -> None:
 )  # fmt: skip
 def test_what_is_not_made_is_refused(properties: dict[str, str]) -> None:
     with pytest.raises(OptionError):
-        MessageOptions.of("p", {}, properties, None, "")
+        MessageOptions.of({"prefix": "p", "unwrap": properties})
 
 
 @pytest.mark.parametrize("other", [{"schemas": True}, {"transactions": True}, {"version": "2.6"}])
 def test_it_excludes_other_forms_of_messages(other: dict[str, Any]) -> None:
     with pytest.raises(OptionError, match="unwrap and outbox make messages of version"):
-        MessageOptions("p", transform=Unwrap(), **other)
+        MessageOptions("p", unwrap=Unwrap(), **other)
