@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from math import ceil
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import is_invalidate
@@ -67,28 +67,13 @@ class BatchSize:
         else:
             self._average = average
         most = min(_LARGEST_BATCH, 2 * self.current) if events >= self.current else self.current
-        self.current = _rounded(min(most, max(1, int(self.target / max(1.0, self._average)))))
-
-
-def _rounded(number: int) -> int:
-    """Keep the three leading bits, so that one encoded getMore can be reused for many batches."""
-    shift = max(0, number.bit_length() - 3)
-    return number >> shift << shift
+        self.current = min(most, max(1, int(self.target / max(1.0, self._average))))
 
 
 _T = TypeVar("_T")
 
 OpeningCommand = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Returns database and ``aggregate`` to open the cursor, after a raw resume token if not None."""
-
-
-class _GetMore(NamedTuple):
-    """A getMore's parameters, and its bytes, which serve again while those stay the same."""
-
-    cursor: OpenCursor
-    batch_size: int
-    await_ms: int
-    body: bytes
 
 
 class RemoteCursor:
@@ -138,7 +123,8 @@ class RemoteCursor:
         self._waiting: asyncio.Timeout | None = None
         self._read_over = asyncio.Event()
         self._read_over.set()
-        self._get_more: _GetMore | None = None
+        self._requested = 0
+        """The events that the last getMore has asked for."""
         self._watermark: KeyedToken | None = None
 
     @property
@@ -370,7 +356,7 @@ class RemoteCursor:
                 return None
             self._ask_for_more(cursor)
         batch = await self._receive()
-        batch.requested = 0 if self._get_more is None else self._get_more.batch_size
+        batch.requested = self._requested
         large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
         ahead = bool(large and not self.wants_pause and self._state is state)
         if ahead != state.ahead:
@@ -384,11 +370,10 @@ class RemoteCursor:
         return self._arrived(batch)
 
     def _ask_for_more(self, cursor: OpenCursor) -> None:
-        wanted, last = (cursor, self._batch_size.current, self._await_ms), self._get_more
-        if last is None or wanted != last[:3]:
-            last = self._get_more = _GetMore(*wanted, cursor.get_more(*wanted[1:]))
+        self._requested = self._batch_size.current
         self._sent.get_mores += 1
-        self._link.send(last.body, takes=self._await_ms / 1000)
+        body = cursor.get_more(self._requested, self._await_ms)
+        self._link.send(body, takes=self._await_ms / 1000)
 
     async def _receive(self) -> CursorBatch:
         with self._link.replying() as connection:

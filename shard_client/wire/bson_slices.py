@@ -6,16 +6,16 @@ buffer, and values are not copied. Source: bsonspec.org; docs/protocol.md#wire-p
 
 from collections.abc import Iterator
 from struct import Struct
+from struct import error as StructError  # noqa: N812 - a class by its nature
 from typing import NamedTuple
 
 from shard_client.bson.values import (
-    BINARY,
     CODE_WITH_SCOPE,
     CONTAINERS,
-    DB_POINTER,
-    FIXED,
-    REGEX,
+    STRING,
     TEXTS,
+    MalformedValueError,
+    value_end,
 )
 from shard_client.errors import ProtocolError
 
@@ -23,6 +23,7 @@ MAX_DEPTH = 200
 """Maximum nesting depth: servers accept 180 levels from users and add a few of their own."""
 
 _LEAST_LEFT = 64
+_LEAST_TEXT = 5
 
 _int32 = Struct("<i").unpack_from
 
@@ -71,9 +72,8 @@ def iter_elements(buffer: bytes, start: int = 0, limit: int | None = None) -> It
         if name_end < 0:
             raise ProtocolError("a BSON field's name does not end")
         value = name_end + 1
-        value_end = _value_end(buffer, kind, value, end)
-        yield Element(kind, buffer[position + 1 : name_end], value, value_end)
-        position = value_end
+        position, name = _value_end(buffer, kind, value, end), buffer[position + 1 : name_end]
+        yield Element(kind, name, value, position)
 
 
 def raw_fields(document: bytes) -> list[tuple[bytes, bytes]]:
@@ -142,51 +142,22 @@ def read_cstring(buffer: bytes, start: int, limit: int) -> tuple[str, int]:
 def nested_start(buffer: bytes, element: Element) -> int:
     """Return the start offset of the document inside a value of a type in NESTED."""
     if element.type == CODE_WITH_SCOPE:
-        return _string_end(buffer, element.start + 4, element.end)
+        return _value_end(buffer, STRING, element.start + 4, element.end)
     return element.start
 
 
 def _value_end(buffer: bytes, kind: int, start: int, limit: int) -> int:
     """Return the end offset of the value of type ``kind`` at ``start``, at most ``limit``."""
-    fixed = FIXED.get(kind)
-    if fixed is not None:
-        end = start + fixed
-    elif kind in CONTAINERS:
+    if kind in CONTAINERS:
         return document_end(buffer, start, limit)
-    elif kind in TEXTS:
-        end = _string_end(buffer, start, limit)
-    elif kind == BINARY:
-        length = _length(buffer, start, limit)
-        end = start + 5 + length
-    elif kind == REGEX:  # pattern and options, each zero-terminated
-        middle = buffer.find(0, start, limit)
-        end = buffer.find(0, middle + 1, limit) + 1 if middle >= 0 else 0
-    elif kind == DB_POINTER:  # a string and an ObjectId
-        end = _string_end(buffer, start, limit) + 12
-    elif kind == CODE_WITH_SCOPE:  # the total length, a string, a document
-        length = _length(buffer, start, limit)
-        end = start + length
-        if end > limit or document_end(buffer, _string_end(buffer, start + 4, end), end) != end:
-            raise ProtocolError("a BSON code with scope has a wrong length")
-    else:
-        raise ProtocolError(f"unknown BSON type 0x{kind:02x}")
-    if not start <= end <= limit:
-        raise ProtocolError(f"a BSON value of type 0x{kind:02x} does not fit its document")
-    return end
-
-
-def _length(buffer: bytes, start: int, limit: int) -> int:
-    if limit - start < 4:
-        raise ProtocolError("a BSON length is cut off")
-    (length,) = _int32(buffer, start)
-    if length < 0:
-        raise ProtocolError("a BSON length is negative")
-    return int(length)
-
-
-def _string_end(buffer: bytes, start: int, limit: int) -> int:
-    length = _length(buffer, start, limit)
-    end = start + 4 + length
-    if length < 1 or end > limit or buffer[end - 1]:
+    try:
+        end = value_end(buffer, kind, start)
+    except MalformedValueError as error:
+        raise ProtocolError(str(error)) from None
+    except (ValueError, StructError):
+        end = limit + 1
+    if end > limit:
+        raise ProtocolError(f"a BSON value of type {kind:#x} does not fit its document")
+    if kind in TEXTS and (end - start < _LEAST_TEXT or buffer[end - 1]):
         raise ProtocolError("a BSON string has a wrong length")
     return end

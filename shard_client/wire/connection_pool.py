@@ -40,13 +40,20 @@ class PoolCounts(NamedTuple):
 
 @dataclass(slots=True)
 class _Member:
-    """The connections to one address; ``open`` counts those in use, idle and being opened."""
+    """The connections to one address. ``free`` counts those that may be taken, ``brief`` those that
+    may be borrowed."""
 
-    turns: asyncio.Semaphore
-    open: int = 0
+    free: asyncio.Semaphore
+    brief: asyncio.Semaphore
     created: int = 0
+    in_use: set[Connection] = field(default_factory=set)
     idle: deque[tuple[Connection, float]] = field(default_factory=deque)
-    waiting: deque[asyncio.Future[None]] = field(default_factory=deque)
+
+    def give_up(self, connection: Connection) -> None:
+        """Record that a connection is no longer in use; idempotent."""
+        if connection in self.in_use:
+            self.in_use.remove(connection)
+            self.free.release()
 
 
 class ConnectionPool:
@@ -76,7 +83,7 @@ class ConnectionPool:
     def counts(self) -> dict[Address, PoolCounts]:
         """The connection counts by member."""
         return {
-            address: PoolCounts(member.open - len(member.idle), len(member.idle), member.created)
+            address: PoolCounts(len(member.in_use), len(member.idle), member.created)
             for address, member in self._members.items()
         }
 
@@ -90,31 +97,41 @@ class ConnectionPool:
         """
         deadline = self._loop.time() + timeout
         member = self._member(address)
-        while True:
+        await _acquire(member.free, deadline, address, self._limits.most)
+        try:
+            connection = await self._connection(address, member, deadline, greet=greet)
+        except BaseException:
+            member.free.release()
+            raise
+        member.in_use.add(connection)
+        return connection
+
+    async def _connection(
+        self, address: Address, member: _Member, deadline: float, *, greet: bool
+    ) -> Connection:
+        while (connection := _pop(member)) is not None:
             left = max(0.001, deadline - self._loop.time())
-            connection = _pop(member)
-            if connection is not None:
-                if not greet or await self._still_answers(connection, left):
-                    return connection
-                self.forget(address)
-            elif member.open < self._limits.most:
-                return await self._open(address, member, left)
-            else:
-                await self._until_free(address, member, left)
+            if not greet or await self._still_answers(connection, left):
+                return connection
+            self.forget(address)
+        made = await self._connect(address, max(0.001, deadline - self._loop.time()))
+        member.created += 1
+        made.when_closed(lambda: member.give_up(made))
+        return made
 
     def give_back(self, connection: Connection) -> None:
         """Keep ``connection`` for the next caller.
 
         It is cut instead if it is closed or has a request in flight, or if the pool is closed.
         """
+        member = self._member(connection.address)
         if self._closed or connection.closed or connection.busy:
             connection.abort()
-            return
-        member = self._member(connection.address)
-        connection.free_buffer()
-        member.idle.append((connection, self._loop.time()))
-        _wake_one(member)
-        self._expire_later()
+        else:
+            connection.free_buffer()
+            member.idle.append((connection, self._loop.time()))
+            self._expire_later()
+        member.give_up(connection)
 
     @asynccontextmanager
     async def borrow(
@@ -127,12 +144,8 @@ class ConnectionPool:
         well.
         """
         deadline = self._loop.time() + timeout
-        turns = self._member(address).turns
-        try:
-            async with asyncio.timeout_at(deadline):
-                await turns.acquire()
-        except TimeoutError:
-            raise _all_in_use(address, self._limits.most_brief) from None
+        brief = self._member(address).brief
+        await _acquire(brief, deadline, address, self._limits.most_brief)
         try:
             left = max(0.001, deadline - self._loop.time())
             connection = await self.take(address, left, greet=greet)
@@ -144,7 +157,7 @@ class ConnectionPool:
             finally:
                 self.give_back(connection)
         finally:
-            turns.release()
+            brief.release()
 
     def forget(self, address: Address) -> None:
         """Cut the idle connections to ``address``."""
@@ -163,20 +176,10 @@ class ConnectionPool:
     def _member(self, address: Address) -> _Member:
         member = self._members.get(address)
         if member is None:
-            member = _Member(asyncio.Semaphore(self._limits.most_brief))
+            limits = self._limits
+            member = _Member(asyncio.Semaphore(limits.most), asyncio.Semaphore(limits.most_brief))
             self._members[address] = member
         return member
-
-    async def _open(self, address: Address, member: _Member, timeout: float) -> Connection:
-        member.open += 1
-        try:
-            connection = await self._connect(address, timeout)
-        except BaseException:
-            _has_closed(member)
-            raise
-        member.created += 1
-        connection.when_closed(lambda: _has_closed(member))
-        return connection
 
     async def _still_answers(self, connection: Connection, timeout: float) -> bool:
         """Exchange a hello over a formerly idle connection; return False if it had been cut.
@@ -195,22 +198,6 @@ class ConnectionPool:
             connection.abort()
             raise
         return True
-
-    async def _until_free(self, address: Address, member: _Member, timeout: float) -> None:
-        turn = self._loop.create_future()
-        member.waiting.append(turn)
-        try:
-            async with asyncio.timeout(timeout):
-                await turn
-        except TimeoutError:
-            raise _all_in_use(address, self._limits.most) from None
-        except BaseException:
-            if turn.done() and not turn.cancelled():
-                _wake_one(member)  # pass on the turn of this cancelled caller
-            raise
-        finally:
-            if turn in member.waiting:
-                member.waiting.remove(turn)
 
     def _expire_later(self) -> None:
         if self._timer is None and not self._closed:
@@ -248,23 +235,14 @@ def _pop(member: _Member) -> Connection | None:
     return None
 
 
-def _has_closed(member: _Member) -> None:
-    member.open -= 1
-    _wake_one(member)
-
-
-def _wake_one(member: _Member) -> None:
-    while member.waiting:
-        turn = member.waiting.popleft()
-        if not turn.done():
-            turn.set_result(None)
-            return
-
-
-def _all_in_use(address: Address, most: int) -> CommandError:
-    """Return the error that mongos also reports when its pool has no free connection in time."""
-    return CommandError(
-        ErrorCode.NetworkInterfaceExceededTimeLimit,
-        f"all {most} connections to {format_address(address)} are in use",
-        labels=(RESUMABLE_LABEL,),
-    )
+async def _acquire(free: asyncio.Semaphore, deadline: float, address: Address, most: int) -> None:
+    """Wait for one of ``most`` connections until ``deadline``; raises mongos's CommandError."""
+    try:
+        async with asyncio.timeout_at(deadline):
+            await free.acquire()
+    except TimeoutError:
+        raise CommandError(
+            ErrorCode.NetworkInterfaceExceededTimeLimit,
+            f"all {most} connections to {format_address(address)} are in use",
+            labels=(RESUMABLE_LABEL,),
+        ) from None
