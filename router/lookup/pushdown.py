@@ -14,7 +14,7 @@ from router.request.event_conditions import (
     reads_of,
     small_stages,
 )
-from router.request.stream_request import AfterToken, AtTime, StreamRequest
+from router.request.stream_request import AfterToken, StreamRequest
 from shard_client.bson.resume_token import ResumeToken
 
 UPDATE_LOOKUP: Final = "updateLookup"
@@ -69,7 +69,7 @@ class LookupPlan:
         if isinstance(start, AfterToken) and start.token.fragment_num is not None:
             # The fragment's event must be read again, to be split again.
             resume = start.token
-            start = AtTime(resume.cluster_time)
+            start = resume.cluster_time
         remote = replace(
             request, change_stream_options=options, stages=(*pushed, *split), start=start
         )
