@@ -38,7 +38,6 @@ class Privileges:
     """The actions that a user may take, by resource pattern."""
 
     granted: Mapping[_Pattern, frozenset[str]]
-    everything: bool = False
 
     @classmethod
     def of(cls, listed: Iterable[Mapping[str, Any]]) -> "Privileges":
@@ -59,8 +58,6 @@ class Privileges:
 
     def allow(self, resource: Resource, *actions: str) -> bool:
         """Return whether all of the actions are allowed on the resource."""
-        if self.everything:
-            return True
         allowed: frozenset[str] = frozenset()
         for pattern in _matching(resource):
             allowed |= self.granted.get(pattern, frozenset())
@@ -68,10 +65,9 @@ class Privileges:
 
     def listed(self) -> list[dict[str, Any]]:
         """Return the privileges in the form of ``connectionStatus``."""
-        granted = {_ANY: frozenset({_ANY_ACTION})} if self.everything else self.granted
         return [
             {"resource": _document(pattern), "actions": sorted(actions)}
-            for pattern, actions in granted.items()
+            for pattern, actions in self.granted.items()
         ]
 
 
@@ -85,7 +81,7 @@ def _document(pattern: "_Pattern") -> dict[str, Any]:
 
 
 NOTHING = Privileges({})
-EVERYTHING = Privileges({}, everything=True)
+EVERYTHING = Privileges({_ANY: frozenset({_ANY_ACTION})})
 
 
 def _pattern(resource: Any) -> _Pattern | None:

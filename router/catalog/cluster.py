@@ -157,31 +157,50 @@ class Cluster:
         host: str | None = None,
         *,
         preference: ReadPreference = PRIMARY,
-        pool: ConnectionPool | None = None,
     ) -> "MemberDialer":
         """Return a dialer for ``target``, a shard's id or ``"config"``.
 
-        ``host`` is the shard's host string if the caller knows it, ``pool`` the one that
-        connections are taken from, by default the cluster's.
+        ``host`` is the shard's host string if the caller knows it.
         """
-        return MemberDialer(self, target, host, preference, pool or self.pool)
+        return MemberDialer(self, target, host, preference)
 
     @asynccontextmanager
     async def lend(
-        self, target: str, host: str | None = None, *, timeout: float | None = None
+        self,
+        target: str,
+        host: str | None = None,
+        *,
+        timeout: float | None = None,
+        greet: bool = True,
     ) -> AsyncIterator[Connection]:
         """Lend a connection to the primary of ``target`` for a block.
 
-        It is tried for up to ``timeout`` seconds (default: ``open_timeout``). Raises CommandError,
+        It is tried for up to ``timeout`` seconds (default: ``open_timeout``). The primary has just
+        answered a hello; without ``greet`` none is sent to a primary that is known. After an error
+        in the block that may be the member's, its role is looked up again. Raises CommandError,
         labelled resumable if it is.
         """
+        most = self._settings.open_timeout if timeout is None else timeout
+        known = None if greet else self._sets.get(target)
         try:
-            most = self._settings.open_timeout if timeout is None else timeout
-            connection = await self.dialer(target, host).connect(most)
+            if known is not None and (address := known.primary) is not None:
+                try:
+                    connection = await self.pool.take(address, most)
+                except NetworkError as error:
+                    known.invalidate(address)
+                    raise from_network(error, format_address(address)) from error
+            else:
+                connection = await self.dialer(target, host).connect(most)
         except CommandError as error:
             raise _retriable(error) from error
         try:
             yield connection
+        except (CommandError, NetworkError, ProtocolError) as error:
+            if not isinstance(error, CommandError) or blames_member(error):
+                if (followed := self._sets.get(target)) is not None:
+                    followed.invalidate(connection.address)
+                self.pool.forget(connection.address)
+            raise
         finally:
             self.pool.give_back(connection)
 
@@ -199,36 +218,6 @@ class Cluster:
         """
         async with self.lend(target, host) as connection:
             return await connection.command(database, command, timeout=timeout)
-
-    @asynccontextmanager
-    async def primary(
-        self, target: str, timeout: float, host: str | None = None
-    ) -> AsyncIterator[Connection]:
-        """Lend a connection to the primary of ``target``, without a hello if it is known.
-
-        ``host`` is the host string of a shard that may not be in the shard list. After an error
-        that may be the member's, its role is looked up again. ``timeout`` is the seconds to
-        connect. Raises CommandError, NetworkError.
-        """
-        known = self._sets.get(target)
-        if known is not None and (address := known.primary) is not None:
-            try:
-                connection = await self.pool.take(address, timeout)
-            except NetworkError:
-                known.invalidate(address)
-                raise
-        else:
-            connection = await self.dialer(target, None if known else host).connect(timeout)
-        try:
-            yield connection
-        except (CommandError, NetworkError, ProtocolError) as error:
-            if not isinstance(error, CommandError) or blames_member(error):
-                if (followed := self._sets.get(target)) is not None:
-                    followed.invalidate(connection.address)
-                self.pool.forget(connection.address)
-            raise
-        finally:
-            self.pool.give_back(connection)
 
     async def find_replica_set(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
         """Return the replica set that serves ``target`` according to the newest shard list.
@@ -315,24 +304,19 @@ class Cluster:
 
     async def _read_shards(self) -> ShardList:
         async with self.lend(CONFIG) as connection:
-            try:
-                before = _time_of(connection.hello)
-                command: dict[str, Any] = {
-                    "find": "shards",
-                    "batchSize": _MOST_SHARDS,
-                    "singleBatch": True,
-                    "readConcern": {"level": "majority", "afterClusterTime": before},
-                }
-                if self.clock.document is not None:
-                    command["$clusterTime"] = self.clock.document
-                wait = self._settings.reply_timeout
-                reply = await connection.command("config", command, timeout=wait)
-                self.clock.advance(reply.get("$clusterTime"))
-                by = _time_of(reply)
-            except (CommandError, NetworkError):
-                # The member may no longer be primary: look up its role again.
-                self._sets[CONFIG].invalidate(connection.address)
-                raise
+            before = _time_of(connection.hello)
+            command: dict[str, Any] = {
+                "find": "shards",
+                "batchSize": _MOST_SHARDS,
+                "singleBatch": True,
+                "readConcern": {"level": "majority", "afterClusterTime": before},
+            }
+            if self.clock.document is not None:
+                command["$clusterTime"] = self.clock.document
+            wait = self._settings.reply_timeout
+            reply = await connection.command("config", command, timeout=wait)
+            self.clock.advance(reply.get("$clusterTime"))
+            by = _time_of(reply)
         try:
             listed = reply["cursor"]["firstBatch"]
             shards = {each["_id"]: each["host"] for each in listed}
@@ -371,7 +355,7 @@ class Cluster:
 
 
 class MemberDialer:
-    """Takes connections from a pool to the members of the replica set ``target``.
+    """Takes connections from the cluster's pool to the members of the replica set ``target``.
 
     ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
     (docs/design.md#a-remote-cursor).
@@ -383,13 +367,12 @@ class MemberDialer:
         target: str,
         host: str | None,
         preference: ReadPreference,
-        pool: ConnectionPool,
     ) -> None:
         self._cluster = cluster
         self._target = target
         self._host = host
         self._preference = preference
-        self.pool = pool
+        self.pool = cluster.pool
         self._replica_set: ReplicaSet | None = None
 
     async def connect(self, timeout: float) -> Connection:

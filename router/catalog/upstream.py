@@ -14,7 +14,6 @@ from collections.abc import (
     Sequence,
 )
 from contextlib import AsyncExitStack, aclosing, asynccontextmanager, contextmanager
-from functools import partial
 from typing import Any, Protocol
 
 import structlog
@@ -36,7 +35,6 @@ _TIMEOUT = 5.0
 """Seconds for one attempt to connect, or to find a primary."""
 _LENT = PoolLimits(idle_time=30.0)
 """The limits of the connections that are lent to lookups."""
-_NONE_IDLE = PoolLimits(idle_time=0.0)
 _SCHEME = "mongodb://"
 _MONGOS = "isdbgrid"
 """The ``msg`` in a mongos's hello."""
@@ -224,7 +222,8 @@ class CatalogPrimary:
         target = self._cluster.catalog
         async with AsyncExitStack() as lent:
             with _search_for_primary(target):
-                connection = await lent.enter_async_context(self._cluster.primary(target, _TIMEOUT))
+                primary = self._cluster.lend(target, timeout=_TIMEOUT, greet=False)
+                connection = await lent.enter_async_context(primary)
             yield connection
 
     def heard(self, code: int | None) -> None:
@@ -254,9 +253,9 @@ class CatalogPrimary:
             CommandError: HostUnreachable, no primary answers within five seconds.
         """
         target = self._cluster.catalog
-        pool = ConnectionPool(_NONE_IDLE, connect=partial(_connect, self._cluster.access))
         with _search_for_primary(target):
-            return await self._cluster.dialer(target, pool=pool).connect(_TIMEOUT)
+            async with self._cluster.lend(target, timeout=_TIMEOUT) as primary:
+                return await _connect(self._cluster.access, primary.address, _TIMEOUT)
 
 
 @contextmanager
@@ -264,10 +263,11 @@ def _search_for_primary(target: str) -> Iterator[None]:
     """Raise HostUnreachable if the block finds no primary, which may be over soon."""
     try:
         yield
-    except CommandError as error:
-        if not is_resumable(error):
+    except (CommandError, NetworkError) as error:
+        if isinstance(error, CommandError) and not is_resumable(error):
             raise
-        why = f"no primary of {target} answers: {why_no_member(error)}"
+        known = why_no_member(error) if isinstance(error, CommandError) else error
+        why = f"no primary of {target} answers: {known}"
         raise CommandError(ErrorCode.HostUnreachable, why) from error
 
 

@@ -6,7 +6,7 @@ servers differ; a mongos is upgraded last, so clients can rely on the lowest ver
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import starmap
 from typing import Any
@@ -162,14 +162,9 @@ class ClusterVersion:
     async def _ask(self, target: str, host: str | None) -> ServerIdentity | NetworkError:
         """Return a server's version; the failure, if it does not tell it in time."""
         try:
-            async with asyncio.timeout(self._ask_timeout), AsyncExitStack() as owned:
-                if target == _UPSTREAM:
-                    assert self._upstream is not None
-                    connection = await self._upstream.connect()
-                    owned.push_async_callback(connection.close)
-                else:
-                    lent = self._cluster.lend(target, host)
-                    connection = await owned.enter_async_context(lent)
+            upstream = self._upstream if target == _UPSTREAM else None
+            lent = self._cluster.lend(target, host) if upstream is None else upstream.lend()
+            async with asyncio.timeout(self._ask_timeout), lent as connection:
                 build_info = await connection.command(
                     "admin", {"buildInfo": 1}, timeout=self._ask_timeout
                 )

@@ -1,4 +1,4 @@
-"""Commands that change the router's processes: their end, certificates, users and fail points.
+"""Commands that change the router's processes: their end, certificates and users.
 
 Such commands are not relayed from a remote client to an upstream on this machine. A mongos trusts
 clients that connect from its own machine: they can end the process and, while the cluster has no
@@ -9,12 +9,9 @@ every client of the router as such a client, so the router has to distinguish th
 
 from typing import Final
 
-from bson.int64 import Int64
-
 from router.commands.call import Call, Node, answers
 from router.commands.other_workers import change_other_workers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
-from router.request.fields import text
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError
 
@@ -115,36 +112,3 @@ async def invalidate_user_cache(call: Call) -> AnyAnswer:
     else:
         await reread_users(call.node)
     return Answer({})
-
-
-@answers(
-    "configureFailPoint",
-    help="set a fail point",
-    admin_only=True,
-    for_tests=True,
-    before_login=True,
-)
-async def configure_fail_point(call: Call) -> AnyAnswer:
-    """Set one of the router's fail points; pass all others to the upstream; raises CommandError.
-
-    The upstream also gets those with a mode or data that the router does not know, and acts on the
-    commands that pass through. The command exists only where fail points do.
-    """
-    name = text(call.command, "configureFailPoint", "configureFailPoint")
-    fail_points = call.node.fail_points
-    assert fail_points is not None
-    if name in fail_points:
-        try:
-            count = fail_points.set(call.command)
-        except CommandError:
-            if call.upstream is None:
-                raise
-            fail_points.passed_on.add(name)
-            return PASS_THROUGH
-        if name in fail_points.passed_on and (link := call.upstream_link) is not None:
-            await link.command("admin", {"configureFailPoint": name, "mode": "off"})
-            fail_points.passed_on.discard(name)
-        return Answer({"count": Int64(count)})
-    if call.upstream is not None:
-        return PASS_THROUGH
-    raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")

@@ -363,11 +363,10 @@ Handler = Callable[[Call], Awaitable[AnyAnswer]]
 class Command:
     """One command: its names (the first is the official one) and its function.
 
-    A command with ``while_quiescing`` is also answered during shutdown. A command with
-    ``for_tests`` exists under ``enableTestCommands`` only. With authorization, a command without
-    ``before_login`` requires a login, and one with ``action`` the right to that action on the
-    cluster. ``is_ours``, if given, takes the raw command and returns whether the router answers it,
-    so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
+    A command with ``while_quiescing`` is also answered during shutdown. With authorization, one
+    without ``before_login`` requires a login, and one with ``action`` the right to that action on
+    the cluster. ``is_ours``, if given, takes the raw command and returns whether the router answers
+    it, so that commands for the upstream are not decoded. ``refuse_early``, if given, takes the raw
     command and the user, and raises the CommandError of a command that need not be decoded for it.
     A command with ``checks_fields`` checks its time limit and read concern with its other fields.
     """
@@ -377,7 +376,6 @@ class Command:
     help: str = ""
     admin_only: bool = False
     while_quiescing: bool = False
-    for_tests: bool = False
     before_login: bool = False
     action: str | None = None
     api_versions: tuple[str, ...] = ()

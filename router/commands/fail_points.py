@@ -8,8 +8,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from router.commands.call import Call
+from bson.int64 import Int64
+
+from router.commands.call import Call, answers
+from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.request.accepted import is_change_stream
+from router.request.fields import text
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.documents import encode
@@ -152,3 +156,36 @@ def _failure(call: Call, data: Mapping[str, Any]) -> CommandError:
     elif call.name == "aggregate" and is_change_stream(encode(call.command)):
         return error.with_change_stream_label()
     return error
+
+
+@answers(
+    CONFIGURE,
+    help="set a fail point (with `enableTestCommands`)",
+    admin_only=True,
+    before_login=True,
+)
+async def configure_fail_point(call: Call) -> AnyAnswer:
+    """Set one of the router's fail points; pass all others to the upstream; raises CommandError.
+
+    The upstream also gets those with a mode or data that the router does not know, and acts on the
+    commands that pass through.
+    """
+    fail_points = call.node.fail_points
+    if fail_points is None:
+        return PASS_THROUGH
+    name = text(call.command, CONFIGURE, CONFIGURE)
+    if name in fail_points:
+        try:
+            count = fail_points.set(call.command)
+        except CommandError:
+            if call.upstream is None:
+                raise
+            fail_points.passed_on.add(name)
+            return PASS_THROUGH
+        if name in fail_points.passed_on and (link := call.upstream_link) is not None:
+            await link.command("admin", {CONFIGURE: name, "mode": "off"})
+            fail_points.passed_on.discard(name)
+        return Answer({"count": Int64(count)})
+    if call.upstream is not None:
+        return PASS_THROUGH
+    raise CommandError(ErrorCode.FailPointSetFailed, f"{name} not found")

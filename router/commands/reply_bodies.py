@@ -27,9 +27,6 @@ _OK_FIELD = b"\x01ok\0" + Struct("<d").pack(1.0)
 # Old drivers take these words in a message for a state change of the server that sent it.
 _STATE_CHANGES = {"not master": "(NOT_PRIMARY)", "node is recovering": "(NODE_IS_RECOVERING)"}
 
-# mongos refuses a read concern before it knows any time, so that reply carries no times.
-_REFUSED_READ_CONCERN = "Command aggregate does not support { readConcern"
-
 
 @dataclass(frozen=True, slots=True)
 class Answer:
@@ -75,8 +72,7 @@ def error_document(error: CommandError, times: Mapping[str, Any]) -> dict[str, A
     reply = error.to_reply()
     reply["errmsg"] = shortened(error.message, _LONGEST_MESSAGE)
     labels = reply.pop("errorLabels", None)
-    if not error.message.startswith(_REFUSED_READ_CONCERN):
-        reply.update(times)
+    reply.update(times)
     if labels is not None:
         reply["errorLabels"] = labels
     return reply

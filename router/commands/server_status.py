@@ -122,18 +122,12 @@ def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
 def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
     whose = {} if node.peers is None else {"worker": node.peers.number}
-    members = dict(node.cursors.loads.items())
     to_shared, to_own = node.cursors.moves
     return {
         "streams": [{**stream, **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream["bufferedBytes"] for stream in streams)),
         "tasks": len(asyncio.all_tasks()),
-        "noopCommands": {
-            target: Int64(load.noop_commands)
-            for target, load in members.items()
-            if load.noop_commands
-        },
-        "members": {target: load.to_document() for target, load in members.items()},
+        "members": {target: each.to_document() for target, each in node.cursors.loads.items()},
         "memberConnections": {
             format_address(address): {
                 "inUse": counts.in_use,

@@ -68,7 +68,8 @@ class CompletingReader:
         self._incomplete = False
         """Whether the events that are taken are only the first fragments of one."""
         self._failure: CommandError | None = None
-        self._work: asyncio.Task[None] | None = None
+        self._work: asyncio.Timeout | None = None
+        """The scope in which events are completed, which ``interrupt`` ends."""
         self._closed = False
         self._held = Holding(memory)
         memory.add(lookups=1)
@@ -131,8 +132,9 @@ class CompletingReader:
     def interrupt(self, reason: CommandError) -> None:
         """Fail pending and later ``next_batch`` calls at once with ``reason``."""
         self.client_reader.interrupt(reason)
-        if self._work is not None:
-            self._work.cancel()
+        work, self._work = self._work, None
+        if work is not None:
+            work.reschedule(self._loop.time())
 
     def close(self) -> None:
         """Stop reading; idempotent."""
@@ -182,25 +184,19 @@ class CompletingReader:
         return True
 
     async def _complete_taken(self) -> None:
-        """Complete the first of the taken events, in a task that ``interrupt`` can cancel."""
-        work = self._work = self._loop.create_task(self._run(), name="complete events")
+        """Complete the first of the taken events, unless ``interrupt`` ends that."""
         try:
-            await work
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            if self.client_reader.interrupted is None or (task is not None and task.cancelling()):
+            async with asyncio.timeout(None) as self._work:
+                consumed, self._completed = await self.complete(self._raw)
+                self._incomplete = not consumed
+                self._raw = self._raw[consumed:]
+        except CommandError as error:
+            self._failure = error
+        except TimeoutError:
+            if self.client_reader.interrupted is None:
                 raise
         finally:
             self._work = None
-
-    async def _run(self) -> None:
-        try:
-            consumed, self._completed = await self.complete(self._raw)
-            self._incomplete = not consumed
-            self._raw = self._raw[consumed:]
-        except CommandError as error:
-            self._failure = error
-        finally:
             self._held.size = sum(map(len, self._raw)) + sum(map(len, self._completed))
 
     def _hand_out(self, events: list[bytes], batch_size: int | None, size: int) -> int:

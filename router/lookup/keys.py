@@ -133,7 +133,7 @@ def assign(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> LookupAns
     by_id = {key.id: key for key in keys}
     found: dict[bytes, bytes] = {}
     doubled: set[bytes] = set()
-    strays: list[bytes] = []
+    strays = 0
     for document in documents:
         leading = _leading_id(document, 4)
         end = len(document) if leading is None else leading.end()
@@ -141,7 +141,7 @@ def assign(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> LookupAns
         if key is None:
             key, end = by_id.get(_field_at(document, _ID) or b""), len(document)
         if key is None or not _has_fields(document, key.others, end):
-            strays.append(document)
+            strays += 1
         elif key.raw in found:  # mongos raises an error here
             doubled.add(key.raw)
         else:
@@ -149,29 +149,14 @@ def assign(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> LookupAns
     for raw in doubled:
         del found[raw]
     missing = [key for key in keys if key.raw not in found]
-    suspects = _suspects(missing, keys, strays)
-    alone = [key for key in missing if key.raw in doubled or key.raw in suspects]
-    rest = [key for key in missing if key.raw not in doubled and key.raw not in suspects]
-    if not found and not alone:
-        return LookupAnswer(found, rest, alone, [])
+    if strays or doubled:
+        # A stray's key has changed since, or equals a wanted key with other bytes.
+        return LookupAnswer(found, [], missing, [])
+    if not found:
+        return LookupAnswer(found, missing, [], [])
     # A document that was found may also equal a second key with other bytes.
-    absent = [key for key in rest if key.decided_by_bytes]
-    return LookupAnswer(found, absent, alone, [key for key in rest if not key.decided_by_bytes])
-
-
-def _suspects(
-    missing: Sequence[DocumentKey], keys: Sequence[DocumentKey], strays: Iterable[bytes]
-) -> set[bytes]:
-    """Return the raw keys to which the ``strays``, documents that match no key's bytes, may belong.
-
-    Such a document's key has changed since, or equals a wanted key with other bytes.
-    """
-    suspects: set[bytes] = set()
-    ids = {key.id for key in keys}
-    for document in strays:
-        identifier = _field_at(document, _ID) or b""
-        suspects.update(key.raw for key in missing if key.id == identifier or identifier not in ids)
-    return suspects
+    absent = [key for key in missing if key.decided_by_bytes]
+    return LookupAnswer(found, absent, [], [key for key in missing if not key.decided_by_bytes])
 
 
 def _has_fields(document: bytes, fields: Sequence[bytes], position: int) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from typing import Any, Final, Self
 
 from router.request.accepted import stage_name
@@ -13,7 +14,7 @@ from router.request.event_conditions import (
     reads_of,
     small_stages,
 )
-from router.request.stream_request import AfterToken, AtTime, StreamRequest
+from router.request.stream_request import AfterToken, StreamRequest
 from shard_client.bson.resume_token import ResumeToken
 
 UPDATE_LOOKUP: Final = "updateLookup"
@@ -33,9 +34,9 @@ _IS_UPDATE: Final = {"operationType": "update"}
 class LookupPlan:
     """A request with ``updateLookup``, divided between the shards and the router.
 
-    ``remote`` is the shards' part: no lookup, and of the user's stages only leading ``$match``
-    conditions, which let all updates pass if they depend on the lookup. ``stages`` are those that
-    follow the lookup. ``user_stages`` are all stages as the client sent them. Both exclude
+    ``remote`` is the shards' part: no lookup, and of the user's stages only those that may run
+    before it, with conditions that let all updates pass if they depend on it. ``stages`` are those
+    that follow the lookup. ``user_stages`` are all stages as the client sent them. Both exclude
     ``$changeStreamSplitLargeEvent``; ``splits`` is True if the request has that stage. ``resume``
     is the client's token if it names a fragment.
     """
@@ -68,7 +69,7 @@ class LookupPlan:
         if isinstance(start, AfterToken) and start.token.fragment_num is not None:
             # The fragment's event must be read again, to be split again.
             resume = start.token
-            start = AtTime(resume.cluster_time)
+            start = resume.cluster_time
         remote = replace(
             request, change_stream_options=options, stages=(*pushed, *split), start=start
         )
@@ -80,71 +81,51 @@ def divide(
 ) -> tuple[tuple[Mapping[str, Any], ...], tuple[Mapping[str, Any], ...]]:
     """Divide a pipeline into stages that can run before the lookup and stages that must follow it.
 
-    Both parts together select and transform events as the whole pipeline does. A condition moves
-    before the lookup only if this is certainly safe; an unknown condition stays after it. A
-    condition on ``fullDocument`` stays after it too, but shards apply it to all events except
-    updates, whose ``fullDocument`` the lookup does not change: as on mongos, a required image of an
-    event that the condition leaves out may be missing. They do not apply one that fails for some
-    values, since a server may evaluate it for updates too. Fields that a stage only removes are
-    removed on the shards if the lookup needs none of them and no earlier condition stays after it:
-    an event may be too large with them. A condition that never fails also moves before stages that
-    leave its fields alone: events that it leaves out may be too large, or lack a required image.
-    From a very large stage on, nothing is looked into, and all follows the lookup.
+    Both parts together select and transform events as the whole pipeline does. The first stages run
+    before the lookup alone if they are conditions that it does not change, or only remove fields
+    that it does not need. All stages from the next one on follow it. Some of their conditions are
+    evaluated before it as well, since events that they leave out may be too large, or lack a
+    required image. From a very large stage on, nothing is looked into.
     """
-    pushed: list[Mapping[str, Any]] = []
-    rest: list[Mapping[str, Any]] = []
-    examined = 0
     small = list(small_stages(stages))
-    for stage in small:
-        if not rest and _removes_what_no_lookup_needs(stage):
-            pushed.append(stage)
-            examined += 1
-            continue
-        if stage_name(stage) != "$match":
-            break
-        examined += 1
-        early: list[Mapping[str, Any]] = []
-        late: list[Mapping[str, Any]] = []
-        for condition in conjuncts(stage["$match"], _is_untouched):
-            if _is_untouched(condition):
-                early.append(condition)
-                continue
-            if _accepts_all_values(condition):
-                early.append({"$or": [_IS_UPDATE, condition]})
-            late.append(condition)
-        for part, conditions in ((pushed, early), (rest, late)):
-            if conditions:
-                part.append({"$match": conjunction(conditions)})
-    pushed += _movable(small[examined:])
-    return tuple(pushed), (*rest, *stages[examined:])
+    whole = list(takewhile(_runs_before, small))
+    movable = list(_movable(small[len(whole) :]))
+    early = [{"$match": conjunction(movable)}] if movable else []
+    return (*whole, *early), tuple(stages[len(whole) :])
+
+
+def _runs_before(stage: Mapping[str, Any]) -> bool:
+    """Return whether the lookup makes no difference to a stage, nor the stage to the lookup."""
+    if stage_name(stage) == "$match":
+        return _is_untouched(stage["$match"])
+    removed = fields_removed(stage)
+    return removed is not None and removed.isdisjoint(_NEEDED)
 
 
 def _movable(stages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the conditions among the stages that may also be evaluated before all of them."""
+    """Yield the conditions among the stages that may also be evaluated before all of them.
+
+    The stages before a condition must leave its fields alone. One on ``fullDocument`` is evaluated
+    for all events except updates, whose ``fullDocument`` the lookup changes, and only if it never
+    fails: a server may evaluate it for updates too. Nor may a condition that can fail come before
+    stages that change events.
+    """
     for place, stage in enumerate(stages):
         if stage_name(stage) != "$match":
             continue
+        before = [each for each in stages[:place] if stage_name(each) != "$match"]
         for condition in conjuncts(stage["$match"], _is_untouched):
             reads = reads_of(condition)
-            if reads is None or reads.may_fail or _LOOKED_UP in reads.fields:
+            if reads is None:
                 continue
-            if all(leaves_alone(each, reads.fields) for each in stages[:place]):
-                yield {"$match": condition}
-
-
-def _removes_what_no_lookup_needs(stage: Mapping[str, Any]) -> bool:
-    """Return whether a stage only removes fields, none of which a lookup needs."""
-    removed = fields_removed(stage)
-    return removed is not None and removed.isdisjoint(_NEEDED)
+            changes = _LOOKED_UP in reads.fields
+            if reads.may_fail and (before or changes):
+                continue
+            if all(leaves_alone(each, reads.fields) for each in before):
+                yield {"$or": [_IS_UPDATE, condition]} if changes else condition
 
 
 def _is_untouched(condition: Mapping[str, Any]) -> bool:
     """Return whether a condition has the same result before and after the lookup."""
     reads = reads_of(condition)
     return reads is not None and _LOOKED_UP not in reads.fields
-
-
-def _accepts_all_values(condition: Mapping[str, Any]) -> bool:
-    """Return whether a condition can be evaluated for an update whose lookup is still to come."""
-    reads = reads_of(condition)
-    return reads is not None and not reads.may_fail

@@ -26,13 +26,6 @@ from shard_client.wire.documents import decode
 
 
 @dataclass(frozen=True, slots=True)
-class AtTime:
-    """Start at ``time``, inclusive; it may lie in the future."""
-
-    time: Timestamp
-
-
-@dataclass(frozen=True, slots=True)
 class AfterToken:
     """Start after ``token``; ``start_after`` allows an invalidate's token."""
 
@@ -40,8 +33,9 @@ class AfterToken:
     start_after: bool
 
 
-Start = AtTime | AfterToken | None
-"""None: one tick after the cluster's largest known cluster time."""
+Start = Timestamp | AfterToken | None
+"""A cluster time, inclusive, which may lie in the future; None is one tick after the cluster's
+largest known cluster time."""
 
 STARTS: Final = ("resumeAfter", "startAfter", "startAtOperationTime")
 
@@ -94,7 +88,8 @@ def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool
     if not given:
         return None
     if not tokens:
-        return AtTime(spec["startAtOperationTime"])
+        time: Timestamp = spec["startAtOperationTime"]
+        return time
     [(name, token)] = tokens.items()
     if name == "resumeAfter" and token.from_invalidate:
         raise CommandError(
@@ -152,12 +147,8 @@ class StreamRequest:
     @property
     def start_time(self) -> Timestamp | None:
         """The cluster time at which every shard starts; None for a stream that starts now."""
-        match self.start:
-            case AtTime(time):
-                return time
-            case AfterToken(token):
-                return token.cluster_time
-        return None
+        start = self.start
+        return start.token.cluster_time if isinstance(start, AfterToken) else start
 
     @property
     def starts_after_invalidate(self) -> bool:

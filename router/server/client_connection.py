@@ -209,8 +209,6 @@ class ClientConnection:
         if command is not None and command.is_ours is not None and request.query is None:
             command = command if command.is_ours(request.body()) else None
         fail_points = self._node.fail_points
-        if command is not None and command.for_tests and fail_points is None:
-            raise CommandError(ErrorCode.CommandNotFound, f"no such cmd: {request.name}")
         if command is None and fail_points is None:
             return PASS_THROUGH
         own = command is not None

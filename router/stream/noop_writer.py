@@ -193,20 +193,19 @@ class NoOpTarget:
         while True:
             try:
                 await self._send(past)
-            except CommandError as failure:
-                if failure.code == ErrorCode.StaleClusterTime:
+            except (CommandError, NetworkError, ProtocolError) as failure:
+                code = failure.code if isinstance(failure, CommandError) else None
+                if code == ErrorCode.StaleClusterTime:
                     self._failing = False
                     return True  # it was there already
-                if failure.code not in _NOT_ALLOWED or not self._by_noop:
-                    error = failure
-                    break
-                log.info(
-                    "the member refuses no-op writes; the router reads from it instead",
-                    target=self._name,
-                    error=str(failure),
-                )
-                self._by_noop = False
-            except (NetworkError, ProtocolError) as failure:
+                if code in _NOT_ALLOWED and self._by_noop:
+                    log.info(
+                        "the member refuses no-op writes; the router reads from it instead",
+                        target=self._name,
+                        error=str(failure),
+                    )
+                    self._by_noop = False
+                    continue
                 is_second, error = error is not None, failure
                 if is_second:
                     break
@@ -223,7 +222,9 @@ class NoOpTarget:
         command = self._noop_command(past) if self._by_noop else self._read_command(past)
         if clock.raw is not None:
             command["$clusterTime"] = RawBSONDocument(clock.raw)
-        async with self._cluster.primary(self._name, timeout, self.host) as connection:
+        async with self._cluster.lend(
+            self._name, self.host, timeout=timeout, greet=False
+        ) as connection:
             self._primary = connection.address
             self._load.noop_commands += 1
             answer = await connection.command("admin", command, timeout=timeout)
@@ -265,7 +266,9 @@ class NoOpTarget:
             return
         self._oplog_asked, timeout = self._primary, self._settings.connect_timeout
         try:
-            async with self._cluster.primary(self._name, timeout, self.host) as connection:
+            async with self._cluster.lend(
+                self._name, self.host, timeout=timeout, greet=False
+            ) as connection:
                 asked = {"collStats": "oplog.rs"}
                 answer = await connection.command("local", asked, timeout=timeout)
         except (CommandError, NetworkError) as error:

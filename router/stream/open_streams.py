@@ -15,7 +15,7 @@ from router.catalog.cluster import Cluster, may_be_view
 from router.catalog.shared_answer import result_of
 from router.loads import MemberLoads
 from router.memory import Memory
-from router.request.stream_request import AtTime, StreamRequest
+from router.request.stream_request import StreamRequest
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
@@ -187,7 +187,7 @@ class OpenStreams:
         ticket = self.admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
         if start_at is not None and (needed or not request.starts_after_invalidate):
-            request = replace(request, start=AtTime(start_at))
+            request = replace(request, start=start_at)
         settings = self._settings
         if request.passthrough_to_shard is not None:
             settings = settings.for_one_shard()

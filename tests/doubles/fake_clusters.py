@@ -57,19 +57,18 @@ class VersionedServers:
         }
         return ShardList(hosts, Timestamp(1, 1), Timestamp(1, 1))
 
-    async def connect(self, target: str = "upstream") -> VersionedConnection:
+    @asynccontextmanager
+    async def lend(
+        self, target: str = "upstream", host: str | None = None
+    ) -> AsyncIterator[VersionedConnection]:
         if target not in self.servers:
             raise NetworkError("down")
         server = self.servers[target]
         if server is None:
             await asyncio.Event().wait()
             raise AssertionError
-        self.connections.append(VersionedConnection(server))
-        return self.connections[-1]
-
-    @asynccontextmanager
-    async def lend(self, target: str, host: str | None) -> AsyncIterator[VersionedConnection]:
-        connection = await self.connect(target)
+        connection = VersionedConnection(server)
+        self.connections.append(connection)
         yield connection
         connection.closed = True
 

@@ -17,7 +17,7 @@ WAYS = (
 PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""
 DOUBLES = {
-    "AtTime", "Batch",
+    "Batch",
     "document_of", "from_json",
     "seek", "status", "verify",
 }  # fmt: skip

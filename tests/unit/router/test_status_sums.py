@@ -24,7 +24,7 @@ def status(connections: int, streams: list[str], noops: dict[str, int]) -> dict[
         "mem": {"bits": 64, "resident": 50, "supported": True},
         "mergerouter": {
             "streams": [{"namespace": name, "events": Int64(3)} for name in streams],
-            "noopCommands": noops,
+            "refused": noops,
             "behindMillis": Int64(connections),
         },
     }
@@ -41,7 +41,7 @@ def test_counts_are_added_and_lists_joined() -> None:
     ours = summed["mergerouter"]
     assert [stream["namespace"] for stream in ours["streams"]] == ["a", "b", "c"]
     assert [stream["events"] for stream in ours["streams"]] == [3, 3, 3]
-    assert ours["noopCommands"] == {"s0": 6, "s1": 2}
+    assert ours["refused"] == {"s0": 6, "s1": 2}
 
 
 def test_router_wide_fields_are_kept() -> None:

@@ -77,8 +77,17 @@ RARE = unless_updated({"fullDocument.v": 1})
                 {"$redact": "$$KEEP"},
             )
         ),
-        ([PROJECT, DOCUMENT], [], [PROJECT, DOCUMENT]),
-        ([{"$set": {"n": 1}}, DOCUMENT], [], [{"$set": {"n": 1}}, DOCUMENT]),
+        ([PROJECT, DOCUMENT], [{"$match": RARE}], [PROJECT, DOCUMENT]),
+        (
+            [{"$set": {"fullDocument.w": 1}}, DOCUMENT],
+            [],
+            [{"$set": {"fullDocument.w": 1}}, DOCUMENT],
+        ),
+        (
+            [{"$set": {"n": 1}}, {"$match": {"$expr": {"$size": "$to"}}}],
+            [],
+            [{"$set": {"n": 1}}, {"$match": {"$expr": {"$size": "$to"}}}],
+        ),
         ([UNSET, UPDATES, DOCUMENT], [UNSET, UPDATES, {"$match": RARE}], [DOCUMENT]),
         ([{"$project": {"lsid": 0, "to": False}}], [{"$project": {"lsid": 0, "to": False}}], []),
         ([DOCUMENT, UNSET], [{"$match": RARE}], [DOCUMENT, UNSET]),
@@ -87,13 +96,13 @@ RARE = unless_updated({"fullDocument.v": 1})
         ([{"$project": {"to": 0, "n": "$m"}}], [], [{"$project": {"to": 0, "n": "$m"}}]),
         (
             [DOCUMENT, UPDATES],
-            [{"$match": unless_updated({"fullDocument.v": 1})}, UPDATES],
-            [DOCUMENT],
+            [conditions(unless_updated({"fullDocument.v": 1}), {"operationType": "update"})],
+            [DOCUMENT, UPDATES],
         ),
         (
             [{"$match": {"operationType": "update", "fullDocument.v": 1}}],
             [conditions({"operationType": "update"}, unless_updated({"fullDocument.v": 1}))],
-            [DOCUMENT],
+            [{"$match": {"operationType": "update", "fullDocument.v": 1}}],
         ),
         (
             [{"$match": {"$and": [{"ns.coll": "c"}, {"documentKey._id": {"$gt": 3}}]}}],
@@ -107,7 +116,7 @@ RARE = unless_updated({"fullDocument.v": 1})
                     unless_updated({"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}]}), {"to": None}
                 )
             ],
-            [{"$match": {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}]}}],
+            [{"$match": {"$or": [{"ns.coll": "c"}, {"fullDocument.v": 1}], "to": None}}],
         ),
         (
             [{"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}}],
@@ -122,7 +131,7 @@ RARE = unless_updated({"fullDocument.v": 1})
                     unless_updated({"$nor": [{"fullDocument.v": 1}]}),
                 )
             ],
-            [{"$match": {"$nor": [{"fullDocument.v": 1}]}}],
+            [{"$match": {"$nor": [{"fullDocument.v": 1}, {"ns.coll": "c"}, {"to": None}]}}],
         ),
         ([{"$match": {"fullDocumentish": 1}}], [{"$match": {"fullDocumentish": 1}}], []),
         (
@@ -133,7 +142,7 @@ RARE = unless_updated({"fullDocument.v": 1})
                     unless_updated({"$nor": [{"fullDocument.v": 1}]}),
                 )
             ],
-            [{"$match": {"$nor": [{"fullDocument.v": 1}]}}],
+            [{"$match": {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}, {"fullDocument.v": 1}]}}],
         ),
         (
             [{"$match": {"$expr": {"$and": [{"$gt": ["$fullDocument.v", "$fullDocument.w"]}, 1]}}}],
