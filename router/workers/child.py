@@ -14,7 +14,7 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.config.settings import Settings
-from router.workers.channel import Channel, HandedConnection, hand_over
+from router.workers.channel import Channel, socket_pair
 from router.workers.placement import Load
 
 log = structlog.get_logger()
@@ -61,20 +61,13 @@ class Child:
     addresses of the drivers that it serves, by the numbers of their connections.
     """
 
-    def __init__(
-        self,
-        number: int,
-        process: asyncio.subprocess.Process,
-        channel: Channel,
-        handoff_socket: socket.socket,
-    ) -> None:
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel) -> None:
         self.number = number
         self.process = process
         self.drained = asyncio.Event()
         self.load = Load()
         self.clients: dict[int, str | None] = {}
         self._channel = channel
-        self._handoff_socket = handoff_socket
         self._answered = asyncio.Event()
         self._answered.set()
         self._asked_at = 0.0
@@ -82,25 +75,21 @@ class Child:
     @classmethod
     async def start(cls, start: WorkerStart, program: str = _PROGRAM) -> Self:
         """Start a worker's process, which runs the module ``program``; raises OSError."""
-        ours, theirs = socket.socketpair()
-        our_handoff, their_handoff = socket.socketpair()
-        with theirs, their_handoff:
-            descriptors = (theirs.fileno(), their_handoff.fileno())
+        ours, theirs = socket_pair()
+        with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
                     program,
-                    *map(str, descriptors),
-                    pass_fds=descriptors,
+                    str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.PIPE,
                 )
             except BaseException:
                 ours.close()
-                our_handoff.close()
                 raise
-        our_handoff.setblocking(False)
-        child = cls(start.number, process, await Channel.over(ours), our_handoff)
+        child = cls(start.number, process, Channel(ours))
         assert process.stdin is not None
         process.stdin.write(pickle.dumps(start))
         process.stdin.write_eof()
@@ -113,7 +102,8 @@ class Child:
         and the ``upstream`` that it has chosen; which command of a client has ``changed`` all
         workers, with the ``verbosity``.
         """
-        while (message := await self._channel.receive()) is not None:
+        while (received := await self._channel.receive()) is not None:
+            message, _ = received
             match message:
                 case {"drained": _}:
                     self.drained.set()
@@ -146,15 +136,17 @@ class Child:
         except TimeoutError:
             self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
 
-    def hand_over(self, handed: HandedConnection) -> None:
-        """Pass a client's connection to the worker; raises OSError if it cannot accept one."""
-        hand_over(self._handoff_socket, handed)
+    def hand_over(self, connection: socket.socket, kind: str, connection_id: int) -> None:
+        """Pass a client's connection to the worker; raises OSError if it cannot accept one.
+
+        ``kind`` is DRIVER or FEED, ``connection_id`` unique in the router.
+        """
+        self._channel.hand_over(connection, kind=kind, id=connection_id)
 
     def send(self, **message: Any) -> None:
         """Send the worker a message (``WorkerRuntime`` has them); it is lost if it is gone."""
         self._channel.send(**message)
 
     def close(self) -> None:
-        """Close the channel and the connection socket; a worker that still runs then exits."""
+        """Close the channel; a worker that still runs then exits."""
         self._channel.close()
-        self._handoff_socket.close()

@@ -1,6 +1,7 @@
 """The parent of several workers: starts them, restarts them after a failure, stops them."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -79,7 +80,6 @@ class Supervisor:
         )
         """What all workers start with."""
         self._alive: set[Child] = set()
-        self._ready: dict[int, Child] = {}
         limits = settings.client_limits
         most = min(limits.connections * settings.workers, settings.net.max_incoming_connections)
         self._dispatcher = ConnectionDispatcher(
@@ -93,10 +93,10 @@ class Supervisor:
         self._all_ready = asyncio.Event()
         self._failure: WorkerFailedError | None = None
 
-    async def run(self, stop: asyncio.Event, rotate: asyncio.Event | None = None) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then drain and stop all workers.
 
-        When ``rotate`` is set, it is cleared and all processes exchange their certificates.
+        With TLS, all processes exchange their certificates on SIGHUP.
 
         Raises:
             OSError: a port cannot be opened, or a file for the admin port not be read.
@@ -104,6 +104,8 @@ class Supervisor:
             WorkerFailedError: a worker ended before all workers were ready.
         """
         net, feed = self._settings.net, self._settings.feed
+        if net.tls.enabled:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._rotate)
         if net.admin.port is not None and net.admin_tls_mode != "disabled":
             self._certificates = Certificates(net.tls)
         temporary = TemporaryDirectory(prefix="mergerouter-", ignore_cleanup_errors=True)
@@ -119,7 +121,7 @@ class Supervisor:
                 owned.callback(peer.close)
             collect = partial(self._collect, peers)
             async with admin_port(net, self._certificates, collect) as admin:
-                await self._keep_workers(stop, rotate or asyncio.Event(), {**ports, **admin})
+                await self._keep_workers(stop, {**ports, **admin})
         log.info("Shut down")
 
     @property
@@ -128,7 +130,7 @@ class Supervisor:
 
     async def _collect(self, peers: Mapping[int, Peer], details: bool) -> RouterStatus:
         """Return the status, as ``Collect``; without workers that do not answer in two seconds."""
-        ready = sorted(self._ready)
+        ready = sorted(self._dispatcher.children)
         answers = await asyncio.gather(
             *(
                 peers[number].ask(
@@ -142,31 +144,26 @@ class Supervisor:
         processes = [answer for answer in answers if answer is not None]
         return RouterStatus(processes, len(peers), RECENT.failures(50) if details else ())
 
-    async def _rotate(self, asked: asyncio.Event) -> None:
-        """Make all processes exchange their certificates each time ``asked`` is set."""
-        while True:
-            await asked.wait()
-            asked.clear()
-            self._rotate_own()
-            for child in self._alive:
-                child.send(rotate=True)
+    def _rotate(self) -> None:
+        """Make all processes exchange their certificates."""
+        self._rotate_own()
+        for child in self._alive:
+            child.send(rotate=True)
 
-    async def _keep_workers(
-        self, stop: asyncio.Event, rotate: asyncio.Event, ports: Mapping[str, int]
-    ) -> None:
+    async def _keep_workers(self, stop: asyncio.Event, ports: Mapping[str, int]) -> None:
         async with anyio.create_task_group() as keepers:
             for number in self._numbers:
                 keepers.start_soon(self._keep, number, keepers.cancel_scope)
             if await _first(self._all_ready, stop):
                 self._dispatcher.listen()
+                children = self._dispatcher.children
                 async with anyio.create_task_group() as tasks:  # a failure ends the process
                     tasks.start_soon(self._dispatcher.dispatch)
-                    tasks.start_soon(self._rotate, rotate)
                     log.info(
                         "Waiting for connections",
                         component="NETWORK",
                         **ports,
-                        workers=[self._ready[number].process.pid for number in self._numbers],
+                        workers=[children[number].process.pid for number in self._numbers],
                     )
                     await stop.wait()
                     tasks.cancel_scope.cancel()
@@ -216,14 +213,14 @@ class Supervisor:
                 child.send(upstream=self._upstream)
             async for report in child.reports():
                 self._react(child, report)
-            self._forget(number)
+            self._dispatcher.remove(number)
             with anyio.move_on_after(_END_TIMEOUT):
                 return await child.process.wait()
             log.error("A worker does not end; killing it", worker=number, pid=child.process.pid)
             child.process.kill()
             return await child.process.wait()
         finally:
-            self._forget(number)
+            self._dispatcher.remove(number)
             self._alive.discard(child)
             child.close()
             if child.process.returncode is None:
@@ -257,15 +254,10 @@ class Supervisor:
 
     def _add(self, child: Child) -> None:
         """Give connections to a worker that is ready."""
-        self._ready[child.number] = child
         self._dispatcher.add(child)
         log.info("A worker is ready", worker=child.number, pid=child.process.pid)
-        if len(self._ready) == self._settings.workers:
+        if len(self._dispatcher.children) == self._settings.workers:
             self._all_ready.set()
-
-    def _forget(self, number: int) -> None:
-        self._ready.pop(number, None)
-        self._dispatcher.remove(number)
 
     def _rotate_own(self) -> None:
         if self._certificates is not None:
@@ -274,7 +266,7 @@ class Supervisor:
     async def _drain(self) -> None:
         self._stopping = True
         self._dispatcher.close()
-        children = list(self._ready.values())
+        children = list(self._dispatcher.children.values())
         seconds = self._settings.process.drain_time
         log.info("Shutting down", drainSeconds=seconds)
         for child in children:
