@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -25,8 +24,7 @@ class WorkerStart:
     """The parameters of a worker; all but ``number`` are common to all workers.
 
     Args:
-        number: the worker's number, from 1 to ``count``.
-        count: the number of workers.
+        number: the worker's number, from 1.
         mark: the mark in all cursor ids of the router.
         folder: the router's private folder.
         process_id: the process id in all hello replies.
@@ -38,7 +36,6 @@ class WorkerStart:
     """
 
     number: int
-    count: int
     mark: int
     folder: Path
     process_id: ObjectId
@@ -57,8 +54,9 @@ _PROGRAM = "router.workers.worker"
 class Child:
     """The parent's handle of one worker, created by ``start``.
 
-    ``drained`` is set when the worker has ended its drain, or is gone. ``clients`` are the
-    addresses of the drivers that it serves, by the numbers of their connections.
+    Connections and messages (``WorkerRuntime`` has them) go over ``channel``. ``drained`` is set
+    when the worker has ended its drain, or is gone. ``clients`` are the addresses of the drivers
+    that it serves, by the numbers of their connections.
     """
 
     def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel) -> None:
@@ -67,7 +65,7 @@ class Child:
         self.drained = asyncio.Event()
         self.load = Load()
         self.clients: dict[int, str | None] = {}
-        self._channel = channel
+        self.channel = channel
         self._answered = asyncio.Event()
         self._answered.set()
         self._asked_at = 0.0
@@ -102,7 +100,7 @@ class Child:
         and the ``upstream`` that it has chosen; which command of a client has ``changed`` all
         workers, with the ``verbosity``.
         """
-        while (received := await self._channel.receive()) is not None:
+        while (received := await self.channel.receive()) is not None:
             message, _ = received
             match message:
                 case {"drained": _}:
@@ -129,24 +127,9 @@ class Child:
             return
         self._answered.clear()
         self._asked_at = asyncio.get_running_loop().time()
-        self._channel.send(load=True)
+        self.channel.send(load=True)
         try:
             async with asyncio.timeout(timeout):
                 await self._answered.wait()
         except TimeoutError:
             self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
-
-    def hand_over(self, connection: socket.socket, kind: str, connection_id: int) -> None:
-        """Pass a client's connection to the worker; raises OSError if it cannot accept one.
-
-        ``kind`` is DRIVER or FEED, ``connection_id`` unique in the router.
-        """
-        self._channel.hand_over(connection, kind=kind, id=connection_id)
-
-    def send(self, **message: Any) -> None:
-        """Send the worker a message (``WorkerRuntime`` has them); it is lost if it is gone."""
-        self._channel.send(**message)
-
-    def close(self) -> None:
-        """Close the channel; a worker that still runs then exits."""
-        self._channel.close()

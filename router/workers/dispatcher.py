@@ -119,7 +119,7 @@ class ConnectionDispatcher:
         while loads:
             number = choose_worker(loads, self._recent, self._last)
             try:
-                children[number].hand_over(connection, kind, connection_id)
+                children[number].channel.hand_over(connection, kind=kind, id=connection_id)
             except OSError as error:
                 log.warning(
                     "A worker accepts no connection",

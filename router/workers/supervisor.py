@@ -4,7 +4,6 @@ import asyncio
 import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -66,19 +65,9 @@ class Supervisor:
     ) -> None:
         self._start_child = start_child
         self._settings = settings
-        self._start = WorkerStart(
-            number=0,
-            count=settings.workers,
-            mark=new_mark(),
-            folder=Path(),
-            process_id=ObjectId(),
-            started=datetime.now(UTC),
-            settings=settings,
-            arguments=tuple(arguments),
-            port=0,
-            verbosity=0,
-        )
-        """What all workers start with."""
+        self._arguments = tuple(arguments)
+        self._start: Callable[..., WorkerStart]
+        """Returns what a worker starts with, for its number and the present log level."""
         self._alive: set[Child] = set()
         limits = settings.client_limits
         most = min(limits.connections * settings.workers, settings.net.max_incoming_connections)
@@ -115,7 +104,16 @@ class Supervisor:
             ports = {"port": await self._dispatcher.open(DRIVER, net.hosts, net.port)}
             if feed.port is not None:
                 ports["feedPort"] = await self._dispatcher.open(FEED, [feed.bind_ip], feed.port)
-            self._start = replace(self._start, folder=folder, port=ports["port"])
+            self._start = partial(
+                WorkerStart,
+                mark=new_mark(),
+                folder=folder,
+                process_id=ObjectId(),
+                started=datetime.now(UTC),
+                settings=self._settings,
+                arguments=self._arguments,
+                port=ports["port"],
+            )
             peers = {number: Peer(folder, number) for number in self._numbers}
             for peer in peers.values():
                 owned.callback(peer.close)
@@ -148,7 +146,7 @@ class Supervisor:
         """Make all processes exchange their certificates."""
         self._rotate_own()
         for child in self._alive:
-            child.send(rotate=True)
+            child.channel.send(rotate=True)
 
     async def _keep_workers(self, stop: asyncio.Event, ports: Mapping[str, int]) -> None:
         async with anyio.create_task_group() as keepers:
@@ -199,7 +197,7 @@ class Supervisor:
 
     async def _run_once(self, number: int) -> int:
         """Run a worker until it ends; return its exit status (negative: the signal's number)."""
-        start = replace(self._start, number=number, verbosity=LEVEL.verbosity)
+        start = self._start(number=number, verbosity=LEVEL.verbosity)
         try:
             child = await self._start_child(start)
         except OSError as error:
@@ -208,9 +206,9 @@ class Supervisor:
         self._alive.add(child)
         try:
             if self._identity is not None:
-                child.send(identity=self._identity, counter=self._topology_counter)
+                child.channel.send(identity=self._identity, counter=self._topology_counter)
             if self._upstream is not None:
-                child.send(upstream=self._upstream)
+                child.channel.send(upstream=self._upstream)
             async for report in child.reports():
                 self._react(child, report)
             self._dispatcher.remove(number)
@@ -222,7 +220,7 @@ class Supervisor:
         finally:
             self._dispatcher.remove(number)
             self._alive.discard(child)
-            child.close()
+            child.channel.close()
             if child.process.returncode is None:
                 child.process.kill()
                 with anyio.move_on_after(_END_TIMEOUT, shield=True):
@@ -239,14 +237,14 @@ class Supervisor:
                 self._identity = identity
                 self._topology_counter += 1
                 for each in self._alive:
-                    each.send(identity=identity, counter=self._topology_counter)
+                    each.channel.send(identity=identity, counter=self._topology_counter)
             case {"upstream": choice}:
                 if self._upstream is None or choice["generation"] > self._upstream["generation"]:
                     self._upstream = choice
                     for each in self._alive:
-                        each.send(upstream=choice)
+                        each.channel.send(upstream=choice)
                 else:
-                    child.send(upstream=self._upstream)
+                    child.channel.send(upstream=self._upstream)
             case {"changed": command, "verbosity": verbosity}:
                 LEVEL.verbosity = verbosity
                 if command == "rotateCertificates":
@@ -270,14 +268,14 @@ class Supervisor:
         seconds = self._settings.process.drain_time
         log.info("Shutting down", drainSeconds=seconds)
         for child in children:
-            child.send(drain=seconds)
+            child.channel.send(drain=seconds)
         # A drained worker stays up: clients of other workers may still read its cursors.
         with anyio.move_on_after(seconds + _DRAIN_GRACE):
             for child in children:
                 await child.drained.wait()
         for child in children:
             if child.drained.is_set():
-                child.send(end=True)
+                child.channel.send(end=True)
             else:
                 log.warning("A worker hangs; killing it", worker=child.number)
                 child.process.kill()

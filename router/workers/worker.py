@@ -49,7 +49,8 @@ class WorkerRuntime:
 
     def __init__(self, start: WorkerStart, channel: Channel) -> None:
         self.start = start
-        self.peers = Peers(start.number, start.mark, start.count, start.folder, channel.send)
+        count = start.settings.workers
+        self.peers = Peers(start.number, start.mark, count, start.folder, channel.send)
         self._channel = channel
         self._busy = _Busy()
 
