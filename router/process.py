@@ -27,7 +27,7 @@ async def run_until_signalled(settings: Settings) -> None:
     """
     options = settings.given()
     log.info("Options set by command line", id=21951, options=options)
-    stop, rotate = asyncio.Event(), asyncio.Event()
+    stop = asyncio.Event()
     loop = asyncio.get_running_loop()
 
     def signalled(number: int) -> None:
@@ -42,13 +42,13 @@ async def run_until_signalled(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, signalled, number)
     if settings.net.tls.enabled:
-        loop.add_signal_handler(signal.SIGHUP, rotate.set)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until there are certificates to exchange
     if not await _servers_fit(settings, stop):
         return
     if settings.workers == 1:
-        await serve_process(settings, assemble(settings, sys.argv), stop, rotate)
+        await serve_process(settings, assemble(settings, sys.argv), stop)
     else:
-        await Supervisor(settings, sys.argv).run(stop, rotate)
+        await Supervisor(settings, sys.argv).run(stop)
 
 
 async def _servers_fit(settings: Settings, stop: asyncio.Event) -> bool:

@@ -1,6 +1,7 @@
 """The router as a process: assembly of its parts, start, drain and end."""
 
 import asyncio
+import signal
 import socket
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import (
@@ -60,15 +61,15 @@ async def serve_process(
     settings: Settings,
     parts: "AbstractAsyncContextManager[ServiceParts]",
     stop: asyncio.Event,
-    rotate: asyncio.Event | None = None,
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
+
+    With TLS, it exchanges its certificates on SIGHUP.
 
     Args:
         settings: the operator's settings, with a config server or a replica set.
         parts: what ``assemble`` returns for them.
         stop: the event that ends the router.
-        rotate: the event that requests an exchange of the certificates; cleared here.
 
     Raises:
         ValueError: if neither a config server nor a replica set is set, or a file with a secret or
@@ -85,9 +86,9 @@ async def serve_process(
         if feed is not None and settings.feed.port is not None:
             ports["feedPort"] = await feed.listen([settings.feed.bind_ip], settings.feed.port)
         log.info("Waiting for connections", component="NETWORK", **ports)
-        if rotate is not None and node.certificates is not None:
-            tasks = await owned.enter_async_context(OwnedTasks())
-            tasks.run(node.certificates.rotate_when, rotate)
+        if node.certificates is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGHUP, node.certificates.rotate)
         await stop.wait()
         drain_time = settings.process.drain_time
         log.info("Shutting down", drainSeconds=drain_time)

@@ -11,7 +11,7 @@ import pydantic
 import typer
 from typer.core import TyperCommand
 
-from router.config.problems import describe_problems, fields, nearest, wanted_value
+from router.config.problems import describe_problems, fields, nearest
 from router.config.settings import Settings, load_settings
 from shard_client.wire.tls import TlsContexts
 
@@ -66,8 +66,6 @@ class Refusal(typer.BadParameter):
     def show(self, file: Any = None) -> None:
         """Print the message without the command's usage, which would come first."""
         hint = self.param_hint
-        if hint is None and self.param is not None:
-            hint = self.param.opts[0]
         text = self.message if hint is None else f"{hint}: {self.message}"
         typer.echo(f"error: {text}", file=file, err=file is None)
 
@@ -84,42 +82,26 @@ def file_problem(error: OSError, name: str = "") -> str:
 
 
 class SubCommand(TyperCommand):
-    """A sub-command whose errors name the value to pass where one is missing or wrong."""
+    """A sub-command whose errors are one line: the argument, the cause and the remedy."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments; raises typer.BadParameter for a missing or wrong value."""
-        last = args[-1] if args else ""
-        for option in self.params:
-            flag = getattr(option, "is_flag", False) or getattr(option, "count", False)
-            if last in option.opts and not flag:
-                needed = getattr(option, "help", None) or option.name
-                raise Refusal(f"has no value. It needs one: {needed}", param_hint=last)
+        """Parse the arguments; raises typer.BadParameter for wrong ones."""
         try:
             return super().parse_args(ctx, args)
-        except typer.BadParameter as error:
-            raise _explained(error) from error
         except _USAGE_ERROR as error:
-            raise _misspelt(error, ctx.command_path) from error
+            raise Refusal(_wrong(error, ctx.command_path)) from error
 
 
-def _misspelt(error: Exception, command: str) -> Refusal:
-    """Return the error of an option or an argument that the command does not have."""
-    option = getattr(error, "option_name", None)
-    if option is None:
-        return Refusal(f"{getattr(error, 'message', error)}. {command} --help lists the arguments")
-    hint = nearest(option, getattr(error, "possibilities", None) or ())
-    return Refusal(f"{option} is not an option.{hint or f' {command} --help lists the options.'}")
-
-
-def _explained(error: typer.BadParameter) -> typer.BadParameter:
-    """Return the error with the value that is wrong and what to pass, where pydantic found it."""
-    message = error.message
-    if isinstance(error.__cause__, pydantic.ValidationError):
-        problem = error.__cause__.errors()[0]
-        if wanted := wanted_value(problem):
-            message = f"must be {wanted}, not {problem['input']!r}."
-            message = f"{message} {getattr(error.param, 'help', '')}".rstrip()
-    return Refusal(message, ctx=error.ctx, param=error.param, param_hint=error.param_hint)
+def _wrong(error: Any, command: str) -> str:
+    """Return what is wrong with a command's arguments, and the remedy."""
+    known, param = getattr(error, "possibilities", None), getattr(error, "param", None)
+    if known is not None:
+        hint = nearest(error.option_name, known) or f" {command} --help lists the options."
+        return f"{error.option_name} is not an option.{hint}"
+    if param is None:
+        return f"{error.message.removesuffix('.')}: {command} --help lists the arguments"
+    message = error.message.replace("Input should", "must")
+    return f"{param.opts[0]}: {message}. {getattr(param, 'help', None) or ''}".rstrip()
 
 
 def with_flags(*settings: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

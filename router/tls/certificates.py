@@ -1,6 +1,5 @@
 """The router's certificates: their warnings at start, and their exchange while it runs."""
 
-import asyncio
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 
@@ -68,13 +67,6 @@ class Certificates:
         for rotated in self._rotated:
             rotated()
         return None
-
-    async def rotate_when(self, asked: asyncio.Event) -> None:
-        """Exchange them each time ``asked`` is set, which is cleared then; until cancelled."""
-        while True:
-            await asked.wait()
-            asked.clear()
-            self.rotate()
 
     def describe(self) -> dict[str, object]:
         """Return the fields of serverStatus's section ``security``, named as in mongos."""

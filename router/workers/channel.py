@@ -1,92 +1,92 @@
-"""The message channel between parent and worker, and the handover of connections."""
+"""The message channel between parent and worker, which also hands connections over."""
 
 import asyncio
 import json
 import socket
-from collections.abc import AsyncIterator
-from struct import Struct
-from typing import Any, NamedTuple, Self
+from collections import deque
+from typing import Any
 
 import anyio
 
-_LONGEST_MESSAGE = 1024 * 1024
+_LONGEST_MESSAGE = 64 * 1024
 
-_note = Struct("<cq")
-
-DRIVER, FEED = b"d", b"f"
+DRIVER, FEED = "driver", "feed"
 """The port that accepted a connection."""
 
 
-class HandedConnection(NamedTuple):
-    """A client's connection; ``kind`` is DRIVER or FEED, ``connection_id`` unique in the router."""
-
-    kind: bytes
-    connection_id: int
-    connection: socket.socket
+def socket_pair() -> tuple[socket.socket, socket.socket]:
+    """Return the two ends of a new channel, for parent and worker."""
+    return socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 
 
 class Channel:
-    """Ordered messages in both directions: small documents as JSON lines over a socket pair."""
+    """Ordered messages in both directions: small documents, each perhaps with a connection.
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader = reader
-        self._writer = writer
+    Each is one packet of a socket pair.
 
-    @classmethod
-    async def over(cls, end: socket.socket) -> Self:
-        """Return the channel over one end of a socket pair; takes ownership of that end."""
+    Args:
+        end: one end of the pair; the channel takes ownership.
+    """
+
+    def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)
-        return cls(*await asyncio.open_unix_connection(sock=end, limit=_LONGEST_MESSAGE))
+        self._end = end
+        self._unsent: deque[bytes] = deque()
 
     def send(self, **message: Any) -> None:
         """Send a message; it is lost if the other side is gone."""
-        if not self._writer.is_closing():  # uvloop raises RuntimeError for a closed transport
-            self._writer.write(json.dumps(message).encode() + b"\n")
+        self._unsent.append(json.dumps(message).encode())
+        if len(self._unsent) == 1:
+            self._send_all()
 
-    async def receive(self) -> dict[str, Any] | None:
-        """Return the next message, or None when the other side is gone."""
+    def _send_all(self) -> None:
+        """Send what waits; go on when the other side has read, if its buffer is full."""
+        loop = asyncio.get_running_loop()
         try:
-            line = await self._reader.readline()
-        except OSError:
+            while self._unsent:
+                self._end.send(self._unsent[0])
+                self._unsent.popleft()
+        except BlockingIOError:
+            loop.add_writer(self._end, self._send_all)
+            return
+        except OSError:  # the other side is gone
+            self._unsent.clear()
+        if self._end.fileno() >= 0:
+            loop.remove_writer(self._end)
+
+    def hand_over(self, connection: socket.socket, **message: Any) -> None:
+        """Send a message with a connection; the caller closes its own copy.
+
+        Raises:
+            OSError: the other side is gone, or does not read its messages.
+        """
+        if self._unsent:
+            raise BlockingIOError("its messages wait")
+        socket.send_fds(self._end, [json.dumps(message).encode()], [connection.fileno()])
+
+    async def receive(self) -> tuple[dict[str, Any], socket.socket | None] | None:
+        """Return the next message, and its connection if it has one that could be opened.
+
+        Returns None when the other side is gone.
+        """
+        while True:
+            await anyio.wait_readable(self._end)
+            try:
+                packet, descriptors, _, _ = socket.recv_fds(self._end, _LONGEST_MESSAGE, 1)
+                break
+            except BlockingIOError:
+                continue
+            except OSError:
+                return None
+        if not packet:
             return None
-        if not line.endswith(b"\n"):
-            return None
-        message: dict[str, Any] = json.loads(line)
-        return message
+        connection = socket.socket(fileno=descriptors[0]) if descriptors else None
+        if connection is not None:
+            connection.setblocking(False)
+        return json.loads(packet), connection
 
     def close(self) -> None:
         """Close this side; the other side's ``receive`` then returns None."""
-        self._writer.close()
-
-
-def hand_over(handoff_socket: socket.socket, handed: HandedConnection) -> None:
-    """Pass a connection to a worker; the caller closes its own copy.
-
-    Args:
-        handoff_socket: the parent's end of the socket pair for connections, in non-blocking mode.
-        handed: the connection.
-
-    Raises:
-        OSError: the worker is gone, or the socket buffer is full.
-    """
-    note = _note.pack(handed.kind, handed.connection_id)
-    socket.send_fds(handoff_socket, [note], [handed.connection.fileno()])
-
-
-async def arrivals(handoff_socket: socket.socket) -> AsyncIterator[HandedConnection]:
-    """Yield the connections that the parent hands over, each without blocking, until it is gone.
-
-    Args:
-        handoff_socket: the worker's end of the socket pair for connections, in non-blocking mode.
-    """
-    while True:
-        await anyio.wait_readable(handoff_socket)
-        note, descriptors, _flags, _peer = socket.recv_fds(handoff_socket, _note.size, 1)
-        if not note:  # the parent is gone; the channel handles that
-            return
-        if not descriptors:  # the limit of open descriptors is reached
-            continue
-        kind, connection_id = _note.unpack(note)
-        connection = socket.socket(fileno=descriptors[0])
-        connection.setblocking(False)
-        yield HandedConnection(kind, connection_id, connection)
+        if self._end.fileno() >= 0:
+            asyncio.get_running_loop().remove_writer(self._end)
+        self._end.close()

@@ -2,7 +2,6 @@
 
 import asyncio
 import pickle
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.config.settings import Settings
-from router.workers.channel import Channel, HandedConnection, hand_over
+from router.workers.channel import Channel, socket_pair
 from router.workers.placement import Load
 
 log = structlog.get_logger()
@@ -25,8 +24,7 @@ class WorkerStart:
     """The parameters of a worker; all but ``number`` are common to all workers.
 
     Args:
-        number: the worker's number, from 1 to ``count``.
-        count: the number of workers.
+        number: the worker's number, from 1.
         mark: the mark in all cursor ids of the router.
         folder: the router's private folder.
         process_id: the process id in all hello replies.
@@ -38,7 +36,6 @@ class WorkerStart:
     """
 
     number: int
-    count: int
     mark: int
     folder: Path
     process_id: ObjectId
@@ -57,24 +54,18 @@ _PROGRAM = "router.workers.worker"
 class Child:
     """The parent's handle of one worker, created by ``start``.
 
-    ``drained`` is set when the worker has ended its drain, or is gone. ``clients`` are the
-    addresses of the drivers that it serves, by the numbers of their connections.
+    Connections and messages (``WorkerRuntime`` has them) go over ``channel``. ``drained`` is set
+    when the worker has ended its drain, or is gone. ``clients`` are the addresses of the drivers
+    that it serves, by the numbers of their connections.
     """
 
-    def __init__(
-        self,
-        number: int,
-        process: asyncio.subprocess.Process,
-        channel: Channel,
-        handoff_socket: socket.socket,
-    ) -> None:
+    def __init__(self, number: int, process: asyncio.subprocess.Process, channel: Channel) -> None:
         self.number = number
         self.process = process
         self.drained = asyncio.Event()
         self.load = Load()
         self.clients: dict[int, str | None] = {}
-        self._channel = channel
-        self._handoff_socket = handoff_socket
+        self.channel = channel
         self._answered = asyncio.Event()
         self._answered.set()
         self._asked_at = 0.0
@@ -82,25 +73,21 @@ class Child:
     @classmethod
     async def start(cls, start: WorkerStart, program: str = _PROGRAM) -> Self:
         """Start a worker's process, which runs the module ``program``; raises OSError."""
-        ours, theirs = socket.socketpair()
-        our_handoff, their_handoff = socket.socketpair()
-        with theirs, their_handoff:
-            descriptors = (theirs.fileno(), their_handoff.fileno())
+        ours, theirs = socket_pair()
+        with theirs:
             try:
                 process = await asyncio.create_subprocess_exec(
                     sys.executable,
                     "-m",
                     program,
-                    *map(str, descriptors),
-                    pass_fds=descriptors,
+                    str(theirs.fileno()),
+                    pass_fds=(theirs.fileno(),),
                     stdin=asyncio.subprocess.PIPE,
                 )
             except BaseException:
                 ours.close()
-                our_handoff.close()
                 raise
-        our_handoff.setblocking(False)
-        child = cls(start.number, process, await Channel.over(ours), our_handoff)
+        child = cls(start.number, process, Channel(ours))
         assert process.stdin is not None
         process.stdin.write(pickle.dumps(start))
         process.stdin.write_eof()
@@ -113,7 +100,8 @@ class Child:
         and the ``upstream`` that it has chosen; which command of a client has ``changed`` all
         workers, with the ``verbosity``.
         """
-        while (message := await self._channel.receive()) is not None:
+        while (received := await self.channel.receive()) is not None:
+            message, _ = received
             match message:
                 case {"drained": _}:
                     self.drained.set()
@@ -139,22 +127,9 @@ class Child:
             return
         self._answered.clear()
         self._asked_at = asyncio.get_running_loop().time()
-        self._channel.send(load=True)
+        self.channel.send(load=True)
         try:
             async with asyncio.timeout(timeout):
                 await self._answered.wait()
         except TimeoutError:
             self.load = replace(self.load, busy=max(self.load.busy, _LEAST_WHEN_SILENT))
-
-    def hand_over(self, handed: HandedConnection) -> None:
-        """Pass a client's connection to the worker; raises OSError if it cannot accept one."""
-        hand_over(self._handoff_socket, handed)
-
-    def send(self, **message: Any) -> None:
-        """Send the worker a message (``WorkerRuntime`` has them); it is lost if it is gone."""
-        self._channel.send(**message)
-
-    def close(self) -> None:
-        """Close the channel and the connection socket; a worker that still runs then exits."""
-        self._channel.close()
-        self._handoff_socket.close()

@@ -11,7 +11,7 @@ import structlog
 
 from router.client_limits import ConnectionCounts
 from router.tls.sockets import BACKLOG, accept, bind, peer_address
-from router.workers.channel import DRIVER, HandedConnection
+from router.workers.channel import DRIVER
 from router.workers.child import Child
 from router.workers.placement import choose_worker
 
@@ -27,14 +27,16 @@ _RECENT = 1.0
 class ConnectionDispatcher:
     """Listens for all workers and hands each connection to the least loaded worker.
 
+    ``children`` are the workers that are ready, by number.
+
     Args:
         counts: counts the driver connections of all workers and holds their limits.
     """
 
     def __init__(self, counts: ConnectionCounts) -> None:
         self._counts = counts
-        self._listening: list[tuple[bytes, socket.socket]] = []
-        self._children: dict[int, Child] = {}
+        self._listening: list[tuple[str, socket.socket]] = []
+        self.children: dict[int, Child] = {}
         self._some = asyncio.Event()
         self._ids = count(1)
         self._last = 0
@@ -42,7 +44,7 @@ class ConnectionDispatcher:
         """The numbers of recent connections by worker."""
         self._known_until = 0.0
 
-    async def open(self, kind: bytes, hosts: Sequence[str], port: int) -> int:
+    async def open(self, kind: str, hosts: Sequence[str], port: int) -> int:
         """Bind ``port`` on all ``hosts`` and return it; 0 selects one free port for all hosts.
 
         Clients cannot connect before ``listen``.
@@ -66,16 +68,16 @@ class ConnectionDispatcher:
 
     def add(self, child: Child) -> None:
         """Include this worker in the distribution."""
-        self._children[child.number] = child
+        self.children[child.number] = child
         self._some.set()
 
     def remove(self, number: int) -> None:
         """Remove this worker from the distribution, if it is included."""
-        child = self._children.pop(number, None)
+        child = self.children.pop(number, None)
         if child is not None:
             for address in child.clients.values():
                 self._counts.ended(address)
-        if not self._children:
+        if not self.children:
             self._some.clear()
 
     def ended(self, child: Child, connection_id: int) -> None:
@@ -95,29 +97,29 @@ class ConnectionDispatcher:
             listening.close()
         self._listening.clear()
 
-    async def _accept(self, kind: bytes, listening: socket.socket) -> None:
+    async def _accept(self, kind: str, listening: socket.socket) -> None:
         loop = asyncio.get_running_loop()
         async for connection in accept(listening):
             with connection:
                 await self._some.wait()
                 if loop.time() >= self._known_until:
-                    asked = (child.ask_load(_LOAD_TIMEOUT) for child in self._children.values())
+                    asked = (child.ask_load(_LOAD_TIMEOUT) for child in self.children.values())
                     await asyncio.gather(*asked)
                     self._known_until = loop.time() + _KNOWN_FOR
-                self._place(HandedConnection(kind, next(self._ids), connection))
+                self._place(kind, connection)
 
-    def _place(self, handed: HandedConnection) -> None:
-        children = self._children
+    def _place(self, kind: str, connection: socket.socket) -> None:
+        children, connection_id = self.children, next(self._ids)
         taking = {number: child.load for number, child in children.items() if not child.hangs}
         loads = taking or {number: child.load for number, child in children.items()}
         loop = asyncio.get_running_loop()
-        address = peer_address(handed.connection)
-        if handed.kind == DRIVER and not self._counts.admit(address, loop.time()):
+        address = peer_address(connection)
+        if kind == DRIVER and not self._counts.admit(address, loop.time()):
             return
         while loads:
             number = choose_worker(loads, self._recent, self._last)
             try:
-                children[number].hand_over(handed)
+                children[number].channel.hand_over(connection, kind=kind, id=connection_id)
             except OSError as error:
                 log.warning(
                     "A worker accepts no connection",
@@ -126,11 +128,11 @@ class ConnectionDispatcher:
                 )
                 del loads[number]
             else:
-                if handed.kind == DRIVER:
-                    children[number].clients[handed.connection_id] = address
+                if kind == DRIVER:
+                    children[number].clients[connection_id] = address
                 self._last = number
                 self._recent[number] += 1
                 loop.call_later(_RECENT, self._recent.subtract, [number])
                 return
-        if handed.kind == DRIVER:
+        if kind == DRIVER:
             self._counts.ended(address)

@@ -1,9 +1,9 @@
 """The parent of several workers: starts them, restarts them after a failure, stops them."""
 
 import asyncio
+import signal
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -65,21 +65,10 @@ class Supervisor:
     ) -> None:
         self._start_child = start_child
         self._settings = settings
-        self._start = WorkerStart(
-            number=0,
-            count=settings.workers,
-            mark=new_mark(),
-            folder=Path(),
-            process_id=ObjectId(),
-            started=datetime.now(UTC),
-            settings=settings,
-            arguments=tuple(arguments),
-            port=0,
-            verbosity=0,
-        )
-        """What all workers start with."""
+        self._arguments = tuple(arguments)
+        self._start: Callable[..., WorkerStart]
+        """Returns what a worker starts with, for its number and the present log level."""
         self._alive: set[Child] = set()
-        self._ready: dict[int, Child] = {}
         limits = settings.client_limits
         most = min(limits.connections * settings.workers, settings.net.max_incoming_connections)
         self._dispatcher = ConnectionDispatcher(
@@ -93,10 +82,10 @@ class Supervisor:
         self._all_ready = asyncio.Event()
         self._failure: WorkerFailedError | None = None
 
-    async def run(self, stop: asyncio.Event, rotate: asyncio.Event | None = None) -> None:
+    async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then drain and stop all workers.
 
-        When ``rotate`` is set, it is cleared and all processes exchange their certificates.
+        With TLS, all processes exchange their certificates on SIGHUP.
 
         Raises:
             OSError: a port cannot be opened, or a file for the admin port not be read.
@@ -104,6 +93,8 @@ class Supervisor:
             WorkerFailedError: a worker ended before all workers were ready.
         """
         net, feed = self._settings.net, self._settings.feed
+        if net.tls.enabled:
+            asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, self._rotate)
         if net.admin.port is not None and net.admin_tls_mode != "disabled":
             self._certificates = Certificates(net.tls)
         temporary = TemporaryDirectory(prefix="mergerouter-", ignore_cleanup_errors=True)
@@ -113,13 +104,22 @@ class Supervisor:
             ports = {"port": await self._dispatcher.open(DRIVER, net.hosts, net.port)}
             if feed.port is not None:
                 ports["feedPort"] = await self._dispatcher.open(FEED, [feed.bind_ip], feed.port)
-            self._start = replace(self._start, folder=folder, port=ports["port"])
+            self._start = partial(
+                WorkerStart,
+                mark=new_mark(),
+                folder=folder,
+                process_id=ObjectId(),
+                started=datetime.now(UTC),
+                settings=self._settings,
+                arguments=self._arguments,
+                port=ports["port"],
+            )
             peers = {number: Peer(folder, number) for number in self._numbers}
             for peer in peers.values():
                 owned.callback(peer.close)
             collect = partial(self._collect, peers)
             async with admin_port(net, self._certificates, collect) as admin:
-                await self._keep_workers(stop, rotate or asyncio.Event(), {**ports, **admin})
+                await self._keep_workers(stop, {**ports, **admin})
         log.info("Shut down")
 
     @property
@@ -128,7 +128,7 @@ class Supervisor:
 
     async def _collect(self, peers: Mapping[int, Peer], details: bool) -> RouterStatus:
         """Return the status, as ``Collect``; without workers that do not answer in two seconds."""
-        ready = sorted(self._ready)
+        ready = sorted(self._dispatcher.children)
         answers = await asyncio.gather(
             *(
                 peers[number].ask(
@@ -142,31 +142,26 @@ class Supervisor:
         processes = [answer for answer in answers if answer is not None]
         return RouterStatus(processes, len(peers), RECENT.failures(50) if details else ())
 
-    async def _rotate(self, asked: asyncio.Event) -> None:
-        """Make all processes exchange their certificates each time ``asked`` is set."""
-        while True:
-            await asked.wait()
-            asked.clear()
-            self._rotate_own()
-            for child in self._alive:
-                child.send(rotate=True)
+    def _rotate(self) -> None:
+        """Make all processes exchange their certificates."""
+        self._rotate_own()
+        for child in self._alive:
+            child.channel.send(rotate=True)
 
-    async def _keep_workers(
-        self, stop: asyncio.Event, rotate: asyncio.Event, ports: Mapping[str, int]
-    ) -> None:
+    async def _keep_workers(self, stop: asyncio.Event, ports: Mapping[str, int]) -> None:
         async with anyio.create_task_group() as keepers:
             for number in self._numbers:
                 keepers.start_soon(self._keep, number, keepers.cancel_scope)
             if await _first(self._all_ready, stop):
                 self._dispatcher.listen()
+                children = self._dispatcher.children
                 async with anyio.create_task_group() as tasks:  # a failure ends the process
                     tasks.start_soon(self._dispatcher.dispatch)
-                    tasks.start_soon(self._rotate, rotate)
                     log.info(
                         "Waiting for connections",
                         component="NETWORK",
                         **ports,
-                        workers=[self._ready[number].process.pid for number in self._numbers],
+                        workers=[children[number].process.pid for number in self._numbers],
                     )
                     await stop.wait()
                     tasks.cancel_scope.cancel()
@@ -202,7 +197,7 @@ class Supervisor:
 
     async def _run_once(self, number: int) -> int:
         """Run a worker until it ends; return its exit status (negative: the signal's number)."""
-        start = replace(self._start, number=number, verbosity=LEVEL.verbosity)
+        start = self._start(number=number, verbosity=LEVEL.verbosity)
         try:
             child = await self._start_child(start)
         except OSError as error:
@@ -211,21 +206,21 @@ class Supervisor:
         self._alive.add(child)
         try:
             if self._identity is not None:
-                child.send(identity=self._identity, counter=self._topology_counter)
+                child.channel.send(identity=self._identity, counter=self._topology_counter)
             if self._upstream is not None:
-                child.send(upstream=self._upstream)
+                child.channel.send(upstream=self._upstream)
             async for report in child.reports():
                 self._react(child, report)
-            self._forget(number)
+            self._dispatcher.remove(number)
             with anyio.move_on_after(_END_TIMEOUT):
                 return await child.process.wait()
             log.error("A worker does not end; killing it", worker=number, pid=child.process.pid)
             child.process.kill()
             return await child.process.wait()
         finally:
-            self._forget(number)
+            self._dispatcher.remove(number)
             self._alive.discard(child)
-            child.close()
+            child.channel.close()
             if child.process.returncode is None:
                 child.process.kill()
                 with anyio.move_on_after(_END_TIMEOUT, shield=True):
@@ -242,14 +237,14 @@ class Supervisor:
                 self._identity = identity
                 self._topology_counter += 1
                 for each in self._alive:
-                    each.send(identity=identity, counter=self._topology_counter)
+                    each.channel.send(identity=identity, counter=self._topology_counter)
             case {"upstream": choice}:
                 if self._upstream is None or choice["generation"] > self._upstream["generation"]:
                     self._upstream = choice
                     for each in self._alive:
-                        each.send(upstream=choice)
+                        each.channel.send(upstream=choice)
                 else:
-                    child.send(upstream=self._upstream)
+                    child.channel.send(upstream=self._upstream)
             case {"changed": command, "verbosity": verbosity}:
                 LEVEL.verbosity = verbosity
                 if command == "rotateCertificates":
@@ -257,15 +252,10 @@ class Supervisor:
 
     def _add(self, child: Child) -> None:
         """Give connections to a worker that is ready."""
-        self._ready[child.number] = child
         self._dispatcher.add(child)
         log.info("A worker is ready", worker=child.number, pid=child.process.pid)
-        if len(self._ready) == self._settings.workers:
+        if len(self._dispatcher.children) == self._settings.workers:
             self._all_ready.set()
-
-    def _forget(self, number: int) -> None:
-        self._ready.pop(number, None)
-        self._dispatcher.remove(number)
 
     def _rotate_own(self) -> None:
         if self._certificates is not None:
@@ -274,18 +264,18 @@ class Supervisor:
     async def _drain(self) -> None:
         self._stopping = True
         self._dispatcher.close()
-        children = list(self._ready.values())
+        children = list(self._dispatcher.children.values())
         seconds = self._settings.process.drain_time
         log.info("Shutting down", drainSeconds=seconds)
         for child in children:
-            child.send(drain=seconds)
+            child.channel.send(drain=seconds)
         # A drained worker stays up: clients of other workers may still read its cursors.
         with anyio.move_on_after(seconds + _DRAIN_GRACE):
             for child in children:
                 await child.drained.wait()
         for child in children:
             if child.drained.is_set():
-                child.send(end=True)
+                child.channel.send(end=True)
             else:
                 log.warning("A worker hangs; killing it", worker=child.number)
                 child.process.kill()

@@ -1,10 +1,11 @@
-"""A worker process: ``python -m router.workers.worker CHANNEL HANDOFF``, started by the parent.
+"""A worker process: ``python -m router.workers.worker CHANNEL``, started by the parent.
 
-The two arguments are the descriptors of the worker's ends of the socket pairs. It reads its other
-parameters, a ``WorkerStart``, from standard input.
+The argument is the descriptor of the worker's end of its channel. It reads its other parameters, a
+``WorkerStart``, from standard input.
 """
 
 import asyncio
+import errno
 import os
 import pickle
 import shutil
@@ -29,7 +30,7 @@ from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.service import assemble
-from router.workers.channel import DRIVER, Channel, HandedConnection, arrivals
+from router.workers.channel import DRIVER, Channel
 from router.workers.child import WorkerStart
 from router.workers.placement import Load
 
@@ -44,14 +45,13 @@ class WorkerRuntime:
     Args:
         start: the worker's start parameters.
         channel: the message channel to the parent.
-        handoff_socket: the socket on which connections arrive, in non-blocking mode.
     """
 
-    def __init__(self, start: WorkerStart, channel: Channel, handoff_socket: socket.socket) -> None:
+    def __init__(self, start: WorkerStart, channel: Channel) -> None:
         self.start = start
-        self.peers = Peers(start.number, start.mark, start.count, start.folder, channel.send)
+        count = start.settings.workers
+        self.peers = Peers(start.number, start.mark, count, start.folder, channel.send)
         self._channel = channel
-        self._handoff_socket = handoff_socket
         self._busy = _Busy()
 
     async def serve(self, node: Node, listener: Listener, feed: FeedPort | None) -> None:
@@ -68,17 +68,21 @@ class WorkerRuntime:
             os.unlink(address)
         async with Listener(node, for_workers=True) as private, OwnedTasks() as tasks:
             await private.listen_privately(address)
-            tasks.run(self._adopt_all, listener, feed, tasks)
             try:
                 self._channel.send(ready=True)
-                await self._handle_messages(node, listener)
+                await self._handle_messages(node, listener, feed, tasks)
             finally:
                 self.peers.close()
 
-    async def _handle_messages(self, node: Node, listener: Listener) -> None:
-        while True:
-            message = await self._channel.receive()
+    async def _handle_messages(
+        self, node: Node, listener: Listener, feed: FeedPort | None, tasks: OwnedTasks
+    ) -> None:
+        while (received := await self._channel.receive()) is not None:
+            message, connection = received
             match message:
+                case {"kind": kind, "id": number}:
+                    port = listener if kind == DRIVER else feed
+                    tasks.run(self._adopt, connection, number, port)
                 case {"load": _}:
                     streams, connections = len(node.cursors), node.counters.connections
                     load = Load(streams, connections, self._busy.share())
@@ -97,28 +101,24 @@ class WorkerRuntime:
                     self._channel.send(drained=True)
                 case {"end": _}:
                     return
-                case None:
-                    log.error("The parent is gone; ending")
-                    shutil.rmtree(self.start.folder, ignore_errors=True)
-                    return
-
-    async def _adopt_all(
-        self, listener: Listener, feed: FeedPort | None, tasks: OwnedTasks
-    ) -> None:
-        async for handed in arrivals(self._handoff_socket):
-            tasks.run(self._adopt, handed, listener, feed)
+        log.error("The parent is gone; ending")
+        shutil.rmtree(self.start.folder, ignore_errors=True)
 
     async def _adopt(
-        self, handed: HandedConnection, listener: Listener, feed: FeedPort | None
+        self, connection: socket.socket | None, number: int, port: Listener | FeedPort | None
     ) -> None:
+        """Serve a connection that the parent has handed over, unless it could not be opened."""
+
         def ended() -> None:
-            self._channel.send(ended=handed.connection_id)
+            self._channel.send(ended=number)
 
         try:
-            if handed.kind == DRIVER:
-                await listener.adopt(handed.connection, handed.connection_id, ended)
-            elif feed is not None:
-                await feed.adopt(handed.connection)
+            if connection is None:
+                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+            if isinstance(port, Listener):
+                await port.adopt(connection, number, ended)
+            elif port is not None:
+                await port.adopt(connection)
         except OSError as error:  # the client has disconnected
             log.info(
                 "A connection was lost while it was handed over",
@@ -154,14 +154,12 @@ def main() -> None:
     structlog.contextvars.bind_contextvars(ctx=f"worker{start.number}")
     keep_freed_memory()
     collect_less_often()
-    uvloop.run(_run(start, *map(int, sys.argv[1:])))
+    uvloop.run(_run(start, int(sys.argv[1])))
 
 
-async def _run(start: WorkerStart, channel_end: int, handoff_end: int) -> None:
-    channel = await Channel.over(socket.socket(fileno=channel_end))
-    with closing(channel), socket.socket(fileno=handoff_end) as handoff_socket:
-        handoff_socket.setblocking(False)
-        runtime = WorkerRuntime(start, channel, handoff_socket)
+async def _run(start: WorkerStart, channel_end: int) -> None:
+    with closing(Channel(socket.socket(fileno=channel_end))) as channel:
+        runtime = WorkerRuntime(start, channel)
         topology = TopologyVersion(start.process_id)
         async with assemble(
             start.settings,

@@ -56,15 +56,14 @@ def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
         (("--configdb", "c/h:1", "--setParameter", "x=1"), "setParameter.x is not a setting"),
         (("--configdb", "c/h:1", "--setParameter", "x"), "'x' has no value: write name=value"),
         (("--config", "/does/not/exist"), "--config: cannot use /does/not/exist: No such file"),
-        (("--configdb",), "has no value. It needs one: The config server: rsName/host:port"),
-        (("--configdb", "c/h:1", "--port"), "has no value. It needs one: The port for drivers"),
+        (("--configdb",), "Option '--configdb' requires an argument"),
         (
             ("--configdb", "c/h:1", "--port", "abc"),
-            "Invalid value for '--port': must be a valid integer, not 'abc'. The port for drivers",
+            "--port: must be a valid integer, unable to parse string as an integer. The port for",
         ),
         (
             ("--configdb", "c/h:1", "--workers", "1.5"),
-            "Invalid value for '--workers': must be a valid integer, not '1.5'. Processes that",
+            "--workers: must be a valid integer, unable to parse string as an integer. Processes",
         ),
     ],
 )

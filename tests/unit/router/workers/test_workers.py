@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from router.client_limits import ConnectionCounts
 from router.config.settings import Settings, load_settings
-from router.workers.channel import DRIVER, Channel
+from router.workers.channel import DRIVER, Channel, socket_pair
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
 from router.workers.placement import Load, choose_worker
@@ -39,12 +39,37 @@ def folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_a_message_to_a_process_that_is_gone_is_lost() -> None:
     async def send() -> None:
-        channel = await Channel.over(socket.socketpair()[0])
+        channel = Channel(socket_pair()[0])
         channel.close()
         await asyncio.sleep(0)
         channel.send(end=True)
 
     uvloop.run(send())
+
+
+def test_messages_wait_for_a_process_that_does_not_read() -> None:
+    async def check() -> None:
+        ours, theirs = map(Channel, socket_pair())
+        sent = 2000
+        for number in range(sent):
+            ours.send(number=number)
+        with socket.socket() as connection:
+            with pytest.raises(BlockingIOError):
+                ours.hand_over(connection, number=sent)
+            for number in range(sent):
+                assert await theirs.receive() == ({"number": number}, None)
+            ours.hand_over(connection, number=sent)
+        received = await theirs.receive()
+        assert received is not None
+        message, connection_or_none = received
+        assert message == {"number": sent}
+        assert connection_or_none is not None
+        connection_or_none.close()
+        ours.close()
+        assert await theirs.receive() is None
+        theirs.close()
+
+    uvloop.run(check())
 
 
 async def test_a_worker_s_failed_start_ends_the_router_with_its_status(folders: Path) -> None:
