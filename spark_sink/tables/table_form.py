@@ -8,9 +8,8 @@ columns TABLE, with structs as `fullDocument`.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -65,17 +64,16 @@ class TableForm:
     keys: tuple[str, ...] = ("_id",)
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any], statistics_columns: Sequence[str] = ()) -> TableForm:
-        """Return the form of a table with this schema, given as a JSON document.
+    def of(cls, schema: StructType, statistics_columns: Sequence[str] = ()) -> TableForm:
+        """Return the form of a table with this schema.
 
         `statistics_columns` are the columns with statistics in its commits.
         """
-        found = StructType.fromJson(dict(columns))
-        fields = [each for each in found.fields if each.name not in _RESERVED]
-        is_typed = RESCUED in found.fieldNames()
+        fields = [each for each in schema.fields if each.name not in _RESERVED]
+        is_typed = RESCUED in schema.names
         return cls(
             StructType(fields) if is_typed else None,
-            keeps_deleted=DELETED in found.fieldNames(),
+            keeps_deleted=DELETED in schema.names,
             keys=tuple(name for name in statistics_columns if name not in _RESERVED),
         )
 
