@@ -14,7 +14,6 @@ from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
-from pyspark.sql.types import StructType
 
 from spark_sink.errors import SourceError, say
 from spark_sink.folders import Folder
@@ -110,7 +109,7 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
 
 def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:
     """Write the rows of files again. Raises OSError."""
-    schema = arrow_schema(StructType.fromJson(log.schema))
+    schema = arrow_schema(log.schema)
     options: dict[str, Any] = {"statistics_columns": log.statistics_columns, "summed": False}
     with Parts(log.address, schema, log.partitions, **options) as parts:
         for scan in scans_of(log, schema.names, files=files):

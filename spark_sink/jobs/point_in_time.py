@@ -50,6 +50,7 @@ from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import BASE, COMMIT_SECONDS, TABLE
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
+from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import Batch, commit_path, end_of, states_in
@@ -112,14 +113,15 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     rows, since = spark.createDataFrame([], TABLE).select(*BASE), -1
     for batch, _, versions in islice(history.complete_before(cut), 1):
         try:
-            older = table.at(*versions[CURRENT])
+            older = history.logs[CURRENT].at(*versions[CURRENT])
         except StreamError:  # its files have been deleted
             if BRONZE not in found:
                 raise
         else:
-            rows, since = read_rows(spark, older.log, older.form.base_columns), batch
+            base_columns = TableForm.of(older.schema).base_columns
+            rows, since = read_rows(spark, older, base_columns), batch
             if BRONZE not in found:
-                found[CURRENT] = older.read(spark)
+                found[CURRENT] = read_rows(spark, older)
     if BRONZE in found:
         bronze = history.logs[BRONZE]
         if since < 0:

@@ -97,7 +97,7 @@ def lines_of(status: dict[str, Any]) -> list[str]:
 
 def _rescued(log: DeltaLog) -> int | None:
     """Return how many documents have a value in RESCUED; None unless the table is typed."""
-    if not log.exists or RESCUED not in [each["name"] for each in log.schema["fields"]]:
+    if not log.exists or RESCUED not in log.schema.names:
         return None
     found = scan(log, [RESCUED], [pc.field(RESCUED).is_valid()])
     return sum(int(rows.num_rows) for rows in found)

@@ -12,7 +12,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
-from pyspark.sql.types import StructType
 
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of
@@ -60,13 +59,12 @@ class Advance:
         by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
         by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
         # Updates of documents that are deleted afterwards need no base.
-        columns = StructType(self._form.spark_schema.fields[:-1])
-        return by_key.mapInArrow(partial(_documents, self._form), columns)
+        return by_key.mapInArrow(partial(_documents, self._form), self._form.spark_schema)
 
 
 def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
     """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
     formed = FormedRows(form)
     for rows in Fold(ABOVE_ALL_TOKENS, keeps_deleted=form.keeps_deleted)(batches):
-        made = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))[0]
-        yield from form.to_files(made).select(form.file_schema.names[:-1]).to_batches()
+        made, _ = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))
+        yield from made.to_batches()

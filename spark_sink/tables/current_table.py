@@ -9,11 +9,9 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left, bisect_right
-from collections.abc import Mapping, Sequence
-from copy import copy
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -166,18 +164,9 @@ class CurrentTable:
             raise OptionError(f"there is no current table at {target}: correct the path")
         return cls(target, log.state().get("keys", ("_id",)), form=form)
 
-    def at(self, version: int, state: Mapping[str, Any]) -> CurrentTable:
-        """Return an older version to read, whose commit has `state`. Raises StreamError."""
-        found = copy(self)
-        found.log = self.log.at(version, state)
-        found.state = from_document(TableState, state)
-        found.form = found._stored = TableForm.of(found.log.schema)
-        return found
-
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the version, without KEY_RANGE."""
-        names = [each["name"] for each in self.log.schema["fields"]]
-        return read_rows(spark, self.log, [name for name in names if name != KEY_RANGE])
+        return read_rows(spark, self.log)
 
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
@@ -307,6 +296,9 @@ class CurrentTable:
             stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
             for _, report in stale:
                 Folder(self.address).remove(*(each["path"] for each in report.parts))
+                if upsert.quarantine is not None:
+                    problems = (each["path"] for each in report.problems)
+                    Folder(upsert.quarantine.address).remove(*problems)
             merged = [] if rewrites else [pair for pair in merged if pair[1].wanted is None]
             pending = [each for each, _ in stale]
             if rewrites and not rewrites_all:

@@ -32,6 +32,7 @@ from deltalake.transaction import (
     create_table_with_add_actions,
 )
 from pyarrow import fs
+from pyspark.sql.types import StructType
 
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.events.documents import from_document, to_document
@@ -144,11 +145,10 @@ class DeltaLog:
         return self._partitions if self._table is None else self._table.metadata().partition_columns
 
     @property
-    def schema(self) -> dict[str, Any]:
-        """The schema as JSON, in a form that Spark has as well."""
+    def schema(self) -> StructType:
+        """The schema, of a table that exists."""
         assert self._table is not None
-        found: dict[str, Any] = json.loads(self._table.schema().to_json())
-        return found
+        return StructType.fromJson(json.loads(self._table.schema().to_json()))
 
     @property
     def statistics_columns(self) -> Sequence[str]:

@@ -246,30 +246,15 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
     columns of PREPARED and `place`, and is sorted by place, token and kind. The first result has
     the columns of FOLDED, and its rows are in the order of places.
     """
-    if not prepared.num_rows:
-        return _FOLDED.empty_table(), prepared
-    prepared = prepared.combine_chunks()
-    places, tokens = (prepared[name].chunk(0) for name in ("place", "token"))
-    border = pa.array([True])
-    changes = pc.not_equal(places[1:], places[:-1])
-    rises = pc.or_(changes, pc.greater(tokens[1:], tokens[:-1]))
-    is_last = pa.concat_arrays([changes, border])
-    is_applied = pa.concat_arrays([border, rises])  # not: an event with the token before it
-    is_event = pc.equal(prepared["kind"].chunk(0), EVENT)
-    chosen = filtered(prepared, pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
+    chosen, documents = _whole_at_last(prepared, follows=False)
     if not chosen.num_rows:
         return _FOLDED.empty_table(), prepared
-    column = _documents_in(chosen["payload"].chunk(0))
-    if column.null_count:
-        chosen = chosen.filter(pc.is_valid(column))
-        column = pc.drop_null(column)
     known = (chosen[name] for name in _GIVEN.names[:5])
-    rest = pa.nulls(len(column), pa.string()), pa.repeat(pa.scalar(False), len(column))
-    found = _folded((*known, column, *rest))
+    rest = pa.nulls(len(documents), pa.string()), pa.repeat(pa.scalar(False), len(documents))
+    found = _folded((*known, documents, *rest))
     if chosen.num_rows == prepared.num_rows:
         return found, prepared.slice(0, 0)
-    others = pc.invert(pc.is_in(places, value_set=chosen["place"]))
-    return found, prepared.filter(others)
+    return found, prepared.filter(pc.invert(pc.is_in(prepared["place"], value_set=chosen["place"])))
 
 
 def without_superseded(prepared: pa.Table) -> pa.Table:
@@ -277,20 +262,36 @@ def without_superseded(prepared: pa.Table) -> pa.Table:
 
     `prepared` is as for `whole_documents`. Many changes of one document then cost little memory.
     """
-    if prepared.num_rows < 2:
+    last, _ = _whole_at_last(prepared, follows=True)
+    if not last.num_rows:
         return prepared
-    places, tokens = (prepared[name].combine_chunks() for name in ("place", "token"))
-    rises = pc.and_(pc.equal(places[1:], places[:-1]), pc.greater(tokens[1:], tokens[:-1]))
-    if not pc.any(rises).as_py():
-        return prepared
+    places = prepared["place"].combine_chunks()
     is_last = pa.concat_arrays([pc.not_equal(places[1:], places[:-1]), pa.array([True])])
-    follows = pa.concat_arrays([pa.array([False]), rises])
-    is_event = pc.equal(prepared["kind"].combine_chunks(), EVENT)
-    lasts = prepared.filter(pc.and_(is_event, pc.and_(is_last, follows))).combine_chunks()
-    if not lasts.num_rows:
-        return prepared
-    whole = lasts["place"].filter(pc.is_valid(_documents_in(lasts["payload"].chunk(0))))
-    return filtered(prepared, pc.or_(is_last, pc.invert(pc.is_in(places, value_set=whole))))
+    superseded = pc.and_not(pc.is_in(places, value_set=last["place"]), is_last)
+    return prepared.filter(pc.invert(superseded))
+
+
+def _whole_at_last(prepared: pa.Table, *, follows: bool) -> tuple[pa.Table, pa.Array]:
+    """Return the rows that are the last of their key and have the whole document; and these.
+
+    With `follows`, only those that come after another row of their key.
+    """
+    if not prepared.num_rows:
+        return prepared, pa.array([], pa.binary())
+    places, tokens, kinds = (prepared[e].combine_chunks() for e in ("place", "token", "kind"))
+    begins = pc.not_equal(places[1:], places[:-1])
+    is_last = pa.concat_arrays([begins, pa.array([True])])
+    # Not: an event with the token of the row before it, which was applied already.
+    rises = pc.greater(tokens[1:], tokens[:-1])
+    rises = pc.and_not(rises, begins) if follows else pc.or_(rises, begins)
+    is_applied = pa.concat_arrays([pa.array([not follows]), rises])
+    is_event = pc.equal(kinds, EVENT)
+    chosen = filtered(prepared, pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
+    if not chosen.num_rows:
+        return chosen, pa.array([], pa.binary())
+    documents = _documents_in(chosen["payload"].chunk(0))
+    is_whole = pc.is_valid(documents)
+    return filtered(chosen, is_whole), filtered(documents, is_whole)
 
 
 def _documents_in(events: pa.Array) -> pa.Array:

@@ -36,9 +36,9 @@ _LAST_BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000
 _KEY_CHARACTERS = 1024
 
 
-def places_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Return the places of rows with KEY_COLUMNS."""
-    found = pc.binary_join_element_wise(*(rows[name] for name in KEY_COLUMNS), "\0")
+def places_of(rows: pa.Table | pa.RecordBatch, *names: str) -> pa.Array:
+    """Return the places of rows with the columns `names`, by default KEY_COLUMNS."""
+    found = pc.binary_join_element_wise(*(rows[name] for name in names or KEY_COLUMNS), "\0")
     return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
 
 

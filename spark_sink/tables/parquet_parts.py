@@ -105,7 +105,6 @@ class Parts:
     ) -> None:
         self._schema = schema
         self._summed = summed
-        self._checksums: dict[Partition, Checksum] = defaultdict(Checksum)
         self._partitions = tuple(partitions)
         self._statistics_columns = statistics_columns
         names = [name for name in schema.names if name not in self._partitions]
@@ -144,10 +143,8 @@ class Parts:
         if not rows.schema.equals(self._schema):
             rows = rows.cast(self._schema)
         for partition, chosen in self._divided(rows):
-            self._pending[partition].append(chosen.select(self._stored.names))
+            self._pending[partition].append(chosen)
             self._pending_bytes += chosen.nbytes
-            if self._summed:
-                self._checksums[partition] += Checksum.of(chosen)
         if self._pending_bytes >= _GROUP_BYTES:
             self._write_pending()
 
@@ -186,13 +183,12 @@ class Parts:
         folders = [f"{name}={_folder_name(value)}" for name, value in values.items()]
         path = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
         self._paths.append(path)
-        return _Part(path, values, self._folder.create(path), self._stored, self._form)
+        stream = self._folder.create(path)
+        return _Part(path, values, stream, self._stored, self._form, summed=self._summed)
 
     def _end(self, partitions: Sequence[Partition]) -> None:
         for partition in partitions:
-            checksum = to_document(self._checksums.pop(partition, NO_ROWS))
-            part = self._open.pop(partition).close(self._statistics_columns)
-            self._done.append({**part, "checksum": checksum})
+            self._done.append(self._open.pop(partition).close(self._statistics_columns))
 
 
 class _Part:
@@ -205,9 +201,13 @@ class _Part:
         stream: pa.NativeFile,
         schema: pa.Schema,
         form: dict[str, Any],
+        *,
+        summed: bool,
     ) -> None:
         self._path = path
         self._values = values
+        self._schema = schema
+        self._summed, self._checksum = summed, NO_ROWS
         self._written: list[pq.FileMetaData] = []
         self._stream = stream
         self._writer = pq.ParquetWriter(stream, schema, metadata_collector=self._written, **form)
@@ -218,8 +218,10 @@ class _Part:
         return int(self._stream.tell())
 
     def write(self, rows: pa.Table, group_rows: int) -> None:
-        """Write rows, `group_rows` of them in each row group."""
-        self._writer.write_table(rows, group_rows)
+        """Write rows of the table, `group_rows` of them in each row group."""
+        if self._summed:
+            self._checksum += Checksum.of(rows)
+        self._writer.write_table(rows.select(self._schema.names), group_rows)
 
     def give_up(self) -> None:
         """Close the file, whose contents do not matter."""
@@ -241,6 +243,7 @@ class _Part:
             "partition": json.dumps(self._values),
             "modified": int(time.time() * 1000),
             "stats": stats,
+            "checksum": to_document(self._checksum),
         }
 
 

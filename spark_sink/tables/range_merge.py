@@ -56,6 +56,7 @@ UNAPPLIED = StructType(
 )
 """The columns of a table of events that cannot be applied."""
 _PREPARED = arrow_schema(PREPARED)
+_NO_PLACES = pa.array([], pa.string())
 # Changes that are applied together: more of them cost more memory and CPU.
 _CHANGES_PER_STEP = 5_000
 
@@ -96,8 +97,8 @@ class MergeTask:
         except _UnsortedError:
             formed = FormedRows(self.form)
             rows = pa.concat_tables(rows for rows, _ in self._unordered(formed))
-            rows = _newest(rows, self.form.column("token"))
-            return _Merging(self, formed, iter([(rows, places_of(rows))])).report()
+            groups = _newest(rows, self.form.places_of(rows), self.form.column("token"))
+            return _Merging(self, formed, [groups]).report()
 
     def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the rows of the merge, a row group at a time, and their places."""
@@ -183,9 +184,8 @@ class _Merging:
                 return changes.slice(start, end - start)
             return changes.take(order[start:end])
 
-        empty = self._task.form.memory_schema.empty_table()
         with self._table.files, self._problems:
-            for group, found in chain(self._groups, [(empty, places_of(empty))]):
+            for group, found in chain(self._groups, [(self._formed.none, _NO_PLACES)]):
                 end = bisect_right(places, found[-1].as_py(), start) if len(found) else len(places)
                 while end - start > _CHANGES_PER_STEP:
                     last = places[start + _CHANGES_PER_STEP - 1]
@@ -205,12 +205,13 @@ class _Merging:
     def _apply(self, group: pa.Table, places: pa.Array, changes: pa.Table) -> None:
         """Write a group of rows with the changes to it applied."""
         changed = pc.is_in(places, value_set=pc.unique(changes["place"]))
-        base = group.filter(changed)
+        base, form = group.filter(changed), self._task.form
+        names = (*KEY_COLUMNS, "token", "documentKey")
         old = {
-            **{name: base[name] for name in (*KEY_COLUMNS, "token", "documentKey")},
+            **{name: base[form.column(name)] for name in names},
             "place": places.filter(changed),
             "kind": kinds_of(base),
-            "payload": base["document"],
+            "payload": base[form.column("document")],
         }
         rows = pa.table({name: old[name] for name in changes.schema.names}, changes.schema)
         prepared = sorted_rows(pa.concat_tables([rows, changes])) if base.num_rows else changes
@@ -225,12 +226,11 @@ class _Merging:
             self._lost += [LostDocument(*row) for row in zip(*values, strict=True)]
             self._quarantine(folded.filter(pc.invert(fits)))
             new = pa.concat_tables([new, self._formed_rows(folded.filter(fits), changes)])
-        before, after = map(self._task.form.to_files, (base, new))
-        self._added += Checksum.of(after) - Checksum.of(before)
+        self._added += Checksum.of(new) - Checksum.of(base)
         kept = group.filter(pc.invert(changed))
         if kept.num_rows or others.num_rows:  # each of several tables is in order
             new = pa.concat_tables([kept, new])
-            new = new.take(pc.sort_indices(places_of(new))).combine_chunks()
+            new = new.take(pc.sort_indices(form.places_of(new))).combine_chunks()
         self._table.add(new)
 
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
@@ -286,14 +286,15 @@ class _RangeFiles:
     def add(self, rows: pa.Table) -> None:
         """Write the next rows."""
         while rows.num_rows:
-            first, last = places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
+            first, last = self._form.places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
             if not self._range or first >= self._end_before:
                 self._end()
                 self._begin(first)
             count = rows.num_rows
             if last >= self._end_before:
-                count = pc.sum(pc.less(places_of(rows), self._end_before)).as_py()
-                last = places_of(rows.slice(count - 1, 1))[0].as_py()
+                places = self._form.places_of(rows)
+                count = pc.sum(pc.less(places, self._end_before)).as_py()
+                last = places[count - 1].as_py()
             self._last = last
             self._write(rows.slice(0, count))
             rows = rows.slice(count)
@@ -310,7 +311,7 @@ class _RangeFiles:
 
     def _write(self, rows: pa.Table) -> None:
         name = pa.repeat(pa.scalar(self._range), rows.num_rows)
-        self.files.add(self._form.to_files(rows).append_column(KEY_RANGE, name))
+        self.files.add(rows.append_column(KEY_RANGE, name))
         if self.files.size >= self._limit:
             self._end()
 
@@ -341,10 +342,11 @@ def _limit(merge: Merge) -> int:
     return max(FILE_BYTES // 2, expected // files) if files > 1 else FILE_BYTES
 
 
-def _newest(rows: pa.Table, token: str) -> pa.Table:
-    """Return the newest row of each place, in the order of places."""
-    keys = pa.table({"place": places_of(rows), "token": rows[token]})
+def _newest(rows: pa.Table, places: pa.Array, token: str) -> tuple[pa.Table, pa.Array]:
+    """Return the newest row of each place, by a column of tokens, in the order of places."""
+    keys = pa.table({"place": places, "token": rows[token]})
     order = pc.sort_indices(keys, sort_keys=[("place", "ascending"), ("token", "ascending")])
     places = keys["place"].combine_chunks().take(order)
     is_last = [pc.not_equal(places[:-1], places[1:]), pa.array([True][: len(places)], pa.bool_())]
-    return rows.take(order).filter(pa.concat_arrays(is_last))
+    chosen = pa.concat_arrays(is_last)
+    return rows.take(order).filter(chosen), places.filter(chosen)

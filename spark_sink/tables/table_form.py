@@ -1,16 +1,14 @@
-"""The columns of a current table, in its files and in memory.
+"""The columns of a current table.
 
 A table without a schema has the documents as JSON and as BSON, in the columns `fold.TABLE`. A
 typed table has a column for each field of the documents, and the column RESCUED for what does not
-fit. The names of its other columns begin with an underscore. In memory a typed table has the
-columns TABLE, with structs as `fullDocument`.
+fit. The names of its other columns begin with an underscore.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.types import (
@@ -34,12 +32,11 @@ from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_col
 from spark_sink.rows.layouts import Values
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
 from spark_sink.tables.fold import BASE, TABLE
-from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, places_of
 from spark_sink.tables.parquet_parts import WITH_STATISTICS
 from spark_sink.tables.prepare import DELETED
 
-_DOCUMENTS = "fullDocument"
-_DERIVED = ("namespace", _DOCUMENTS)  # columns that a typed table does not have
+_DERIVED = ("namespace", "fullDocument")  # columns that a typed table does not have
 _OWN = tuple(each for each in TABLE.fields if each.name not in _DERIVED)
 _COMPARABLE = (StringType, ByteType, ShortType, IntegerType, LongType, DateType, TimestampType)
 """The types of key columns that can have statistics in Delta's log."""
@@ -65,17 +62,16 @@ class TableForm:
     keys: tuple[str, ...] = ("_id",)
 
     @classmethod
-    def of(cls, columns: Mapping[str, Any], statistics_columns: Sequence[str] = ()) -> TableForm:
-        """Return the form of a table with this schema, given as a JSON document.
+    def of(cls, schema: StructType, statistics_columns: Sequence[str] = ()) -> TableForm:
+        """Return the form of a table with this schema.
 
         `statistics_columns` are the columns with statistics in its commits.
         """
-        found = StructType.fromJson(dict(columns))
-        fields = [each for each in found.fields if each.name not in _RESERVED]
-        is_typed = RESCUED in found.fieldNames()
+        fields = [each for each in schema.fields if each.name not in _RESERVED]
+        is_typed = RESCUED in schema.names
         return cls(
             StructType(fields) if is_typed else None,
-            keeps_deleted=DELETED in found.fieldNames(),
+            keeps_deleted=DELETED in schema.names,
             keys=tuple(name for name in statistics_columns if name not in _RESERVED),
         )
 
@@ -100,27 +96,19 @@ class TableForm:
         return self.document_schema is not None
 
     @property
-    def memory_schema(self) -> pa.Schema:
-        """The columns in memory, as a schema of Arrow."""
-        if self.document_schema is None:
-            return arrow_schema(StructType([*TABLE.fields, *self._marks()]))
-        documents = StructField(_DOCUMENTS, self.document_schema)
-        return arrow_schema(StructType([*_OWN, documents, *self._marks()]))
-
-    @property
     def spark_schema(self) -> StructType:
-        """The columns in files, KEY_RANGE last, as a schema of Spark."""
+        """The columns without KEY_RANGE, as a schema of Spark."""
+        marks = [StructField(RESCUED, StringType())] if self.is_typed else []
+        marks += [StructField(DELETED, BooleanType())] if self.keeps_deleted else []
         if self.document_schema is None:
-            fields = [*TABLE.fields, *self._marks()]
-        else:
-            own = [StructField(f"_{each.name}", each.dataType) for each in _OWN]
-            fields = [*self.document_schema.fields, *self._marks(), *own]
-        return StructType([*fields, StructField(KEY_RANGE, StringType())])
+            return StructType([*TABLE.fields, *marks])
+        own = (StructField(f"_{each.name}", each.dataType) for each in _OWN)
+        return StructType([*self.document_schema.fields, *marks, *own])
 
     @property
     def file_schema(self) -> pa.Schema:
-        """The columns in files as a schema of Arrow."""
-        return arrow_schema(self.spark_schema)
+        """The columns, KEY_RANGE last, as a schema of Arrow."""
+        return arrow_schema(self.spark_schema).append(pa.field(KEY_RANGE, pa.string()))
 
     @property
     def statistics_columns(self) -> Sequence[str]:
@@ -136,6 +124,10 @@ class TableForm:
         """The names of the columns BASE in the table, and of DELETED if the table has it."""
         names = (*BASE, DELETED) if self.keeps_deleted else BASE
         return tuple(map(self.column, names))
+
+    def places_of(self, rows: pa.Table) -> pa.Array:
+        """Return the places of rows of the table."""
+        return places_of(rows, *map(self.column, KEY_COLUMNS))
 
     def column(self, name: str) -> str:
         """Return the name that a column of TABLE has in the table."""
@@ -160,32 +152,22 @@ class TableForm:
             return self.document_schema != before.document_schema
         return not extends(self.document_schema, before.document_schema)
 
-    def to_files(self, rows: pa.Table) -> pa.Table:
-        """Return rows in memory with the columns that they have in files."""
-        if self.document_schema is None:
-            return rows
-        fields = self.document_schema.fieldNames()
-        columns = dict(zip(fields, rows[_DOCUMENTS].flatten(), strict=True))
-        columns |= {name: rows[name] for name in rows.schema.names if name in _RESERVED}
-        columns |= {f"_{each.name}": rows[each.name] for each in _OWN}
-        return pa.table(columns)
-
-    def _marks(self) -> Sequence[StructField]:
-        found = [StructField(RESCUED, StringType())] if self.is_typed else []
-        return [*found, StructField(DELETED, BooleanType())] if self.keeps_deleted else found
-
 
 class FormedRows:
-    """Makes the rows of a form in memory, in one task."""
+    """Makes the rows of a form, without KEY_RANGE, in one task."""
 
     def __init__(self, form: TableForm) -> None:
         self._form = form
-        self._schema = form.memory_schema
+        self._schema = arrow_schema(form.spark_schema)
         self._seen = SeenTypes()
         self._documents: TypedDocuments | None = None
         self.changed = NO_ROWS
         """What the checksum gains because columns of documents were made again."""
+        self.none = self._schema.empty_table()
+        """No row."""
+        self._fields: list[str] = []
         if form.document_schema is not None:
+            self._fields = form.document_schema.names
             kind = InferredDocuments if form.infers else TypedDocuments
             self._documents = kind(form.document_schema)
 
@@ -200,22 +182,20 @@ class FormedRows:
 
     def names(self, names: Collection[str]) -> list[str]:
         """Return which columns of a file to read."""
-        return [name for name in self._form.file_schema.names if name in names]
+        return [name for name in self._schema.names if name in names]
 
     def from_file(self, rows: pa.Table, *, again: bool = False) -> pa.Table:
         """Return rows of a file; with `again` the columns of documents are made again."""
-        made: dict[str, pa.Array] = {}
-        if self._documents is not None and not again:
-            structs = self._structs(rows)
-            again = structs is None
-            made = {_DOCUMENTS: structs}
+        known = {each.name: each.type for each in rows.schema}
+        kinds = {name: self._schema.field(name).type for name in self._fields}
+        again = again or any(known.get(name, kind) != kind for name, kind in kinds.items())
+        made = self._made(rows[self._form.column("document")]) if again else {}
+        missing = {n: pa.nulls(rows.num_rows, kinds[n]) for n in kinds.keys() - {*known}}
+        columns = {**{name: rows[name] for name in known}, **missing, **made}
+        found = pa.table([columns[name] for name in self._schema.names], self._schema.names)
+        found = found.cast(self._schema)
         if again:
-            made = self._made(rows[self._form.column("document")])
-        names = self._schema.names
-        columns = [made[each] if each in made else rows[self._form.column(each)] for each in names]
-        found = pa.table(columns, names).cast(self._schema)
-        if again:
-            self.changed += Checksum.of(self._form.to_files(found)) - Checksum.of(rows)
+            self.changed += Checksum.of(found) - Checksum.of(rows)
         return found
 
     def from_fold(self, rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
@@ -227,7 +207,7 @@ class FormedRows:
             return self._from_fold(rows), {}
         except UNREADABLE as error:
             if rows.num_rows == 1:
-                return self._schema.empty_table(), {0: str(error)}
+                return self.none, {0: str(error)}
         half = rows.num_rows // 2
         first, problems = self.from_fold(rows.slice(0, half))
         second, more = self.from_fold(rows.slice(half))
@@ -235,32 +215,16 @@ class FormedRows:
         return pa.concat_tables([first, second]), problems
 
     def _from_fold(self, rows: pa.Table) -> pa.Table:
-        made = self._made(rows["document"])
-        names = self._schema.names
-        columns = [made[each] if each in made else rows[each] for each in names]
-        return pa.table(columns, names).cast(self._schema)
-
-    def _structs(self, rows: pa.Table) -> pa.Array | None:
-        """Return the documents of a file; None if it has other types than the form."""
-        kind = self._schema.field(_DOCUMENTS).type
-        if not len(kind):
-            return None
-        columns = []
-        for field in kind:
-            if field.name not in rows.schema.names:
-                columns.append(pa.nulls(rows.num_rows, field.type))
-                continue
-            column = rows[field.name].combine_chunks()
-            if column.type != field.type:
-                return None
-            columns.append(column)
-        return pa.StructArray.from_arrays(columns, fields=list(kind))
+        own = {self._form.column(name): rows[name] for name in rows.schema.names}
+        columns = {**own, **self._made(rows["document"])}
+        found = pa.table([columns[name] for name in self._schema.names], self._schema.names)
+        return found.cast(self._schema)
 
     def _made(self, column: pa.ChunkedArray) -> dict[str, pa.Array]:
-        """Return the columns of documents: as JSON, or as structs with what does not fit."""
+        """Return the columns of documents: their JSON, or their fields with what does not fit."""
         if self._documents is None:
             found = Values.of(column.combine_chunks())
-            return {_DOCUMENTS: JsonColumns().texts(found)}
+            return {"fullDocument": JsonColumns().texts(found)}
         documents: list[bytes] = column.to_pylist()
         alike: dict[int, dict[bytes, Slice]] = {}
         if self._form.flattens:
@@ -274,5 +238,6 @@ class FormedRows:
         if self._form.infers:
             for document in decoded_documents([documents[index] for index in misfits], CODEC):
                 self._seen.add(document)
-        kind = self._schema.field(_DOCUMENTS).type
-        return {_DOCUMENTS: pa.array(structs, kind), RESCUED: pa.array(rescued, pa.string())}
+        kind = pa.struct([self._schema.field(name) for name in self._fields])
+        fields = zip(self._fields, pa.array(structs, kind).flatten(), strict=True)
+        return {**dict(fields), RESCUED: pa.array(rescued, pa.string())}

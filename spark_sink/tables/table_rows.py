@@ -44,7 +44,7 @@ def scans_of(
             size = 0
         size += action["size_bytes"]
         found[-1].append((action["path"], partition_in(action)))
-    schema = arrow_schema(StructType.fromJson(log.schema))
+    schema = arrow_schema(log.schema)
     terms = [pq.filters_to_expression([e]) if isinstance(e, tuple) else e for e in chosen]
     rows = reduce(and_, terms) if terms else None
     return [TableScan(log.address, schema, columns, each, rows) for each in found]
@@ -65,9 +65,9 @@ def read_rows(
     columns: Sequence[str] | None = None,
     chosen: Chosen = (),
 ) -> DataFrame:
-    """Return columns, by default all, of the chosen rows of a version that exists."""
-    every = StructType.fromJson(log.schema)
-    names = every.fieldNames() if columns is None else columns
+    """Return columns, by default all but KEY_RANGE, of the chosen rows of a version that exists."""
+    every = log.schema
+    names = [name for name in every.names if name != KEY_RANGE] if columns is None else columns
     scans = scans_of(log, names, chosen)
     schema = StructType([every[name] for name in names])
     return rows_of(spark, [partial(iter, each) for each in scans], schema)

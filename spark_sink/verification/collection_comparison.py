@@ -59,7 +59,7 @@ _STEP_SECONDS = 30
 _MOST = 100_000  # differences, which the driver holds in memory
 _KEPT = StorageLevel.MEMORY_AND_DISK
 COMMAND, ROUND = "verify.json", "round.json"
-"""The files that keep the comparison of `job verify`, and that of a running job."""
+"""The files of a job's folder with the progress of `job verify`, and of a running job's round."""
 
 
 def document_options(options: Mapping[str, str]) -> dict[str, str]:
@@ -124,43 +124,6 @@ class Compared:
         return self.plan is not None and self.plan.ended
 
 
-class KeptComparison:
-    """The file of a job's folder that keeps the progress of a comparison. Methods raise OSError.
-
-    Args:
-        folder: its address.
-        name: of the file: COMMAND or ROUND.
-    """
-
-    def __init__(self, folder: str, name: str) -> None:
-        self._folder, self._name = Folder(folder), name
-
-    def load(self, options: str, table: str) -> Compared | None:
-        """Return the unfinished comparison of these documents and this table, and print that.
-
-        The result is None without a valid file.
-        """
-        try:
-            found = from_json(Compared, self._folder.text(self._name) or "")
-        except (ValueError, KeyError, TypeError):  # no file, or one of another version
-            return None
-        if found.ended or (found.options, found.table) != (options, table):
-            return None
-        say(
-            f"continues the comparison that has begun at {found.begin}, of which {found.rows:,} "
-            f"rows and keys are done: remove {self._name} to begin again"
-        )
-        return found
-
-    def save(self, compared: Compared) -> None:
-        """Replace the kept progress."""
-        self._folder.write(self._name, to_json(compared))
-
-    def remove(self) -> None:
-        """Remove the file, so that the next comparison begins again."""
-        self._folder.remove(self._name)
-
-
 class Comparison:
     """Compares a current table with the collections that the options of the source select.
 
@@ -196,18 +159,19 @@ class Comparison:
         """The options that select the documents, as JSON."""
 
     def compare(
-        self, kept: KeptComparison, wait: Callable[[float], bool | None] = time.sleep
+        self, folder: str, name: str, wait: Callable[[float], bool | None] = time.sleep
     ) -> Compared:
         """Compare everything, at the rate, and return what was found.
 
-        An interrupted comparison of the same documents with the same table continues from `kept`,
-        which gets the progress. `wait` is called with seconds; if it returns True, the comparison
-        stops there.
+        An interrupted comparison of the same documents with the same table continues. Its progress
+        is kept in the file `name` of a folder. `wait` is called with seconds; if it returns True,
+        the comparison stops there.
         """
-        before = kept.load(self.selection, self._table.log.id)
+        kept = Folder(folder)
+        before = self._interrupted(kept.text(name), name)
         rows, begun = 0 if before is None else before.rows, time.monotonic()
         for compared in self.steps(before):
-            kept.save(compared)
+            kept.write(name, to_json(compared))
             REPORT_PROGRESS.get()(
                 "rows and keys verified", compared.rows, 2 * self._table.log.count()
             )
@@ -216,8 +180,25 @@ class Comparison:
                 if wait(max(0.0, due - time.monotonic())) and not compared.ended:
                     return compared
             rows, begun = compared.rows, time.monotonic()
-        kept.remove()
+        kept.remove(name)  # so that the next comparison begins again
         return compared
+
+    def _interrupted(self, text: str | None, name: str) -> Compared | None:
+        """Return the unfinished comparison that the text of a file describes, and print that.
+
+        The result is None unless it is one of these documents with this table.
+        """
+        try:
+            found = from_json(Compared, text or "")
+        except (ValueError, KeyError, TypeError):  # no file, or one of another version
+            return None
+        if found.ended or (found.options, found.table) != (self.selection, self._table.log.id):
+            return None
+        say(
+            f"continues the comparison that has begun at {found.begin}, of which {found.rows:,} "
+            f"rows and keys are done: remove {name} to begin again"
+        )
+        return found
 
     def steps(self, compared: Compared | None = None) -> Iterator[Compared]:
         """Continue a comparison, or begin one, to its end; return the progress after each step."""

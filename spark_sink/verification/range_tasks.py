@@ -353,8 +353,7 @@ def unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRo
     formed = FormedRows(form)
     for batch in batches:
         rows = pa.Table.from_batches([batch])
-        pair = formed.from_file(rows), formed.from_file(rows, again=True)
-        stored, made = map(form.to_files, pair)
+        stored, made = formed.from_file(rows), formed.from_file(rows, again=True)
         fields: dict[int, list[str]] = {}
         for name in made.column_names:
             if stored[name] == made[name]:

@@ -33,7 +33,6 @@ from spark_sink.tables.version_states import end_of
 from spark_sink.verification.collection_comparison import (
     ROUND,
     Comparison,
-    KeptComparison,
     document_options,
 )
 
@@ -109,9 +108,9 @@ class Verifier:
         while not _is_whole(DeltaLog(self._address)):
             if self._ending.wait(_POLL_SECONDS):
                 return
-        rate, kept = self._settings.verify_rate, KeptComparison(self._folder.address, ROUND)
-        comparison = Comparison(self._spark, self._address, self._options, rate, _MOST_KEPT)
-        found = comparison.compare(kept, self._ending.wait)
+        of_table = self._spark, self._address, self._options
+        comparison = Comparison(*of_table, self._settings.verify_rate, _MOST_KEPT)
+        found = comparison.compare(self._folder.address, ROUND, self._ending.wait)
         if not found.ended:
             return
         for each in found.first[:_SHOWN]:

@@ -48,7 +48,6 @@ from spark_sink.tables.version_states import Batch
 from spark_sink.verification.collection_comparison import (
     COMMAND,
     Comparison,
-    KeptComparison,
     document_options,
 )
 from spark_sink.verification.range_tasks import DIFFERENCES, rows_checksum, unlike_columns
@@ -208,7 +207,7 @@ class _Verification:
             given = document_options({**namespace_options(record.namespaces), **self.options})
             given = {"uri": self.options["uri"], **given}
             comparison = Comparison(self.spark, log.address, given, rate, self.shown)
-            compared = comparison.compare(KeptComparison(self.folder, COMMAND))
+            compared = comparison.compare(self.folder, COMMAND)
             found.count += compared.count
             found.first += [{n: t for n, t in e.items() if n != "token"} for e in compared.first]
             log = DeltaLog(log.address)  # hours later, the files of its version may be deleted
@@ -290,7 +289,7 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     This finds damage of any age in any column, also if no oplog has the events any more. Without
     `spark` the work is done in this process. Raises StreamError and OSError.
     """
-    names = [each["name"] for each in log.schema["fields"] if each["name"] != KEY_RANGE]
+    names = [name for name in log.schema.names if name != KEY_RANGE]
     tasks = [partial(rows_checksum, each) for each in scans_of(log, names)]
     found = sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS)
     written = log.checksum

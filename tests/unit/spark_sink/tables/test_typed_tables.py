@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pytest
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from spark_sink.errors import OptionError
@@ -60,7 +60,7 @@ def rows_in(folder: Path) -> dict[int, dict[str, Any]]:
     checksum = CurrentTable.existing(str(folder)).state.checksum
     assert Checksum.of(found.drop_columns([KEY_RANGE])) == checksum
     rows = found.to_pylist()
-    schema = TableForm.of(json.loads(table.schema().to_json())).document_schema
+    schema = TableForm.of(DeltaLog(str(folder)).schema).document_schema
     assert schema is not None
     documents = InferredDocuments(schema)
     for row in rows:
@@ -105,6 +105,9 @@ def test_columns_follow_the_documents(tmp_path: Path) -> None:
             )
             for _ in range(60)
         ]
+        lost = stream.change(1000)  # an update of a document that nobody has
+        del stream.collections["a", 1000], lost["fullDocument"]
+        events.append({**lost, "operationType": "update", "updateDescription": {}})
         before = DeltaTable(folder).version() if number else -1
         apply(folder, events, number)
         assert DeltaTable(folder).version() == before + 1  # rows, state and schema in one commit
@@ -116,6 +119,16 @@ def test_columns_follow_the_documents(tmp_path: Path) -> None:
     replaced = len(files) - len(DeltaTable(folder).file_uris())
     removed = {each["path"] for each in actions_of(folder, "remove")}
     assert replaced == len(removed)  # no file is left of what was written again
+    assert len(list(tmp_path.glob("quarantine/*.parquet"))) == 5
+
+
+def test_rows_that_others_have_written_in_another_order_are_sorted(tmp_path: Path) -> None:
+    stream, folder = RandomChanges(2), tmp_path / "current"
+    apply(folder, [stream.change(number, n=number) for number in range(50)], 0)
+    rows = DeltaTable(folder).to_pyarrow_table().sort_by([("_token", "descending")])
+    write_deltalake(folder, rows, mode="overwrite")
+    apply(folder, [stream.change(7, n=8), stream.change(60, more="x")], 1)
+    check(folder, stream)
 
 
 @pytest.mark.usefixtures("small")

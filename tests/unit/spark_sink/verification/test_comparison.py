@@ -27,7 +27,7 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
 from spark_sink.tables.table_form import TableForm
-from spark_sink.verification.collection_comparison import Compared, Comparison, KeptComparison
+from spark_sink.verification.collection_comparison import Compared, Comparison
 from spark_sink.verification.range_tasks import RangeTasks, place_of_row, unequal_fields
 from spark_sink.verification.rounds import Verifier
 from spark_sink.verification.stream_comparison import _unequal
@@ -144,9 +144,9 @@ def test_an_interrupted_comparison_continues_where_it_was(
     monkeypatch.setattr(RouterClient, "present", lambda _: Timestamp(9, 1))
     monkeypatch.setattr(Comparison, "_step", step)
     monkeypatch.setattr("spark_sink.verification.collection_comparison.tasks_by_cores", lambda _: 4)
-    file, kept = tmp_path / "walk.json", KeptComparison(str(tmp_path), "walk.json")
+    file, kept = tmp_path / "walk.json", (str(tmp_path), "walk.json")
     with pytest.raises(StreamError):
-        Comparison(no_spark, str(tmp_path), options).compare(kept)
+        Comparison(no_spark, str(tmp_path), options).compare(*kept)
     is_gone = False
     every = ["", "a", "aa", "aaa"]
     # With other options, and with another table, it begins again; it leaves nothing at its end.
@@ -155,7 +155,7 @@ def test_an_interrupted_comparison_continues_where_it_was(
         del places[:], waits[:]
         before = file.read_text()
         found = Comparison(no_spark, str(tmp_path), {**options, "database": database}, rate=0.1)
-        last = found.compare(kept, waits.append)
+        last = found.compare(*kept, waits.append)
         assert (places, last.rows, last.through) == (expected, 20, Timestamp(9, 1))
         assert [line.split(",")[0] for line in capsys.readouterr().err.splitlines()] == [
             "continues the comparison that has begun at 1970-01-01T00:00:09+00:00"
