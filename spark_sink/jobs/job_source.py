@@ -22,7 +22,7 @@ from spark_sink.errors import StreamError, without_traceback
 from spark_sink.events.documents import from_document, from_json
 from spark_sink.jobs.job_folder import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
-from spark_sink.options.scope import Scope
+from spark_sink.options.scope import Scope, Tokens
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.typed_documents import from_json as schema_from_json
 from spark_sink.snapshot.plan import LostDocument
@@ -32,7 +32,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import Task, TaskPartition
-from spark_sink.tables.ddl_events import Namespace, Unread
+from spark_sink.tables.ddl_events import Namespace
 from spark_sink.tables.executors import REPORT, reported
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import newest_state
@@ -82,17 +82,16 @@ class JobOutput(Output):
     def __init__(self, tables: TaskTables) -> None:
         self._current = tables.addresses.get(CURRENT)
         self._namespaces = tables.namespaces
-        self._seen: tuple[Offset, Unread, Sequence[LostDocument]] | None = None
+        self._seen: tuple[Offset, Tokens, Sequence[LostDocument]] | None = None
 
-    def unread(self, start: Offset) -> tuple[Unread, Sequence[LostDocument]]:
+    def unread(self, start: Offset) -> tuple[Tokens, Sequence[LostDocument]]:
         """Return what the current table lacks, as the state of its newest version says."""
-        gained = start.gained_since
         if self._current is None:
-            return gained, ()
+            return {}, ()
         if self._seen is None or self._seen[0] != start:
             document = newest_state(self._current)
             state = from_document(TableState, document) if document else TableState(())
-            self._seen = start, {**gained, **state.unread}, state.lost
+            self._seen = start, state.unread, state.lost
         return self._seen[1:]
 
     def namespaces(self) -> set[Namespace]:

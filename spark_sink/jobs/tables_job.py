@@ -252,7 +252,7 @@ class TablesJob:
             self._current = CurrentTable(address, form=self._form, epoch=self.epoch)
         self._current.reload()
         contains = (end.scope or Scope()).accepts
-        scope = TableScope(contains, end.gained_since) if self._reads_again else None
+        scope = TableScope(contains, end.gained) if self._reads_again else None
         is_first = not {BRONZE, MESSAGES} & {*self._tables}  # of the tables that have each batch
         upsert = Upsert(changes, batch, self._table(QUARANTINE), scope, is_first)
         self._current.apply_staged(spark, upsert)

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import time
 import uuid
-from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
@@ -21,6 +21,7 @@ from bson.timestamp import Timestamp
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, say
 from spark_sink.events.positions import FromNow, Position, position_document, time_of
+from spark_sink.options.scope import Gained, Tokens
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import (
     MAX_SIGNALS,
@@ -79,7 +80,8 @@ class QuerySnapshots:
         `time` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
         request = SnapshotRequest.of_mode(time)
-        state = replace(state, requests=(request, *state.requests))
+        others = (each for each in state.requests if each.gained is None)  # it reads those as well
+        state = replace(state, requests=(request, *others))
         return self._begun(state, request, time)
 
     def skipped(self, state: SignalState) -> SignalState:
@@ -127,17 +129,21 @@ class QuerySnapshots:
     def require(
         self,
         state: SignalState,
-        unread: Mapping[tuple[str, str], str],
+        unread: Tokens,
         lost: Iterable[LostDocument] = (),
     ) -> SignalState:
         """Return the state with a request for what a table lacks.
 
         Args:
-            unread: collections, by database and name, and the token since which. Each is requested
-                once.
+            unread: collections, and the token since which. Each is requested once; those that a
+                scope has gained were requested then.
             lost: documents of other collections; each is requested once, too.
         """
-        new = {names: token for names, token in unread.items() if token > state.required_at}
+        new = {
+            names: token
+            for names, token in unread.items()
+            if not isinstance(names, Gained) and token > state.required_at
+        }
         documents = [each for each in lost if each.token > state.required_at]
         if not new and not documents:
             return state
@@ -148,7 +154,7 @@ class QuerySnapshots:
         if self._refusal is not None:
             return self._notified_of(state, request, "ABORTED", reason=self._refusal)
         for each in state.requests:
-            if each.required and each.plan is None:  # it has not begun
+            if each.required and each.plan is None and each.gained is None:  # it has not begun
                 request = each
         names = set(map(".".join, [*request.unread, *new]))
         keys = {name: set(known) for name, known in request.documents.items()}
@@ -230,7 +236,7 @@ class QuerySnapshots:
         plan = self._planner.begin(time, wanted)
         found = self._planner.collections(wanted)
         request = replace(request, plan=plan)
-        if request.unread and not found:  # they were dropped
+        if (request.unread or request.gained) and not found:  # they were dropped
             return replace(state.without_request(request.id), ending=request)
         problem = None if request.initial else self._problem(request, found)
         if problem is not None:
@@ -253,7 +259,8 @@ class QuerySnapshots:
         return None
 
     def _ended(self, state: SignalState, request: SnapshotRequest) -> SignalState:
-        whole = request.initial or request.unread or self._planner.names(request.reads_whole)
+        given = request.initial or request.gained or request.unread
+        whole = given or self._planner.names(request.reads_whole)
         state = self._notified_of(state.without_request(request.id), request, "COMPLETED")
         return replace(state, ending=request if whole else None)
 

@@ -13,6 +13,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import Position
+from spark_sink.options.scope import Gained
 from spark_sink.signals.signal import DocumentFilter, digest, matches_any
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 from spark_sink.snapshot.planner import Wanted
@@ -33,6 +34,7 @@ class SnapshotRequest:
         collections, excluded: regular expressions for names; plain names if `required`.
         plan: how far it is; None before the beginning.
         required: the table lacks these collections; no signal stops the request.
+        gained: the collections of a required request that names none.
         initial: the mode requests it, and names no collections.
         documents: the keys to read in collections that are not read as a whole, by namespace.
     """
@@ -46,6 +48,7 @@ class SnapshotRequest:
     required: bool = False
     initial: bool = False
     documents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    gained: Gained | None = None
 
     @classmethod
     def of_mode(cls, time: Timestamp, plan: SnapshotPlan | None = None) -> SnapshotRequest:
@@ -58,6 +61,9 @@ class SnapshotRequest:
 
     def wants(self, namespace: str) -> bool:
         """Return whether a requested snapshot reads this collection."""
+        if self.gained is not None:
+            database, _, name = namespace.partition(".")
+            return self.gained.accepts(database, name)
         if self.required:
             return namespace in self.collections
         chosen = matches_any(self.collections, namespace)
@@ -69,9 +75,9 @@ class SnapshotRequest:
 
     @property
     def unread(self) -> list[tuple[str, str]]:
-        """The collections, by database and name, that the table lacks as a whole."""
-        if not self.required:
-            return []
+        """The collections that the request names, and that the table lacks as a whole."""
+        if self.gained is not None or not self.required:
+            return [] if self.gained is None else [*self.gained.names]
         names = (each.partition(".") for each in self.collections if each not in self.documents)
         return [(database, name) for database, _, name in names]
 

@@ -6,21 +6,26 @@ planner finds where a batch of events ends; a snapshot and signals advance besid
 
 from __future__ import annotations
 
+import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
 from typing import Any
 
+from bson.timestamp import Timestamp
+
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
+from spark_sink.options.scope import Gained, Scope, Tokens
 from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots, SignalProcessor
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import snapshot_planner
@@ -78,10 +83,10 @@ class Output:
     """What the rows are written to. That of a query is not known: nothing is read for it."""
 
     follows_scope = False
-    """Whether the options may have another scope than the checkpoint; `Offset.gained` is read."""
+    """Whether the options may have another scope than the checkpoint; what it gains is read."""
 
-    def unread(self, start: Offset) -> tuple[Mapping[tuple[str, str], str], Sequence[LostDocument]]:
-        """Return the collections, by database and name, that the output lacks, each with a token.
+    def unread(self, start: Offset) -> tuple[Tokens, Sequence[LostDocument]]:
+        """Return the collections that the output lacks, each with a token.
 
         The output lacks documents from that token on. Also return documents of other collections
         that it lacks. `start` is where its last batch ends.
@@ -213,18 +218,25 @@ class OffsetPlanner:
             return start.moved(after(position.cluster_time), signals=signals, **kept)
         if start.sought is not None:
             signals = self.planners.snapshots.left_out(signals, start.sought, position)
-        gained: list[tuple[str, str]] = []
         if self._options.snapshot.policy.reads_documents:
-            planners, wanted = self.planners, self._options.snapshot.accepts
-            names = planners.client.with_retries(lambda: planners.chunks.names(wanted))
-            found = {*names, *self._output.namespaces()}
             before = None if start.sought is not None else start.scope
-            gained = sorted(
-                each
-                for each in found
-                if scope.accepts(*each) and (before is None or not before.accepts(*each))
-            )
-        return Offset(position, scope, position.time, signals=signals, gained=tuple(gained), **kept)
+            signals = self._with_gained(signals, position.time, before)
+        return Offset(position, scope, position.time, signals=signals, **kept)
+
+    def _with_gained(
+        self, signals: SignalState, time: Timestamp, before: Scope | None
+    ) -> SignalState:
+        """Return the state with a request for the collections that the scope gains, if any."""
+        planners, wanted = self.planners, self._options.snapshot.accepts
+        name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
+        of_all = Gained(name, high_water_mark(time), self._options.scope, before)
+        found = {*planners.client.with_retries(lambda: planners.chunks.names(wanted))}
+        others = {each for each in self._output.namespaces() - found if of_all.accepts(*each)}
+        if not others and not any(of_all.accepts(*each) for each in found):
+            return signals
+        patterns = self._options.snapshot.collections
+        gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))
+        return signals.with_request(SnapshotRequest(name, False, (), required=True, gained=gained))
 
     def _begin_snapshot(self, start: Offset, signals: SignalState) -> Offset | None:
         """Return the offset with which a snapshot begins; None until its delay is over."""

@@ -2,7 +2,7 @@
 
 An offset holds a position and the scope of the stream. A query refuses a checkpoint of another
 scope, because continuing from it would leave out the events that only the new scope has. A job
-reads the collections that its scope gains, which an offset then lists.
+reads the collections that its scope gains; an offset then has the rule that selects them.
 """
 
 from __future__ import annotations
@@ -13,18 +13,11 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, to_document
-from spark_sink.events.positions import (
-    AtTime,
-    Position,
-    Token,
-    after,
-    time_of,
-)
-from spark_sink.options.scope import Scope
+from spark_sink.events.positions import Position, Token, after, time_of
+from spark_sink.options.scope import Scope, Tokens
 from spark_sink.signals.state import SignalState
 
 
@@ -40,7 +33,6 @@ class Offset:
             it only moves the position.
         quiet_until: a cluster time before which that batch has no events.
         heartbeat: the cluster time of the last heartbeat.
-        gained: the collections, by database and name, that the scope gains at this position.
         sought: the position from which on a job leaves out the events up to this one.
     """
 
@@ -51,7 +43,6 @@ class Offset:
     quiet_until: Timestamp | None = None
     heartbeat: Timestamp | None = None
     signals: SignalState = field(default_factory=SignalState)
-    gained: tuple[tuple[str, str], ...] = ()
     sought: Position | None = None
 
     @classmethod
@@ -92,21 +83,19 @@ class Offset:
         return PlannedBatch(before.position, self.position, self.events, self.quiet_until)
 
     @property
-    def gained_since(self) -> dict[tuple[str, str], str]:
-        """The collections that the scope gains, each with the token from which it has them."""
-        if not self.gained:
-            return {}
-        assert isinstance(self.position, AtTime)
-        return dict.fromkeys(self.gained, high_water_mark(self.position.time))
+    def gained(self) -> Tokens:
+        """What the scope has gained and the job is about to read, with tokens as below."""
+        found = (each.gained for each in self.signals.requests)
+        return {each: each.token for each in found if each is not None}
 
     @property
-    def unread_at_end(self) -> dict[tuple[str, str], str]:
+    def unread_at_end(self) -> Tokens:
         """The collections that the job is about to read, because it gained or must reread them.
 
-        Each has the token from which its table lacks documents of it.
+        Each has the token from which the table lacks documents of it.
         """
         waiting = [names for each in self.signals.requests for names in each.unread]
-        return {**dict.fromkeys(waiting, self.signals.required_at), **self.gained_since}
+        return {**dict.fromkeys(waiting, self.signals.required_at), **self.gained}
 
     def require_scope(self, scope: Scope) -> None:
         """Raise StreamError if the offset is of another scope."""

@@ -25,7 +25,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import RetryPolicy, StreamOptions
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.field_edits import FieldEdits, key_is_masked
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
@@ -113,13 +113,11 @@ def snapshot_tasks(
         read = planner.tasks(request.plan, wanted, request.documents)
         tasks += [tuple(map(task_of, chunks)) for chunks in read]
     if ended is not None:
-        assert ended.plan is not None
         of_all = ended.initial and not options.snapshot.collections
         whole = options.snapshot.accepts if ended.initial else ended.reads_whole
-        names = () if of_all else {*ended.unread, *planner.names(whole)}
-        if names or of_all:
-            time, requested = ended.plan.snapshot_time, not ended.initial
-            tasks.append(_end_of_snapshot(time, sorted(names), present(), requested=requested))
+        names = None if of_all else {*ended.unread, *planner.names(whole)}
+        if names != set() or ended.gained is not None:
+            tasks.append(_end_of_snapshot(ended, names, present()))
     return tasks
 
 
@@ -191,17 +189,19 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
 
 
 def _end_of_snapshot(
-    snapshot_time: Timestamp, names: list[tuple[str, str]], now: Timestamp, *, requested: bool
+    request: SnapshotRequest, names: set[tuple[str, str]] | None, now: Timestamp
 ) -> bytes:
-    """Return the event of a snapshot's end, which a signal may have requested.
+    """Return the event of the end of a requested snapshot, or of that of the query's mode.
 
-    `names` are the databases and collections that it has read, none for all of the scope.
+    `names` are the databases and collections that it has read, None for all of the scope.
     """
+    assert request.plan is not None
+    snapshot_time = request.plan.snapshot_time
     token = {"_data": high_water_mark(after(snapshot_time).time)}
     event: dict[str, Any] = {"_id": token, "operationType": SNAPSHOT_END}
     event |= {"clusterTime": snapshot_time, "readUntil": max(snapshot_time, now)}
-    if names:
-        event["collections"] = [{"db": database, "coll": name} for database, name in names]
-    if requested:
-        event["requested"] = True
+    if names is not None:
+        event["collections"] = [{"db": database, "coll": name} for database, name in sorted(names)]
+    if not request.initial:
+        event["requested"] = request.id
     return bson.encode(event)

@@ -249,7 +249,7 @@ class CurrentTable:
             frozenset(name for each in moved for name in each.partitions),
             Fold(
                 state.complete_from,
-                {**state.complete_in, **{".".join(name): ABOVE_ALL_TOKENS for name in incomplete}},
+                {**state.complete_in, **dict.fromkeys(incomplete, ABOVE_ALL_TOKENS)},
                 self.form.keeps_deleted,
             ),
         )

@@ -17,14 +17,14 @@ from typing import Any
 import bson
 
 from shard_client.bson.resume_token import high_water_mark, next_tick
+from spark_sink.events.documents import from_document, to_document
 from spark_sink.events.header import SNAPSHOT_END
+from spark_sink.options.scope import Gained, Tokens
 
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 """The operation types that change many rows."""
 
 Namespace = tuple[str, str]
-Unread = Mapping[Namespace, str]
-"""By database and name of a collection, the token after which the table lacks documents of it."""
 
 
 @dataclass(frozen=True, order=True)
@@ -32,7 +32,7 @@ class DdlEvent:
     """A DDL event or the end of a snapshot, which affects rows with smaller tokens.
 
     `target` is the namespace that a rename gives to a collection. `collections` are those that a
-    snapshot has read, by database and name; empty for all.
+    snapshot has read, by database and name, None for all; `request` is the id of its request.
     """
 
     token: str
@@ -40,25 +40,33 @@ class DdlEvent:
     database: str | None = None
     collection: str | None = None
     target: Namespace | None = None
-    collections: tuple[Namespace, ...] = ()
+    collections: tuple[Namespace, ...] | None = field(default=None, compare=False)
+    request: str = ""
 
     def result(self, database: str, collection: str) -> Namespace | None:
         """Return the new namespace of the rows of a namespace; None if the rows are removed."""
         if self.kind == SNAPSHOT_END:
             # The snapshot would have read the document again, had it been there.
-            read = not self.collections or (database, collection) in self.collections
-            return None if read else (database, collection)
+            return None if self.has_read((database, collection)) else (database, collection)
         if self.kind == "dropDatabase":
             return None if database == self.database else (database, collection)
         if (database, collection) == (self.database, self.collection):
             return self.target
         return None if (database, collection) == self.target else (database, collection)
 
+    def has_read(self, part: Namespace | Gained) -> bool:
+        """Return whether a snapshot has read a collection, or all that a scope gains."""
+        if isinstance(part, Gained) and self.collections is not None:
+            return part.id == self.request
+        return self.collections is None or part in self.collections
+
     @property
     def prefixes(self) -> list[str]:
         """Prefixes of the places (`key_ranges`) of all rows that this event can affect."""
         if self.kind == SNAPSHOT_END:
-            return [f"{database}\0{name}\0" for database, name in self.collections] or [""]
+            if self.collections is None:
+                return [""]
+            return [f"{database}\0{name}\0" for database, name in self.collections]
         if self.kind == "dropDatabase":
             return [f"{self.database}\0"]
         names = (self.database, self.collection), self.target
@@ -73,18 +81,19 @@ def ddl_event_of(event: bytes) -> DdlEvent:
         token = high_water_mark(next_tick(document["clusterTime"]))
     ns, to = document.get("ns") or {}, document.get("to")
     target = (to["db"], to["coll"]) if to else None
-    return DdlEvent(token, kind, ns.get("db"), ns.get("coll"), target, collections_of(document))
+    places, request = (ns.get("db"), ns.get("coll")), str(document.get("requested", ""))
+    return DdlEvent(token, kind, *places, target, collections_of(document), request)
 
 
-def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[Namespace, ...]:
-    """Return the databases and collections that a snapshot has read; empty for all."""
-    found = snapshot_end.get("collections") or ()
-    return tuple(sorted((each["db"], each["coll"]) for each in found))
+def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[Namespace, ...] | None:
+    """Return the databases and collections that a snapshot has read; None for all."""
+    found = snapshot_end.get("collections")
+    return None if found is None else tuple(sorted((each["db"], each["coll"]) for each in found))
 
 
 def unread_after(
-    unread: Unread, events: Iterable[DdlEvent], in_scope: Callable[[str, str], bool]
-) -> dict[Namespace, str]:
+    unread: Tokens, events: Iterable[DdlEvent], in_scope: Callable[[str, str], bool]
+) -> dict[Namespace | Gained, str]:
     """Return the collections in scope that are unread after events, which are sorted by token.
 
     The end of a snapshot removes the collections that the snapshot has read after their token.
@@ -93,20 +102,19 @@ def unread_after(
     for event in events:
         here = (event.database or "", event.collection or "")
         if event.kind == SNAPSHOT_END:
-            ended = [
-                each
-                for each, token in found.items()
-                if token < event.token and (not event.collections or each in event.collections)
-            ]
+            before = [each for each, token in found.items() if token < event.token]
+            ended = [each for each in before if event.has_read(each)]
         elif event.kind == "dropDatabase":
-            ended = [each for each in found if each[0] == event.database]
+            ended = [e for e in found if not isinstance(e, Gained) and e[0] == event.database]
         else:
             ended = [here]
         for each in ended:
             found.pop(each, None)
         if event.kind in ("drop", "rename"):
             found[event.target or here] = event.token
-    return {name: token for name, token in found.items() if in_scope(*name)}
+    return {
+        part: token for part, token in found.items() if isinstance(part, Gained) or in_scope(*part)
+    }
 
 
 @dataclass(frozen=True)
@@ -115,23 +123,38 @@ class TableScope:
 
     Args:
         contains: whether a collection, by database and name, is one of them.
-        unread: those that the table lacked before the batch.
+        unread: those that the table lacked before the batch, or that the scope gains with it.
     """
 
     contains: Callable[[str, str], bool]
-    unread: Unread = field(default_factory=dict)
+    unread: Tokens = field(default_factory=dict)
 
 
-def unread_names(unread: Unread) -> str:
+def token_in(tokens: Tokens, database: str, collection: str) -> str:
+    """Return the latest token that `tokens` have for a collection; empty for none."""
+    gains = (each for each in tokens if isinstance(each, Gained))
+    found = [tokens[each] for each in gains if each.accepts(database, collection)]
+    return max([*found, tokens.get((database, collection), "")])
+
+
+def unread_names(unread: Tokens) -> str:
     """Return the names of the first unread collections, for messages; empty for none."""
-    return ", ".join(sorted(map(".".join, unread))[:20])
+    names = (str(each) if isinstance(each, Gained) else ".".join(each) for each in unread)
+    return ", ".join(sorted(names)[:20])
 
 
-def unread_document(unread: Unread) -> list[list[str]]:
-    """Return unread collections as a part of a state's document."""
-    return [[*name, token] for name, token in sorted(unread.items())]
+def tokens_document(tokens: Tokens) -> list[list[Any]]:
+    """Return tokens as a part of a state's document."""
+    found = (
+        [to_document(part), token] if isinstance(part, Gained) else [*part, token]
+        for part, token in tokens.items()
+    )
+    return sorted(found, key=str)
 
 
-def unread_from(document: Sequence[Sequence[str]]) -> Unread:
-    """Return what `unread_document` wrote."""
-    return {(database, name): token for database, name, token in document}
+def tokens_from(document: Sequence[Sequence[Any]]) -> Tokens:
+    """Return what `tokens_document` wrote."""
+    return {
+        (part[0], part[1]) if part[1:] else from_document(Gained, part[0]): token
+        for *part, token in document
+    }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cache, partial
 from typing import Any
 
 import bson
@@ -24,9 +25,11 @@ from shard_client.bson.values import DOCUMENT
 from spark_sink.events.applied_updates import updated
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
+from spark_sink.options.scope import Tokens
 from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
+from spark_sink.tables.ddl_events import token_in
 from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
 TABLE = StructType(
@@ -189,21 +192,21 @@ class Fold:
 
     Args:
         complete_from: the token from which on the table has every document that an update changes.
-        complete_in: later such tokens by namespace; ABOVE_ALL_TOKENS for an unread collection.
+        complete_in: later such tokens; ABOVE_ALL_TOKENS for an unread collection.
         keeps_deleted: whether a deleted document leaves its row, with DELETED.
     """
 
     complete_from: str = ""
-    complete_in: Mapping[str, str] = field(default_factory=dict)
+    complete_in: Tokens = field(default_factory=dict)
     keeps_deleted: bool = False
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Return the next rows of the table, and the events that cannot be applied."""
         rows: list[tuple[Any, ...]] = []
-        size = 0
+        size, later = 0, cache(partial(token_in, self.complete_in))
         for state in _states(batches, self.keeps_deleted):
-            later = self.complete_in.get(f"{state.database}.{state.collection}", "")
-            problem = state.problem(max(self.complete_from, later))
+            in_collection = later(state.database, state.collection)
+            problem = state.problem(max(self.complete_from, in_collection))
             document = state.document if problem is None else state.event
             if document is None:
                 continue

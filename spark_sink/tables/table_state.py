@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,17 +11,19 @@ import bson
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
 from spark_sink.events.documents import stored, to_document
 from spark_sink.events.header import SNAPSHOT_END
+from spark_sink.options.scope import Gained, Tokens
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import (
     DdlEvent,
-    Unread,
     collections_of,
-    unread_document,
-    unread_from,
+    token_in,
+    tokens_document,
+    tokens_from,
 )
 from spark_sink.tables.staged_changes import ChangeReport
 
+_TOKENS = stored(write=tokens_document, read=tokens_from)
 # The most bytes of keys for which lost documents are read one by one: about a thousand documents.
 _LOST_BYTES = 50_000
 
@@ -34,7 +36,7 @@ class TableState:
         keys: the fields that identify a document.
         through: the token of the last applied event.
         complete_from: the token from which on the table has every document that an update changes.
-        complete_in: the same for single namespaces, if a later snapshot has read them.
+        complete_in: the same for collections that a later snapshot has read.
         unread: the collections that must be read again.
         checksum: of all rows, without the partition column.
         partitions: `partition_digest` of all key ranges, by which a restored version is recognised.
@@ -45,10 +47,8 @@ class TableState:
     keys: tuple[str, ...]
     through: str = ""
     complete_from: str = ""
-    complete_in: Mapping[str, str] = field(default_factory=dict)
-    unread: Unread = field(
-        default_factory=dict, metadata=stored(write=unread_document, read=unread_from)
-    )
+    complete_in: Tokens = field(default_factory=dict, metadata=_TOKENS)
+    unread: Tokens = field(default_factory=dict, metadata=_TOKENS)
     checksum: Checksum = NO_ROWS
     partitions: int = 0
     lost: tuple[LostDocument, ...] = ()
@@ -56,17 +56,17 @@ class TableState:
     def with_lost(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""
         namespaces = {each: (each.database, each.collection) for each in lost}
-        kept = [each for each, name in namespaces.items() if name not in self.unread]
+        kept = [each for each, name in namespaces.items() if not token_in(self.unread, *name)]
         if sum(len(each.key) for each in kept) <= _LOST_BYTES:
             return replace(self, lost=tuple(kept))
-        since = {namespaces[e]: e.token for e in sorted(kept, key=lambda each: each.token)}
+        since: Tokens = {namespaces[e]: e.token for e in sorted(kept, key=lambda each: each.token)}
         return replace(self, unread={**self.unread, **since}, lost=())
 
     @property
-    def unread_or_lost(self) -> Unread:
+    def unread_or_lost(self) -> Tokens:
         """The collections that lack documents in the table, and the tokens after which they do."""
-        lost = {(each.database, each.collection): each.token for each in self.lost}
-        return {**lost, **self.unread}
+        found: Tokens = {(each.database, each.collection): each.token for each in self.lost}
+        return {**found, **self.unread}
 
     @property
     def document(self) -> dict[str, Any]:
@@ -79,7 +79,7 @@ class TableState:
     def after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:
         """Return the state after what tasks have read, with these DDL events."""
         # A snapshot of some collections ends at a time that the stream may not have reached yet.
-        reached = (each.token for each in ddl_events if not each.collections)
+        reached = (each.token for each in ddl_events if each.collections is None)
         # Later events are beyond `through`, so that one mark stands for those up to there.
         ahead = {name: mark for name, mark in self.complete_in.items() if mark > self.through}
         passed = (mark for mark in self.complete_in.values() if mark <= self.through)
@@ -94,10 +94,11 @@ class TableState:
                 continue
             token = high_water_mark(next_tick(event["readUntil"]))
             collections = collections_of(event)
-            later = {f"{database}.{name}": token for database, name in collections}
-            if not later:
+            if collections is None:
                 state = replace(state, complete_from=max(state.complete_from, token))
-            state = replace(state, complete_in={**state.complete_in, **later})
+            gains = (each for each in self.unread if isinstance(each, Gained))
+            parts = [e for e in gains if e.id == event.get("requested")] or collections or ()
+            state = replace(state, complete_in={**state.complete_in, **dict.fromkeys(parts, token)})
         return state
 
     def not_applied(self, ddl_events: Sequence[DdlEvent]) -> tuple[DdlEvent, ...]:

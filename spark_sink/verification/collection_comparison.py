@@ -303,7 +303,7 @@ class Comparison:
         )
         unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
         accepts = self._options.scope.accepts
-        unread = set(unread_after(table.state.unread, advance.ddl_events, accepts))
+        unread = unread_after(table.state.unread, advance.ddl_events, accepts)
         return unequal.mapInArrow(partial(differing, self._options.scope, unread), DIFFERENCES)
 
 

@@ -25,7 +25,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
-from spark_sink.options.scope import Scope
+from spark_sink.options.scope import Scope, Tokens
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.arrow_types import arrow_schema, batch_of
 from spark_sink.rows.checksum import NO_ROWS, Checksum
@@ -35,6 +35,7 @@ from spark_sink.snapshot.plan import Collection as SnapshotCollection
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.ddl_events import token_in
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
@@ -291,9 +292,7 @@ def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
     return batch_of([(None, None, None, None, False, rows, size, place)], _SUSPECTS)
 
 
-def differing(
-    scope: Scope, unread: Collection[tuple[str, str]], batches: Iterable[pa.RecordBatch]
-) -> MadeRows:
+def differing(scope: Scope, unread: Tokens, batches: Iterable[pa.RecordBatch]) -> MadeRows:
     """Return how the BSON in `table` differs from that in `collection`: for `mapInArrow`.
 
     Null stands for a missing document. Collections outside of the scope, and those that the table
@@ -306,7 +305,7 @@ def differing(
             strict=True,
         ):
             database, _, name = namespace.partition(".")
-            if not scope.accepts(database, name) or (database, name) in unread:
+            if not scope.accepts(database, name) or token_in(unread, database, name):
                 continue
             kind, fields = "missing" if table is None else "extra", list[str]()
             if table is not None and collection is not None:

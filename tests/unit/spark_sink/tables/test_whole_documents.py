@@ -22,9 +22,9 @@ from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import (
     DdlEvent,
     Namespace,
+    tokens_document,
+    tokens_from,
     unread_after,
-    unread_document,
-    unread_from,
 )
 from spark_sink.tables.fold import Fold, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import places_of
@@ -153,7 +153,7 @@ def rename(token: str, of: Namespace, to: Namespace) -> DdlEvent:
 
 
 def read(token: str, *places: Namespace) -> DdlEvent:
-    return DdlEvent(token, "snapshotEnd", collections=places)
+    return DdlEvent(token, "snapshotEnd", collections=places or None)
 
 
 def test_many_documents_that_are_lost_make_their_collection_unread() -> None:
@@ -175,9 +175,9 @@ def test_collections_that_were_read_leave_the_state_once_the_stream_has_passed_t
     state = TableState(("_id",), marks[1]).after(
         ChangeReport(through=marks[3], ddl=[bson.encode(event)]), ()
     )
-    assert state.complete_in == {"shop.a": marks[5], "shop.b": marks[5]}
+    assert state.complete_in == {A: marks[5], B: marks[5]}
     state = state.after(ChangeReport(through=marks[7]), ())  # of events before and after the mark
-    assert state.complete_in == {"shop.a": marks[5], "shop.b": marks[5]}
+    assert state.complete_in == {A: marks[5], B: marks[5]}
     state = state.after(ChangeReport(through=marks[8]), ())
     assert (state.complete_in, state.complete_from) == ({}, marks[5])
 
@@ -202,4 +202,4 @@ def test_what_is_unread_after_events(
 ) -> None:
     found = unread_after(before, events, covers)
     assert found == after
-    assert unread_from(unread_document(found)) == found
+    assert tokens_from(tokens_document(found)) == found
