@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 from bson import json_util
 from bson.errors import BSONError
@@ -22,6 +22,8 @@ EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
 LOG = "log"
 KINDS = (EXECUTE, STOP, PAUSE, RESUME, LOG)
+Kind = Literal["initial", "blocking", "incremental"]
+"""The kinds of snapshots, of which signals request the last two."""
 
 _FIELDS = {
     EXECUTE: ("type", "data-collections", "additional-conditions", "additional-condition"),
@@ -61,16 +63,24 @@ class DocumentFilter:
 class Signal:
     """What a signal requests.
 
-    `kind` is one of KINDS. `collections` are regular expressions for whole names such as
-    shop.orders. `message` is the text of a notification.
+    `kind` is one of KINDS, and `form` is the kind of the snapshot. `collections` are regular
+    expressions for whole names such as shop.orders. `message` is the text of a notification.
     """
 
     id: str
     kind: str
-    blocking: bool = False
+    form: Kind = "incremental"
     collections: tuple[str, ...] = ()
     conditions: tuple[DocumentFilter, ...] = ()
     message: str = ""
+
+
+@dataclass(frozen=True)
+class ReceivedSignal:
+    """A signal as received: its document, or a text that states why there is none."""
+
+    id: str
+    document: Mapping[str, Any] | str
 
 
 def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
@@ -86,11 +96,11 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
         raise SignalError(f"data has an unknown field {unknown[0]!r}")
     if kind == LOG:
         return Signal(identifier, kind, message=_text(data.get("message"), "data.message"))
-    form = str(data.get("type", "incremental")).lower()
-    if form not in ("incremental", "blocking"):
+    given = str(data.get("type", "incremental")).lower()
+    if given not in ("incremental", "blocking"):
         raise SignalError("data.type must be incremental or blocking")
-    blocking = form == "blocking"
-    if blocking and kind != EXECUTE:
+    form: Kind = "blocking" if given == "blocking" else "incremental"
+    if form == "blocking" and kind != EXECUTE:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
     collections = tuple(map(_pattern, _entries(data, "data-collections")))
     if kind == EXECUTE and not collections:
@@ -99,7 +109,7 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     if "additional-condition" in data:  # of all collections: Debezium's older form
         every = {"data-collection": ".*", "filter": data["additional-condition"]}
         conditions.append(_condition(every))
-    return Signal(identifier, kind, blocking, collections, tuple(conditions))
+    return Signal(identifier, kind, form, collections, tuple(conditions))
 
 
 def digest(identifier: str) -> str:

@@ -386,7 +386,7 @@ def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
 
 
 def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> None:
-    requests = [SnapshotRequest(f"r{n}", n == 0, ()) for n in range(20)]
+    requests = [SnapshotRequest(f"r{n}", "incremental" if n else "blocking") for n in range(20)]
     plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
     requests[1] = replace(requests[1], plan=plan)
     folder = fake_job(tmp_path, signals=to_document(SignalState(requests=tuple(requests))))
