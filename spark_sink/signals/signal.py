@@ -7,7 +7,7 @@ a channel can send a signal, so each is validated first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
@@ -15,7 +15,7 @@ from typing import Any, Literal
 from bson import json_util
 from bson.errors import BSONError
 
-from spark_sink.options.java_patterns import compiled
+from spark_sink.options.java_patterns import compiled, matches_any
 from spark_sink.snapshot.plan import bound_text, value_of
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
@@ -50,7 +50,7 @@ class DocumentFilter:
 
     def matches(self, namespace: str) -> bool:
         """Return whether the condition applies to a collection."""
-        return _matches(self.collections, namespace)
+        return matches_any((self.collections,), namespace)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -115,15 +115,6 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
 def digest(identifier: str) -> str:
     """Return what an offset keeps of a signal's id, so that many ids take little space."""
     return blake2b(identifier.encode(errors="replace"), digest_size=6).hexdigest()
-
-
-def matches_any(patterns: Sequence[str], namespace: str) -> bool:
-    """Return whether one of Java's patterns matches the whole name, without regard to case."""
-    return any(_matches(pattern, namespace) for pattern in patterns)
-
-
-def _matches(pattern: str, namespace: str) -> bool:
-    return pattern == namespace or compiled(pattern).fullmatch(namespace) is not None
 
 
 def _data(data: Any) -> Mapping[str, Any]:

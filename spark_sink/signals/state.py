@@ -13,8 +13,9 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import Position
+from spark_sink.options.java_patterns import matches_any
 from spark_sink.options.scope import Gained
-from spark_sink.signals.signal import DocumentFilter, Kind, digest, matches_any
+from spark_sink.signals.signal import DocumentFilter, Kind, digest
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 
 LOGGED = "LOGGED"
