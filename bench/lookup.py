@@ -1,6 +1,5 @@
 """updateLookup on real servers: one by one through mongos, in batches through the router."""
 
-from collections.abc import Sequence
 from typing import Any
 
 from bson import Timestamp
@@ -8,7 +7,7 @@ from pymongo import InsertOne, MongoClient, UpdateOne
 
 from bench.processes import drain, listening, medians, port_of, router
 from bench.suite import Column, Options, Suite, Table, servers_of
-from bench.writes import COLLECTION, DATABASE, Documents, spread
+from bench.writes import COLLECTION, DATABASE, spread
 from tests.harness.clusters import RealCluster, TestCluster
 
 SHARDS = 2
@@ -17,7 +16,6 @@ SIZE = 400
 """Bytes of padding in a document."""
 SHARES = (0, 10, 100)
 """Updates per 100 events; the others are inserts, which need no lookup."""
-_AT_A_TIME = 1_000
 _APART = 1_000_000
 
 Write = InsertOne[dict[str, Any]] | UpdateOne
@@ -64,17 +62,13 @@ def run(options: Options) -> list[Table]:
 SUITE = Suite("lookup", "What do looked-up documents cost, one by one and in batches?", run)
 
 
-def _servers(cluster: TestCluster) -> dict[str, list[int]]:
-    """Return the processes of the shards and of mongos."""
-    shards = [listening("mongod", port_of(host)) for host in cluster.shards.values()]
-    return {"shards_cpu": shards, "mongos_cpu": [listening("mongos", port_of(cluster.mongos))]}
-
-
 def _measure(
     cluster: TestCluster, where: str, share: int, events: int, start: str, runs: int
 ) -> list[dict[str, Any]]:
     """Drain the events with lookups through mongos and the router, and without lookups."""
-    servers, mongos, rows = _servers(cluster), port_of(cluster.mongos), []
+    mongos, rows = port_of(cluster.mongos), []
+    shards = [listening("mongod", port_of(host)) for host in cluster.shards.values()]
+    servers = {"shards_cpu": shards, "mongos_cpu": [listening("mongos", mongos)]}
     with router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid):
         all_servers = {**servers, "router_cpu": [pid]}
         for through, asked, processes, extra in (
@@ -105,16 +99,12 @@ def _write(cluster: TestCluster, events: int, share: int) -> str:
         def update(number: int) -> Write:
             return UpdateOne({"_id": number, "s": number % shards}, {"$set": {"v": number}})
 
-        _write_all(documents, [insert(number) for number in numbers if number % 100 < share])
+        if looked_up := [insert(number) for number in numbers if number % 100 < share]:
+            documents.bulk_write(looked_up, ordered=False)
         start: Timestamp = client.admin.command("ping")["$clusterTime"]["clusterTime"]
         writes = [update(n) if n % 100 < share else insert(n) for n in numbers]
-        _write_all(documents, writes)
+        documents.bulk_write(writes, ordered=False)
     return f"{start.time}:{start.inc + 1}"
-
-
-def _write_all(documents: Documents, writes: Sequence[Write]) -> None:
-    for first in range(0, len(writes), _AT_A_TIME):
-        documents.bulk_write(writes[first : first + _AT_A_TIME], ordered=False)
 
 
 def _swap(cluster: TestCluster) -> None:

@@ -21,24 +21,16 @@ _numbers = count(0, 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
-    """A member's counters at one moment: CPU seconds, getMores so far, open connections."""
-
-    cpu: float
-    get_mores: int
-    connections: int
-
-
-@dataclass(frozen=True, slots=True)
 class Moment:
     """The counters of all members at one moment, by member.
 
-    ``at`` is ``time.perf_counter()``; ``time`` is the newest cluster time of any member.
+    They are ``cpu`` in ms, ``get_mores`` so far, and open ``connections``. ``at`` is
+    ``time.perf_counter()``; ``time`` is the newest cluster time of any member.
     """
 
     at: float
     time: Timestamp
-    counts: dict[str, Counts]
+    counts: dict[str, dict[str, float]]
 
 
 class Members:
@@ -107,32 +99,27 @@ class Members:
         for name, client in self._clients.items():
             status = client.admin.command("serverStatus")
             newest = max(newest, status["$clusterTime"]["clusterTime"])
-            counts[name] = Counts(
-                cpu_seconds(self._pids[name]),
-                status["opcounters"]["getmore"],
-                status["connections"]["current"],
-            )
+            counts[name] = {
+                "cpu": cpu_seconds(self._pids[name]) * 1e3,
+                "get_mores": status["opcounters"]["getmore"],
+                "connections": status["connections"]["current"],
+            }
         return Moment(time.perf_counter(), newest, counts)
 
     def between(self, before: Moment, after: Moment) -> dict[str, dict[str, float]]:
         """Return each member's activity between two moments.
 
-        The keys are ``cpu`` (ms a second), ``get_mores``, ``notes`` and ``noop_bytes`` (each a
-        second), and ``connections``, the growth in open connections. Notes are the oplog's no-op
-        entries, except the periodic ones that a primary writes by itself.
+        The keys are ``cpu`` in ms, ``get_mores``, ``notes`` and ``note_bytes``, each a second.
+        Notes are the oplog's no-op entries, except the periodic ones that a primary writes by
+        itself.
         """
         seconds = after.at - before.at
         found = {}
         for name, client in self._clients.items():
             first, last = before.counts[name], after.counts[name]
             notes, size = _notes(client, before.time, after.time)
-            found[name] = {
-                "cpu": (last.cpu - first.cpu) / seconds * 1e3,
-                "get_mores": (last.get_mores - first.get_mores) / seconds,
-                "notes": notes / seconds,
-                "note_bytes": size / seconds,
-                "connections": last.connections - first.connections,
-            }
+            grown = {each: (last[each] - first[each]) / seconds for each in ("cpu", "get_mores")}
+            found[name] = {**grown, "notes": notes / seconds, "note_bytes": size / seconds}
         return found
 
 
@@ -229,7 +216,7 @@ def observe(
         "note_bytes": max(figures["note_bytes"] for figures in each.values()) * 86_400 / 1e6,
         "get_mores": mean(figures["get_mores"] for figures in of_shards),
         "connections": max(
-            last.connections - before_all.counts[name].connections
+            last["connections"] - before_all.counts[name]["connections"]
             for name, last in before.counts.items()
         ),
         **(shares_of(late) if late else {}),

@@ -56,40 +56,29 @@ def listening(program: str, port: int | str) -> int:
     Raises:
         RuntimeError: no such process runs.
     """
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit():
-            continue
-        try:
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):  # the process has just ended
             words = (entry / "cmdline").read_bytes().split(b"\0")
-        except OSError:
-            continue  # the process has just ended
-        if words[0].endswith(program.encode()) and str(port).encode() in words:
-            return int(entry.name)
+            if words[0].endswith(program.encode()) and str(port).encode() in words:
+                return int(entry.name)
     raise RuntimeError(f"no {program} on port {port}")
 
 
-def open_cursors(port: str) -> int:
-    """Return the number of cursors that the server at ``port`` has open."""
-    with MongoClient[dict[str, Any]]("127.0.0.1", int(port), directConnection=True) as client:
-        status = client.admin.command("serverStatus")
-    return int(status["metrics"]["cursor"]["open"]["total"])
+def open_cursors(servers: Sequence[str]) -> int:
+    """Return the number of cursors that servers, given by their host strings, have open."""
+    found = 0
+    for port in map(port_of, servers):
+        with MongoClient[dict[str, Any]]("127.0.0.1", int(port), directConnection=True) as client:
+            status = client.admin.command("serverStatus")
+            found += int(status["metrics"]["cursor"]["open"]["total"])
+    return found
 
 
-def peak_memory(pid: int) -> int:
-    """Return a process's largest resident size so far, in bytes."""
-    return _memory(pid, "VmHWM:")
-
-
-def resident_memory(pid: int) -> int:
-    """Return a process's resident size, in bytes."""
-    return _memory(pid, "VmRSS:")
-
-
-def _memory(pid: int, field: str) -> int:
-    for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith(field):
-            return int(line.split()[1]) * 1024
-    raise RuntimeError(f"no {field} of process {pid}")
+def memory(pid: int, *, peak: bool = False) -> int:
+    """Return a process's resident size in bytes, or the largest so far."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    fields = dict(line.split(":", 1) for line in lines)
+    return int(fields["VmHWM" if peak else "VmRSS"].split()[0]) * 1024
 
 
 @contextlib.contextmanager
@@ -181,6 +170,15 @@ def results_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
     return [json.loads(program.line()) for program in programs]
 
 
+def flags(**given: Any) -> list[str]:
+    """Return a command line with these options; the values of a list follow its name."""
+    found = []
+    for name, value in given.items():
+        values = value if isinstance(value, list | tuple) else [value]
+        found += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
+    return found
+
+
 def run_json(*arguments: str, timeout: float = 900.0) -> dict[str, Any]:
     """Run a Python program to its end and return the last JSON object on a line of its output.
 
@@ -232,10 +230,6 @@ class ReplayedCluster:
     configdb: str
     pid: int
 
-    def open_cursors(self) -> int:
-        """Return the number of cursors that the shards and the config server have open."""
-        return sum(map(open_cursors, [*self.ports, port_of(self.configdb)]))
-
 
 @contextlib.contextmanager
 def replayed_cluster(
@@ -259,11 +253,15 @@ def replayed_cluster(
 
 @contextlib.contextmanager
 def router(
-    servers: str, *arguments: str, cores: set[int] | None = None, flag: str = "--configdb"
+    servers: str,
+    *arguments: str,
+    cores: set[int] | None = None,
+    flag: str = "--configdb",
+    module: str = "router.cli",
 ) -> Iterator[tuple[int, int]]:
-    """Run `mergerouter serve` during the block; yield its port and its process id."""
+    """Run `mergerouter serve`, or a module like it; yield its port and its process id."""
     command = ("serve", flag, servers, "--port", "0", *arguments)
-    with Program("router.cli", *command, cores=cores) as program:
+    with Program(module, *command, cores=cores) as program:
         while READY not in (line := program.line()):
             pass
         yield json.loads(line)["attr"]["port"], program.pid

@@ -16,11 +16,10 @@ from bench.processes import (
     cpu_seconds,
     listening,
     medians,
+    memory,
     open_cursors,
-    peak_memory,
     port_of,
     replayed_cluster,
-    resident_memory,
     results_of,
     router,
     started,
@@ -136,14 +135,14 @@ def _replayed(options: Options, clients: int, events: int, watch: str) -> dict[s
 def _replay(cluster: ReplayedCluster, clients: int, watch: str) -> dict[str, float]:
     each = cluster.events // TENANTS if watch == "tenant" else cluster.events
     with router(cluster.configdb, "--setParameter", "shareFilters=always") as (port, pid):
-        before = resident_memory(pid)
+        before = memory(pid)
         with _drainers(port, clients, each, watch) as programs:
-            idle = resident_memory(pid)
-            cursors = cluster.open_cursors()
+            idle = memory(pid)
+            cursors = open_cursors([*cluster.ports, cluster.configdb])
             used, begun = cpu_seconds(pid), time.perf_counter()
             results = results_of(programs)
             used, took = cpu_seconds(pid) - used, time.perf_counter() - begun
-            busy = peak_memory(pid)
+            busy = memory(pid, peak=True)
     delivered = sum(result["events"] for result in results)
     return {
         "rate": cluster.events / took,
@@ -226,13 +225,13 @@ def _once(
     write = partial(_write, cluster, max(1, watchers), case)
     if not watchers:
         return members.cost_of_writes(write, WRITES, pids)
-    ports = [port_of(host) for host in (*cluster.shards.values(), cluster.configdb)]
+    servers = [*cluster.shards.values(), cluster.configdb]
     expected = round(WRITES * (1 - case.unwatched))
-    idle = sum(map(open_cursors, ports))
+    idle = open_cursors(servers)
     arguments = ("--clients", str(watchers), "--watch", case.watch, "--expect", str(expected))
     with started("bench.watchers", str(port), *arguments) as program:
         time.sleep(_SETTLED)
-        cursors = sum(map(open_cursors, ports)) - idle
+        cursors = open_cursors(servers) - idle
         return {**members.cost_of_writes(write, WRITES, pids, program), "cursors": cursors}
 
 

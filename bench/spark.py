@@ -1,12 +1,15 @@
 """The Spark source and jobs: the cost of reading and writing, rates, and lateness."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import count
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.current_tables import BATCHES, CHANGES, DOCUMENT_BYTES, SIZES, batches_on
 from bench.processes import (
     ReplayedCluster,
+    flags,
     medians,
     replayed_cluster,
     router,
@@ -15,7 +18,7 @@ from bench.processes import (
 from bench.suite import Column, Options, Suite, Table, say_row, servers_of
 from bench.table_size import sizes
 from bench.writes import fill, late, spread, uneven
-from tests.harness.clusters import RealCluster, start_cluster
+from tests.harness.clusters import RealCluster, ServerBinaries, start_cluster
 from tests.harness.routers import start_router
 
 SHARDS, SIZE = 4, 600
@@ -96,12 +99,13 @@ def run(options: Options) -> list[Table]:
         ),
         _small_batches(options),
     ]
-    if options.real_binaries is not None:
-        tables.append(_snapshots(options))
+    if (binaries := servers_of(options)) is not None:
+        tables.append(_snapshots(options, binaries))
     current: list[dict[str, Any]] = []
     for size in SIZES[: options.scaled(len(SIZES), 1)]:
         options.say(f"a current table of {size:,} rows")
-        current += batches_on(size)
+        with TemporaryDirectory() as folder:
+            current += batches_on(Path(folder) / "current", size)
     note = (
         f"Medians of {BATCHES} batches in one process, without Spark: staging, merging and "
         "committing. A tenth of the changes are inserts. Recent: of the newest 20,000 documents, "
@@ -145,9 +149,8 @@ def _backlog(
     runs = []
     for _ in range(options.runs):
         with router(cluster.configdb) as (port, pid):
-            flags = _flags({"port": port, "router": pid, **case})
-            flags += ["--tables", *into] if into else []
-            figures = run_json("-m", "bench.spark_backlog", *flags)
+            wanted = flags(port=port, router=pid, **case, tables=into)
+            figures = run_json("-m", "bench.spark_backlog", *wanted)
         if figures["rows"] != cluster.events:
             raise RuntimeError(f"{figures['rows']} rows of {cluster.events} events")
         runs.append(figures)
@@ -178,20 +181,18 @@ def _small_batches(options: Options) -> Table:
     return Table(title, SMALL, rows, note)
 
 
-def _snapshots(options: Options) -> Table:
+def _snapshots(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
     """Write a snapshot of a collection on MongoDB's own servers into the tables of a job."""
     documents, rows = options.scaled(DOCUMENTS, DOCUMENTS // 10), []
-    binaries = servers_of(options)
-    assert binaries is not None
     with RealCluster(binaries(), SNAPSHOT_SHARDS) as cluster:
         spread(cluster)
         fill(cluster, documents, lambda _: {"pad": "x" * (SIZE - 50)})
         with router(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):
             for tables in TABLES:
                 for form in ("raw", "json"):
-                    flags = _flags({"uri": f"mongodb://127.0.0.1:{port}", "form": form})
-                    flags += ["--events", str(documents), "--tables", *tables]
-                    found = run_json("-m", "bench.spark_follow", "snapshot", *flags)
+                    uri = f"mongodb://127.0.0.1:{port}"
+                    wanted = flags(uri=uri, form=form, events=documents, tables=tables)
+                    found = run_json("-m", "bench.spark_follow", "snapshot", *wanted)
                     rows.append({"form": form, "into": ", ".join(tables), **found})
                     say_row(options, SNAPSHOTS, rows[-1])
     title = f"A snapshot of {documents:,} documents of {SIZE} bytes"
@@ -200,9 +201,3 @@ def _snapshots(options: Options) -> Table:
         "the last; CPU of the JVM and its workers."
     )
     return Table(title, SNAPSHOTS, rows, note)
-
-
-def _flags(given: dict[str, Any]) -> list[str]:
-    """Return a command line with these options."""
-    named = ((name.replace("_", "-"), value) for name, value in given.items())
-    return [text for name, value in named for text in (f"--{name}", str(value))]

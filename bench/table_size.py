@@ -16,7 +16,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from bench.current_tables import apply, insert, key_of, staged, update
-from bench.processes import peak_memory
+from bench.processes import memory
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.version_states import Batch
@@ -64,8 +64,8 @@ def measured(folder: str, document: int) -> dict[str, float]:
         found.append([*one, *batch(table, number + 1, [])])
     medians = (sorted(each)[BATCHES // 2] for each in zip(*found, strict=True))
     names = ("batch", "committed", "empty", "empty_committed")
-    memory = peak_memory(os.getpid()) / 1e6
-    figures = {"files": table.log.files().num_rows, "open": opened, "memory": memory}
+    peak = memory(os.getpid(), peak=True) / 1e6
+    figures = {"files": table.log.files().num_rows, "open": opened, "memory": peak}
     return figures | dict(zip(names, medians, strict=True))
 
 

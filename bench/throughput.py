@@ -28,7 +28,7 @@ COLUMNS = (
     Column("event bytes", "size"),
     Column("router events/s", "router_rate", ",.0f"),
     Column("router CPU µs/event", "router_cpu", ".2f"),
-    Column("opening ms", "opening", ".0f"),
+    Column("opening ms", "router_opening", ".0f"),
     Column("direct drain events/s", "direct_rate", ",.0f"),
     Column("router / direct", "of_direct", ".2f"),
 )
@@ -80,15 +80,9 @@ def _merged(
         times = range(options.runs)
         direct = medians([drain(cluster.ports, cluster.events, START) for _ in times])
         merged = medians([_through_router(cluster, core) for _ in times])
-    return {
-        "shards": shards,
-        "size": size,
-        "router_rate": merged["rate"],
-        "router_cpu": merged["cpu"],
-        "opening": merged["opening"],
-        "direct_rate": direct["rate"],
-        "of_direct": merged["rate"] / direct["rate"],
-    }
+    figures = {f"router_{name}": value for name, value in merged.items()}
+    figures |= {"direct_rate": direct["rate"], "of_direct": merged["rate"] / direct["rate"]}
+    return {"shards": shards, "size": size, **figures}
 
 
 def _small(

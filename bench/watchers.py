@@ -62,13 +62,13 @@ class Client(asyncio.Protocol):
         """Open a stream of a collection, or of the cluster if it is empty."""
         target: Any = collection or 1
         opening = {"aggregate": target, "pipeline": pipeline, "cursor": {}, "$db": database}
-        self._transport.write(_framed(opening))
+        self._transport.write(framed(opening))
         reply = bson.decode(await self._reply)
         if not reply["ok"]:
             raise SystemExit(f"a stream did not open: {reply}")
         named = collection or "$cmd.aggregate"
         cursor = bson.Int64(reply["cursor"]["id"])
-        self._more = _framed({"getMore": cursor, "collection": named, "$db": database})
+        self._more = framed({"getMore": cursor, "collection": named, "$db": database})
 
     def read(self, take: Callable[[bytes], bool]) -> None:
         """Send getMores until ``take`` returns False for a reply; ``done`` completes then."""
@@ -129,7 +129,7 @@ class Totals:
         return take
 
 
-def _framed(command: dict[str, Any]) -> bytes:
+def framed(command: dict[str, Any]) -> bytes:
     """Return a command as an OP_MSG frame."""
     body = bson.encode(command)
     return struct.pack("<iiiiIB", 21 + len(body), 1, 0, 2013, 0, 0) + body

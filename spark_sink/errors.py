@@ -1,8 +1,8 @@
 """Errors that state the cause and the remedy first, in few words.
 
 Spark puts a Python traceback before an exception's message by default, and shows the rest of a long
-message far below. So every message is `shortened`, and `without_traceback` hides the tracebacks of
-expected failures.
+message far below. So every message is cut to MESSAGE_LIMIT characters, and `without_traceback`
+hides the tracebacks of expected failures.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def say(text: str, end: str = "\n") -> None:
     print(text, end=end, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def shortened(text: str) -> str:
+def within_limit(text: str) -> str:
     """Return a text without what exceeds MESSAGE_LIMIT characters."""
     return text if len(text) <= MESSAGE_LIMIT else f"{text[: MESSAGE_LIMIT - 1]}…"
 
@@ -56,7 +56,7 @@ class SourceError(Exception):
     """A failure with a message for the user: the cause and the remedy, then a server's message."""
 
     def __init__(self, message: str, detail: object = "") -> None:
-        super().__init__(shortened(f"{message} ({_one_line(detail)})" if detail else message))
+        super().__init__(within_limit(f"{message} ({_one_line(detail)})" if detail else message))
 
 
 class OptionError(SourceError, ValueError):

@@ -11,7 +11,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import FULL_DISK, SourceError, StreamError, say, shortened
+from spark_sink.errors import FULL_DISK, SourceError, StreamError, say, within_limit
 from spark_sink.jobs.stop_request import StopRequest
 
 # Seconds in which the batch in progress may commit after a signal.
@@ -161,12 +161,12 @@ def cause_of(error: BaseException) -> str:
     for name in ("StreamError: ", "OptionError: ", "HistoryLostError: "):
         _, found, message = text.partition(f"spark_sink.errors.{name}")
         if found:
-            return shortened(message.splitlines()[0])
+            return within_limit(message.splitlines()[0])
     cause = _innermost(text)
     for words, remedy in _REMEDIES:
         if words in cause:
-            return shortened(f"{remedy} ({cause})")
-    return shortened(cause)
+            return within_limit(f"{remedy} ({cause})")
+    return within_limit(cause)
 
 
 def _innermost(text: str) -> str:

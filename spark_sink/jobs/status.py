@@ -56,7 +56,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     found["requestedSnapshots"] = _requested(offset.signals)
     ended = offset.signals.ending
     plan = offset.signals.initial_plan or (
-        ended.plan if ended is not None and ended.initial else None
+        ended.plan if ended is not None and ended.kind == "initial" else None
     )
     if plan is not None:
         found["snapshot"] = {**_counts(plan.progress), "ended": offset.signals.initial_plan is None}
@@ -120,12 +120,12 @@ def _requested(signals: SignalState) -> list[dict[str, Any]]:
     return [
         {
             "id": request.id,
-            "type": "blocking" if request.blocking else "incremental",
-            "paused": signals.paused and not request.blocking,
+            "type": request.kind,
+            "paused": signals.paused and not request.blocks_stream,
             **_counts(Progress() if request.plan is None else request.plan.progress),
         }
         for request in signals.requests
-        if not request.initial
+        if request.kind != "initial"
     ]
 
 

@@ -8,6 +8,7 @@ because the servers get all patterns of a list as one. Classes such as `\\w` are
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import lru_cache
 
 _CLASSES = {
@@ -42,6 +43,11 @@ def compiled(pattern: str) -> re.Pattern[str]:
         return re.compile(translated, re.IGNORECASE | re.ASCII)
     except re.error as error:
         raise ValueError(f"{pattern!r} is not a regular expression: {error}") from None
+
+
+def matches_any(patterns: Iterable[str], name: str) -> bool:
+    """Return whether one of the patterns is the name, or matches it as a whole."""
+    return any(each == name or compiled(each).fullmatch(name) for each in patterns)
 
 
 def translation(pattern: str) -> str:

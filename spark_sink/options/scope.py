@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_sink.errors import OptionError
-from spark_sink.options.java_patterns import compiled, translation
+from spark_sink.options.java_patterns import matches_any, translation
 
 # Events that belong to no collection.
 _OTHERS = {"operationType": {"$in": ["dropDatabase", "invalidate"]}}
@@ -97,9 +97,7 @@ class Scope:
         return {"$regex": f"(?i){_whole(entries)}"}
 
     def _found(self, entries: tuple[str, ...], name: str) -> bool:
-        if self.literal:
-            return name in entries
-        return any(compiled(each).fullmatch(name) for each in entries)
+        return name in entries if self.literal else matches_any(entries, name)
 
     def _matches(self, entries: tuple[str, ...], field: str) -> dict[str, Any]:
         if self.literal:
@@ -136,11 +134,7 @@ class Gained:
         return (
             self.scope.accepts(*own)
             and not (self.before is not None and self.before.accepts(*own))
-            and (
-                not self.patterns
-                or own in self.names
-                or any(compiled(each).fullmatch(name) for each in self.patterns)
-            )
+            and (not self.patterns or own in self.names or matches_any(self.patterns, name))
         )
 
     def __str__(self) -> str:

@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 
 from spark_sink.errors import OptionError
 from spark_sink.options import values
-from spark_sink.options.java_patterns import compiled
+from spark_sink.options.java_patterns import matches_any
 from spark_sink.options.values import option, option_names, parsed, parsed_option
 
 BASED = "snapshot.mode.configuration.based"
@@ -149,7 +149,7 @@ class SnapshotOptions:
 
     def accepts(self, name: str) -> bool:
         """Return whether a snapshot reads a collection of the stream, such as "shop.orders"."""
-        return not self.collections or any(compiled(e).fullmatch(name) for e in self.collections)
+        return not self.collections or matches_any(self.collections, name)
 
 
 def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Container
+from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import bson
@@ -14,13 +15,16 @@ from bson import ObjectId, json_util
 from bson.timestamp import Timestamp
 from pyarrow import fs
 
-from spark_sink.errors import StreamError
-from spark_sink.events.positions import AtTime, Position, Token, after, key_of
+from spark_sink.errors import HistoryLostError, StreamError, say
+from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, key_of
 from spark_sink.events.slices import CODEC, UNREADABLE
 from spark_sink.folders import Folder, is_local
-from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.signals.signal import SignalError, digest, parsed_json
+from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy, StreamOptions
+from spark_sink.signals.query_snapshots import SIGNAL, QuerySnapshots
+from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, parsed_json
+from spark_sink.signals.state import SignalState
 from spark_sink.stream.event_stream import EventStream, StreamCursor
+from spark_sink.stream.router_client import RouterClient
 
 # The most signals received together, whose notifications are in one offset.
 MAX_SIGNALS = 2
@@ -34,14 +38,12 @@ _POLL_LOCAL, _POLL_REMOTE = 1.0, 10.0
 _WRITE_TIMEOUT = 10.0
 # Seconds for the first poll of the collection to reach the present.
 _CATCH_UP_TIMEOUT = 10.0
-
-
-@dataclass(frozen=True)
-class ReceivedSignal:
-    """A signal as received: its document, or a text that states why there is none."""
-
-    id: str
-    document: Mapping[str, Any] | str
+# Seconds that a getMore on the collection waits: each batch makes one.
+_AWAIT = 0.001
+_LOST = (
+    "the oplogs no longer contain the position in the collection of signals {}: send those again "
+    "that were sent before the position of the stream"
+)
 
 
 class SignalFolder:
@@ -241,3 +243,66 @@ def _id_text(identifier: Any) -> str:
     if isinstance(identifier, str | ObjectId):
         return str(identifier)
     return json_util.dumps(identifier)
+
+
+class SignalReceiver:
+    """Receives the signals of a query from the channels that its options name.
+
+    Raises OptionError if the folder of signals cannot be read here.
+    """
+
+    def __init__(
+        self, client: RouterClient, options: StreamOptions, snapshots: QuerySnapshots
+    ) -> None:
+        self._snapshots = snapshots
+        self.has_more = False
+        """Whether more signals may wait than the last batch has received."""
+        folder, collection = options.signal_folder, options.signal_collection
+        self._folder = None if folder is None else SignalFolder(folder)
+        self._collection = None
+        if collection is not None:
+            self._lost = _LOST.format(".".join(collection))
+            watch = partial(client.watch_inserts, *collection, max_await=_AWAIT)
+            self._collection = SignalCollection(
+                watch, lambda: client.with_retries(client.clocks).cluster_time, options.retry_policy
+            )
+
+    def receive(self, state: SignalState, position: Position) -> SignalState:
+        """Return the state after new signals, at a position of the stream. Raises StreamError.
+
+        If the oplogs have lost the position of the collection of signals, but not the stream's,
+        the collection is read from there on, with a notification.
+        """
+        if isinstance(position, FromNow):  # signals are read from the query's beginning on
+            return state
+        self.has_more = False
+        present: Container[str] = ()
+        if self._folder is not None:
+            signals = self._folder.receive(state.handled)
+            self.has_more = len(signals) == MAX_SIGNALS
+            present = self._folder.present
+            state = self._snapshots.process(state, signals, present)
+        if self._collection is None:  # one that is added later is read from then on
+            return replace(state, position=None)
+        try:
+            signals, reached = self._collection.receive(
+                state.position or position, state.handled, is_own=state.position is not None
+            )
+        except HistoryLostError:
+            if state.position is None:
+                raise
+            signals, reached = self._collection.receive(position, state.handled)
+            state = self._snapshots.left_out(state, state.position, position, SIGNAL)
+            say(f"warning: {self._lost}")
+        self.has_more |= len(signals) == MAX_SIGNALS
+        return self._snapshots.process(replace(state, position=reached), signals, present)
+
+    def committed(self, state: SignalState) -> None:
+        """Remove the files of signals that a committed batch has processed."""
+        if self._folder is not None:
+            self._folder.remove(state.handled)
+
+    def close(self) -> None:
+        """Kill the cursor on the collection."""
+        if self._collection is not None:
+            self._collection.close()

@@ -14,63 +14,60 @@ import time
 import uuid
 from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import replace
-from functools import partial
 
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
-from spark_sink.errors import HistoryLostError, say
-from spark_sink.events.positions import FromNow, Position, position_document, time_of
+from spark_sink.events.positions import Position, position_document, time_of
 from spark_sink.options.scope import Gained, Tokens
-from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.channels import (
-    MAX_SIGNALS,
-    ReceivedSignal,
-    SignalCollection,
-    SignalFolder,
-)
 from spark_sink.signals.signal import (
     EXECUTE,
     LOG,
     PAUSE,
     STOP,
+    ReceivedSignal,
     Signal,
     SignalError,
     signal_of,
 )
 from spark_sink.signals.state import LOGGED, SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotPlanner, Wanted
-from spark_sink.stream.router_client import RouterClient
+from spark_sink.snapshot.planner import SnapshotPlanner
 
+REFUSAL = (
+    "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
+    "which selects the documents of snapshots ({} is all)"
+)
+"""Why a query with such a pipeline reads no snapshots on request."""
 # The most characters of a text in a notification.
 _MAX_LENGTH = 600
 # The most snapshots that wait, and the most characters of their names and filters.
 _MAX_REQUESTS, _MAX_CHARACTERS = 20, 20_000
 # The most bytes of keys of documents in a request: beyond them, whole collections are read.
 _MAX_KEY_BYTES = 100_000
-# Aggregate types of notifications: of the mode's snapshot, and of signals that request none.
-INITIAL, SIGNAL = "Initial Snapshot", "Signal"
+# The aggregate type of notifications of signals that request no snapshot.
+SIGNAL = "Signal"
 
 
 class QuerySnapshots:
     """Processes signals, and plans the snapshots that they, the mode and the table request.
 
     Args:
-        by_mode: the collections that the mode's own snapshot reads.
+        collections: regular expressions for the names of those that the mode's own snapshot reads;
+            none means all.
         refusal: why the query cannot read snapshots on request; None if it can.
     """
 
     def __init__(
         self,
         planner: SnapshotPlanner,
-        by_mode: Wanted,
+        collections: tuple[str, ...] = (),
         refusal: str | None = None,
         *,
         clock: Callable[[], float] = time.time,
     ) -> None:
         self._planner = planner
-        self._by_mode = by_mode
+        self._collections = collections
         self._refusal = refusal
         self._clock = clock
 
@@ -79,14 +76,14 @@ class QuerySnapshots:
 
         `time` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
-        request = SnapshotRequest.of_mode(time)
+        request = SnapshotRequest.of_mode(time, None, self._collections)
         others = (each for each in state.requests if each.gained is None)  # it reads those as well
         state = replace(state, requests=(request, *others))
         return self._begun(state, request, time)
 
     def skipped(self, state: SignalState) -> SignalState:
         """Return the state with a notification of a start of the query without a snapshot."""
-        return self._notified(state, str(uuid.uuid4()), INITIAL, "SKIPPED")
+        return self._notified(state, str(uuid.uuid4()), "Initial Snapshot", "SKIPPED")
 
     def left_out(
         self, state: SignalState, passed: Position, position: Position, aggregate: str = "Seek"
@@ -150,7 +147,7 @@ class QuerySnapshots:
         last = max([*new.values(), *(each.token for each in documents)])
         state = replace(state, required_at=last)
         time = cluster_time_of(last)
-        request = SnapshotRequest(f"again-{time.time}-{time.inc}", False, (), required=True)
+        request = SnapshotRequest(f"again-{time.time}-{time.inc}", "incremental", required=True)
         if self._refusal is not None:
             return self._notified_of(state, request, "ABORTED", reason=self._refusal)
         for each in state.requests:
@@ -180,13 +177,12 @@ class QuerySnapshots:
                 if state.ending is not None:
                     return state
                 continue
-            wanted = request.chosen(self._by_mode)
-            plan = self._planner.next_batch(request.plan, wanted, request.documents)
+            plan = self._planner.next_batch(request.plan, request.wants, request.documents)
             if plan.ended:
                 return self._ended(state, request)
             own = plan.snapshot_time
             state = self._progressed(state, request, plan).with_request(replace(request, plan=plan))
-            return replace(state, reading=own if request.initial else max(time, own))
+            return replace(state, reading=own if request.kind == "initial" else max(time, own))
         return state
 
     def _applied(self, state: SignalState, signal: Signal) -> SignalState:
@@ -197,13 +193,11 @@ class QuerySnapshots:
                 raise SignalError(
                     f"{_MAX_REQUESTS} snapshots are waiting: send the signal again later"
                 )
-            request = SnapshotRequest(
-                signal.id, signal.blocking, signal.collections, signal.conditions
-            )
-            return state.with_request(request)
+            given = signal.form, signal.collections, signal.conditions
+            return state.with_request(SnapshotRequest(signal.id, *given))
         if signal.kind == LOG:
             return self._notified(state, signal.id, SIGNAL, LOGGED, message=signal.message)
-        running = [each for each in state.requests if not each.blocking]
+        running = [each for each in state.requests if not each.blocks_stream]
         if signal.kind == STOP:
             running = [each for each in running if not each.required]
         if not running:
@@ -232,13 +226,12 @@ class QuerySnapshots:
 
     def _begun(self, state: SignalState, request: SnapshotRequest, time: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
-        wanted = request.chosen(self._by_mode)
-        plan = self._planner.begin(time, wanted)
-        found = self._planner.collections(wanted)
+        plan = self._planner.begin(time, request.wants)
+        found = self._planner.collections(request.wants)
         request = replace(request, plan=plan)
         if (request.unread or request.gained) and not found:  # they were dropped
             return replace(state.without_request(request.id), ending=request)
-        problem = None if request.initial else self._problem(request, found)
+        problem = None if request.kind == "initial" else self._problem(request, found)
         if problem is not None:
             state = state.without_request(request.id)
             return self._notified_of(state, request, "ABORTED", reason=problem)
@@ -259,7 +252,7 @@ class QuerySnapshots:
         return None
 
     def _ended(self, state: SignalState, request: SnapshotRequest) -> SignalState:
-        given = request.initial or request.gained or request.unread
+        given = request.kind == "initial" or request.gained or request.unread
         whole = given or self._planner.names(request.reads_whole)
         state = self._notified_of(state.without_request(request.id), request, "COMPLETED")
         return replace(state, ending=request if whole else None)
@@ -271,7 +264,7 @@ class QuerySnapshots:
         end = plan.end
         read = [
             each
-            for each in self._planner.collections(request.chosen(self._by_mode), plan)
+            for each in self._planner.collections(request.wants, plan)
             if plan.start.collection <= each.id
             and (end is None or each.id < end.collection or (each.id == end.collection and end.key))
         ]
@@ -289,8 +282,7 @@ class QuerySnapshots:
     def _notified_of(
         self, state: SignalState, request: SnapshotRequest, kind: str, **texts: str
     ) -> SignalState:
-        aggregate = "Blocking Snapshot" if request.blocking else "Incremental Snapshot"
-        aggregate = INITIAL if request.initial else aggregate
+        aggregate = f"{request.kind.capitalize()} Snapshot"
         return self._notified(state, request.id, aggregate, kind, **texts)
 
     def _notified(
@@ -318,80 +310,3 @@ def names_of(collections: Sequence[Collection]) -> str:
         return text
     kept = text[:_MAX_LENGTH].rpartition(", ")[0]
     return f"{kept} and {len(collections) - kept.count(', ') - 1:,} more"
-
-
-# Await time of a getMore on the collection of signals, in seconds: each batch makes one.
-_AWAIT = 0.001
-REFUSAL = (
-    "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
-    "which selects the documents of snapshots ({} is all)"
-)
-"""Why a query with such a pipeline reads no snapshots on request."""
-
-_LOST = (
-    "the oplogs no longer contain the position in the collection of signals {}: send those again "
-    "that were sent before the position of the stream"
-)
-
-
-class SignalProcessor:
-    """Receives the signals of a query from the channels that its options name.
-
-    Raises OptionError if the folder of signals cannot be read here.
-    """
-
-    def __init__(
-        self, client: RouterClient, options: StreamOptions, snapshots: QuerySnapshots
-    ) -> None:
-        self._snapshots = snapshots
-        self.has_more = False
-        """Whether more signals may wait than the last batch has received."""
-        folder, collection = options.signal_folder, options.signal_collection
-        self._folder = None if folder is None else SignalFolder(folder)
-        self._collection = None
-        if collection is not None:
-            self._lost = _LOST.format(".".join(collection))
-            watch = partial(client.watch_inserts, *collection, max_await=_AWAIT)
-            self._collection = SignalCollection(
-                watch, lambda: client.with_retries(client.clocks).cluster_time, options.retry_policy
-            )
-
-    def receive(self, state: SignalState, position: Position) -> SignalState:
-        """Return the state after new signals, at a position of the stream. Raises StreamError.
-
-        If the oplogs have lost the position of the collection of signals, but not the stream's,
-        the collection is read from there on, with a notification.
-        """
-        if isinstance(position, FromNow):  # signals are read from the query's beginning on
-            return state
-        self.has_more = False
-        present: Container[str] = ()
-        if self._folder is not None:
-            signals = self._folder.receive(state.handled)
-            self.has_more = len(signals) == MAX_SIGNALS
-            present = self._folder.present
-            state = self._snapshots.process(state, signals, present)
-        if self._collection is None:  # one that is added later is read from then on
-            return replace(state, position=None)
-        try:
-            signals, reached = self._collection.receive(
-                state.position or position, state.handled, is_own=state.position is not None
-            )
-        except HistoryLostError:
-            if state.position is None:
-                raise
-            signals, reached = self._collection.receive(position, state.handled)
-            state = self._snapshots.left_out(state, state.position, position, SIGNAL)
-            say(f"warning: {self._lost}")
-        self.has_more |= len(signals) == MAX_SIGNALS
-        return self._snapshots.process(replace(state, position=reached), signals, present)
-
-    def committed(self, state: SignalState) -> None:
-        """Remove the files of signals that a committed batch has processed."""
-        if self._folder is not None:
-            self._folder.remove(state.handled)
-
-    def close(self) -> None:
-        """Kill the cursor on the collection."""
-        if self._collection is not None:
-            self._collection.close()

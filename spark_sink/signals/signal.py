@@ -7,21 +7,23 @@ a channel can send a signal, so each is validated first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import Any, Literal
 
 from bson import json_util
 from bson.errors import BSONError
 
-from spark_sink.options.java_patterns import compiled
+from spark_sink.options.java_patterns import compiled, matches_any
 from spark_sink.snapshot.plan import ANY_DATE, bound_text, value_of
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
 LOG = "log"
 KINDS = (EXECUTE, STOP, PAUSE, RESUME, LOG)
+Kind = Literal["initial", "blocking", "incremental"]
+"""The kinds of snapshots, of which signals request the last two."""
 
 _FIELDS = {
     EXECUTE: ("type", "data-collections", "additional-conditions", "additional-condition"),
@@ -50,7 +52,7 @@ class DocumentFilter:
 
     def matches(self, namespace: str) -> bool:
         """Return whether the condition applies to a collection."""
-        return _matches(self.collections, namespace)
+        return matches_any((self.collections,), namespace)
 
     @property
     def document(self) -> dict[str, Any]:
@@ -63,16 +65,24 @@ class DocumentFilter:
 class Signal:
     """What a signal requests.
 
-    `kind` is one of KINDS. `collections` are regular expressions for whole names such as
-    shop.orders. `message` is the text of a notification.
+    `kind` is one of KINDS, and `form` is the kind of the snapshot. `collections` are regular
+    expressions for whole names such as shop.orders. `message` is the text of a notification.
     """
 
     id: str
     kind: str
-    blocking: bool = False
+    form: Kind = "incremental"
     collections: tuple[str, ...] = ()
     conditions: tuple[DocumentFilter, ...] = ()
     message: str = ""
+
+
+@dataclass(frozen=True)
+class ReceivedSignal:
+    """A signal as received: its document, or a text that states why there is none."""
+
+    id: str
+    document: Mapping[str, Any] | str
 
 
 def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
@@ -88,11 +98,11 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
         raise SignalError(f"data has an unknown field {unknown[0]!r}")
     if kind == LOG:
         return Signal(identifier, kind, message=_text(data.get("message"), "data.message"))
-    form = str(data.get("type", "incremental")).lower()
-    if form not in ("incremental", "blocking"):
+    given = str(data.get("type", "incremental")).lower()
+    if given not in ("incremental", "blocking"):
         raise SignalError("data.type must be incremental or blocking")
-    blocking = form == "blocking"
-    if blocking and kind != EXECUTE:
+    form: Kind = "blocking" if given == "blocking" else "incremental"
+    if form == "blocking" and kind != EXECUTE:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
     collections = tuple(map(_pattern, _entries(data, "data-collections")))
     if kind == EXECUTE and not collections:
@@ -101,21 +111,12 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     if "additional-condition" in data:  # of all collections: Debezium's older form
         every = {"data-collection": ".*", "filter": data["additional-condition"]}
         conditions.append(_condition(every))
-    return Signal(identifier, kind, blocking, collections, tuple(conditions))
+    return Signal(identifier, kind, form, collections, tuple(conditions))
 
 
 def digest(identifier: str) -> str:
     """Return what an offset keeps of a signal's id, so that many ids take little space."""
     return blake2b(identifier.encode(errors="replace"), digest_size=6).hexdigest()
-
-
-def matches_any(patterns: Sequence[str], namespace: str) -> bool:
-    """Return whether one of Java's patterns matches the whole name, without regard to case."""
-    return any(_matches(pattern, namespace) for pattern in patterns)
-
-
-def _matches(pattern: str, namespace: str) -> bool:
-    return pattern == namespace or compiled(pattern).fullmatch(namespace) is not None
 
 
 def _data(data: Any) -> Mapping[str, Any]:

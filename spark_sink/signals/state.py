@@ -13,10 +13,10 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import Position
+from spark_sink.options.java_patterns import matches_any
 from spark_sink.options.scope import Gained
-from spark_sink.signals.signal import DocumentFilter, digest, matches_any
+from spark_sink.signals.signal import DocumentFilter, Kind, digest
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
-from spark_sink.snapshot.planner import Wanted
 
 LOGGED = "LOGGED"
 """The type of the notification that a signal `log` requests."""
@@ -30,43 +30,45 @@ class SnapshotRequest:
     """A snapshot that the query's mode, a signal or the table requests.
 
     Args:
-        blocking: the stream waits for it.
-        collections, excluded: regular expressions for names; plain names if `required`.
+        kind: that of the query's mode is initial. The stream waits for all but incremental ones.
+        collections, excluded: regular expressions for names, of which none means all; plain names
+            if `required`.
         plan: how far it is; None before the beginning.
         required: the table lacks these collections; no signal stops the request.
         gained: the collections of a required request that names none.
-        initial: the mode requests it, and names no collections.
         documents: the keys to read in collections that are not read as a whole, by namespace.
     """
 
     id: str
-    blocking: bool
-    collections: tuple[str, ...]
+    kind: Kind
+    collections: tuple[str, ...] = ()
     conditions: tuple[DocumentFilter, ...] = ()
     excluded: tuple[str, ...] = ()
     plan: SnapshotPlan | None = None
     required: bool = False
-    initial: bool = False
     documents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     gained: Gained | None = None
 
     @classmethod
-    def of_mode(cls, time: Timestamp, plan: SnapshotPlan | None = None) -> SnapshotRequest:
+    def of_mode(
+        cls, time: Timestamp, plan: SnapshotPlan | None = None, collections: tuple[str, ...] = ()
+    ) -> SnapshotRequest:
         """Return the request of the query's mode, at a cluster time."""
-        return cls(f"initial-{time.time}-{time.inc}", True, (), plan=plan, initial=True)
+        return cls(f"initial-{time.time}-{time.inc}", "initial", collections, plan=plan)
 
-    def chosen(self, by_mode: Wanted) -> Wanted:
-        """Return which collections the snapshot reads; an option chooses those of the mode."""
-        return by_mode if self.initial else self.wants
+    @property
+    def blocks_stream(self) -> bool:
+        """Whether the stream waits for the snapshot."""
+        return self.kind != "incremental"
 
     def wants(self, namespace: str) -> bool:
-        """Return whether a requested snapshot reads this collection."""
+        """Return whether the snapshot reads this collection."""
         if self.gained is not None:
             database, _, name = namespace.partition(".")
             return self.gained.accepts(database, name)
         if self.required:
             return namespace in self.collections
-        chosen = matches_any(self.collections, namespace)
+        chosen = not self.collections or matches_any(self.collections, namespace)
         return chosen and not matches_any(self.excluded, namespace)
 
     def reads_whole(self, namespace: str) -> bool:
@@ -109,8 +111,8 @@ class SignalState:
     `handled` are digests of ids, the oldest first. `position` is that of the collection of
     signals, None for the stream's. `required_at` is the newest token at which a table lacked a
     requested collection. `reading`, `ending` and `notifications` belong to the batch that ends
-    here: the cluster time at which it reads a part of the running snapshot, up to where its plan
-    is; and the request that ends with it, if that has read whole collections.
+    here. It reads a part of the running snapshot, whose plan says up to where, at the cluster time
+    `reading`. The request `ending` ends with it, if that has read whole collections.
     """
 
     handled: tuple[str, ...] = ()
@@ -126,19 +128,19 @@ class SignalState:
     def running(self) -> SnapshotRequest | None:
         """The snapshot whose chunks are read next."""
         for request in self.requests:
-            if request.blocking:
+            if request.blocks_stream:
                 return request
         return None if self.paused or not self.requests else self.requests[0]
 
     @property
     def initial_plan(self) -> SnapshotPlan | None:
         """The plan of the snapshot of the query's mode; None if none is running."""
-        return next((each.plan for each in self.requests if each.initial), None)
+        return next((each.plan for each in self.requests if each.kind == "initial"), None)
 
     @property
     def blocks_stream(self) -> bool:
         """Whether the stream waits for a blocking snapshot."""
-        return any(request.blocking for request in self.requests)
+        return any(request.blocks_stream for request in self.requests)
 
     @property
     def characters(self) -> int:

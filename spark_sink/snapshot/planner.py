@@ -22,7 +22,7 @@ from pymongo import MongoClient
 from pymongo.errors import OperationFailure
 
 from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMBOL
-from spark_sink.errors import shortened
+from spark_sink.errors import within_limit
 from spark_sink.options.scope import Scope
 from spark_sink.snapshot.plan import (
     Chunk,
@@ -71,7 +71,7 @@ Wanted = Callable[[str], bool]
 
 
 class _Piece(NamedTuple):
-    """A part of a collection: which share of it, in tasks of full size, and in documents."""
+    """A part of a collection: its share of it, its weight in full tasks, and its documents."""
 
     chunk: Chunk
     share: float
@@ -336,7 +336,7 @@ class SnapshotPlanner:
             if is_transient(error):
                 raise
             reason = (error.details or {}).get("errmsg", "")
-            return shortened(f"cannot read {collection}: {reason}")
+            return within_limit(f"cannot read {collection}: {reason}")
         return None
 
     def _list(self) -> None:

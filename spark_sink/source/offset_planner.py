@@ -24,7 +24,8 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token, after,
 from spark_sink.options.scope import Gained, Scope, Tokens
 from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots, SignalProcessor
+from spark_sink.signals.channels import SignalReceiver
+from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.source.offsets import Offset
@@ -54,8 +55,8 @@ class Planners:
             self.batches = BatchPlanner(client, options, self.inbox, loaded=loaded)
             self.chunks = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
-            self.snapshots = QuerySnapshots(self.chunks, options.snapshot.accepts, refusal)
-            self.signals = SignalProcessor(client, options, self.snapshots)
+            self.snapshots = QuerySnapshots(self.chunks, options.snapshot.collections, refusal)
+            self.signals = SignalReceiver(client, options, self.snapshots)
         except BaseException:
             client.close()
             raise
@@ -162,7 +163,11 @@ class OffsetPlanner:
                 self._is_at_end = planners.batches.ends_at_present and is_empty
         except HistoryLostError:
             ended = start.signals.ending
-            if self._snapshot is _ModesSnapshot.READ and ended is not None and ended.initial:
+            if (
+                self._snapshot is _ModesSnapshot.READ
+                and ended is not None
+                and ended.kind == "initial"
+            ):
                 raise HistoryLostError(_OUTLIVED) from None
             if not policy.if_history_is_lost:
                 raise
@@ -236,7 +241,8 @@ class OffsetPlanner:
             return signals
         patterns = self._options.snapshot.collections
         gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))
-        return signals.with_request(SnapshotRequest(name, False, (), required=True, gained=gained))
+        request = SnapshotRequest(name, "incremental", required=True, gained=gained)
+        return signals.with_request(request)
 
     def _begin_snapshot(self, start: Offset, signals: SignalState) -> Offset | None:
         """Return the offset with which a snapshot begins; None until its delay is over."""

@@ -174,7 +174,7 @@ class MergerouterBatchReader(DataSourceReader):
             snapshot_time = client.present()
             planner = snapshot_planner(client, options)
             plan = replace(planner.begin(snapshot_time), end=None)  # all in one batch
-            request = SnapshotRequest.of_mode(snapshot_time, plan)
+            request = SnapshotRequest.of_mode(snapshot_time, plan, options.snapshot.collections)
             state = SignalState(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(

@@ -39,7 +39,7 @@ Task = ReadTask | tuple[SnapshotTask, ...] | bytes
 
 @dataclass
 class TaskPartition(InputPartition):
-    """The reading of one task of Spark, and its scope if it differs from the options'."""
+    """What one task of Spark reads, and its scope if that differs from the options'."""
 
     value: Task
     scope: Scope | None = None
@@ -98,9 +98,8 @@ def snapshot_tasks(
     tasks: list[Task] = []
     request, reading, ended = state.running, state.reading, state.ending
     if request is not None and reading is not None:
-        kind = "blocking" if request.blocking else "incremental"
-        signal = {"id": request.id, "type": kind, "streamed": _token_at(start)}
-        shown = None if request.initial else signal
+        signal = {"id": request.id, "type": request.kind, "streamed": _token_at(start)}
+        shown = None if request.kind == "initial" else signal
 
         def task_of(chunk: Chunk) -> SnapshotTask:
             task = chunk_task(chunk, reading, options)
@@ -109,13 +108,11 @@ def snapshot_tasks(
             return replace(task, condition=both, signal=shown)
 
         assert request.plan is not None
-        wanted = request.chosen(options.snapshot.accepts)
-        read = planner.tasks(request.plan, wanted, request.documents)
+        read = planner.tasks(request.plan, request.wants, request.documents)
         tasks += [tuple(map(task_of, chunks)) for chunks in read]
     if ended is not None:
-        of_all = ended.initial and not options.snapshot.collections
-        whole = options.snapshot.accepts if ended.initial else ended.reads_whole
-        names = None if of_all else {*ended.unread, *planner.names(whole)}
+        of_all = ended.kind == "initial" and not ended.collections
+        names = None if of_all else {*ended.unread, *planner.names(ended.reads_whole)}
         if names != set() or ended.gained is not None:
             tasks.append(_end_of_snapshot(ended, names, present()))
     return tasks
@@ -202,6 +199,6 @@ def _end_of_snapshot(
     event |= {"clusterTime": snapshot_time, "readUntil": max(snapshot_time, now)}
     if names is not None:
         event["collections"] = [{"db": database, "coll": name} for database, name in sorted(names)]
-    if not request.initial:
+    if request.kind != "initial":
         event["requested"] = request.id
     return bson.encode(event)

@@ -8,7 +8,7 @@ from difflib import get_close_matches
 
 from pymongo.errors import PyMongoError
 
-from spark_sink.errors import say, shortened
+from spark_sink.errors import say, within_limit
 from spark_sink.options.java_patterns import compiled
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.snapshot.planner import SYSTEM_DATABASES
@@ -36,7 +36,7 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
     except PyMongoError:
         return
     for each in warnings:
-        say(shortened(f"warning: {each}"))
+        say(within_limit(f"warning: {each}"))
 
 
 def _warnings(options: StreamOptions) -> Iterator[str]:
@@ -93,7 +93,7 @@ def _unmatched(
         for entry in entries:
             if entry in present or (not are_names and any(map(compiled(entry).fullmatch, present))):
                 continue
-            close = get_close_matches(entry, present, n=1)
+            close = get_close_matches(entry, present, n=1) if are_names else []
             yield f"{entry} of {option}" + (f" (did you mean {close[0]}?)" if close else "")
     for option, edits in (
         ("field.exclude.list", options.excluded_fields),

@@ -16,7 +16,7 @@ from typing import Any
 
 import pymongo
 
-from bench.processes import listening, resident_memory, spawn
+from bench.processes import listening, memory, spawn
 from bench.writes import COLLECTION, DATABASE, shares_of, spread, uneven, write_paced
 from router.allocator import LOOK_SECONDS
 from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
@@ -99,7 +99,7 @@ class Server:
 
     @property
     def mebibytes(self) -> int:
-        return resident_memory(self.pid) // MIB
+        return memory(self.pid) // MIB
 
 
 class Measurement:

@@ -10,7 +10,7 @@ import pytest
 from bson import Int64, Timestamp
 
 from bench.events import END, FIRST_SECOND, START, event, token
-from bench.processes import peak_memory, resident_memory
+from bench.processes import memory
 from tests.doubles.replay import ReplayMember, cursor_body
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
@@ -124,20 +124,20 @@ async def scene() -> AsyncIterator[Scene]:
 
 
 async def test_a_shard_far_ahead_of_a_silent_one_is_read_within_the_budget(scene: Scene):
-    before = resident_memory(scene.pid)
+    before = memory(scene.pid)
     client = await scene.client()
     for _ in range(5):
         assert await client.read(100, 100) == 0
-    assert resident_memory(scene.pid) - before < BOUND
+    assert memory(scene.pid) - before < BOUND
     scene.low_watermark.set()
     while client.at < EVENTS:
         await client.read(2000)
-    assert peak_memory(scene.pid) - before < BOUND
+    assert memory(scene.pid, peak=True) - before < BOUND
 
 
 async def test_slow_clients_share_memory_beside_a_fast_one(scene: Scene):
     scene.low_watermark.set()
-    before = resident_memory(scene.pid)
+    before = memory(scene.pid)
     slow = [await scene.client() for _ in range(20)]
     fast = await scene.client()
     for client in slow:
@@ -145,9 +145,9 @@ async def test_slow_clients_share_memory_beside_a_fast_one(scene: Scene):
     while fast.at < EVENTS:
         await fast.read(2000)
     assert scene.cursors == 1, "no client was held up, and none has read further yet"
-    assert peak_memory(scene.pid) - before < BOUND
+    assert memory(scene.pid, peak=True) - before < BOUND
     for _ in range(4):
         for client in slow:
             assert await client.read(50) > 0
     assert scene.cursors == 2, "clients that fell behind together share a stream"
-    assert peak_memory(scene.pid) - before < 2 * BOUND
+    assert memory(scene.pid, peak=True) - before < 2 * BOUND

@@ -386,7 +386,7 @@ def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
 
 
 def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> None:
-    requests = [SnapshotRequest(f"r{n}", n == 0, ()) for n in range(20)]
+    requests = [SnapshotRequest(f"r{n}", "incremental" if n else "blocking") for n in range(20)]
     plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
     requests[1] = replace(requests[1], plan=plan)
     folder = fake_job(tmp_path, signals=to_document(SignalState(requests=tuple(requests))))
@@ -413,7 +413,7 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     assert folder.record().namespaces == ("shop.items",)
     assert folder.record().since == ""
     position = AtTime(Timestamp(5, 1))
-    folder.plan_batch(1, Offset(position).document)
+    folder.write_checkpoint("q", {1: Offset(position).document}, 0)
     for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
         folder.begin(JobRecord(("shop.items",), options))
         assert folder.record().since == (key_of(position) if options else "")

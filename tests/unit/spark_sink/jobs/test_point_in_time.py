@@ -105,7 +105,7 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     scope = Scope("shop")
     rename = change(2, "rename", "other", "x", to={"db": "shop", "coll": "items"})
     rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
-    request = SnapshotRequest("again", False, ("shop.late",), required=True)
+    request = SnapshotRequest("again", "incremental", ("shop.late",), required=True)
     signals = SignalState(requests=(request,), required_at=token(3))
     append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
     read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(4))

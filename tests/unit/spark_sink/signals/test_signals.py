@@ -18,8 +18,8 @@ from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection
-from spark_sink.signals.query_snapshots import QuerySnapshots, ReceivedSignal
-from spark_sink.signals.signal import SignalError, digest, signal_of
+from spark_sink.signals.query_snapshots import QuerySnapshots
+from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signal_of
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk, Collection, LostDocument, bound_text
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
@@ -45,13 +45,13 @@ def test_a_signal_has_debeziums_format() -> None:
             ],
         ),
     )
-    assert (found.blocking, found.collections) == (True, ("shop.orders", "crm[.].*"))
+    assert (found.form, found.collections) == ("blocking", ("shop.orders", "crm[.].*"))
     documents = [each.document for each in found.conditions]
     assert documents == [{"n": bson.DatetimeMS(1 << 50)}, {"open": True}]
     assert found.conditions[1].matches("crm.accounts")
     assert not found.conditions[1].matches("crm.b")
     incremental = signal_of("2", signal(data_collections=["shop.orders"]))
-    assert not incremental.blocking
+    assert incremental.form == "incremental"
     data = {"data_collections": ["a.*"], "additional_condition": '{"open": true}'}
     [condition] = signal_of("4", signal(**data)).conditions
     assert (condition.document, condition.matches("a.b")) == ({"open": True}, True)
@@ -124,7 +124,7 @@ class Query:
 
     def __init__(self) -> None:
         self.planner = Collections()
-        self.snapshots = QuerySnapshots(self.planner, "a.x".__eq__, clock=lambda: 5.0)
+        self.snapshots = QuerySnapshots(self.planner, ("a[.]x",), clock=lambda: 5.0)
         self.state = SignalState()
         self.notified: list[tuple[str, str]] = []
         self.time = 100
@@ -162,8 +162,7 @@ class Query:
         request = state.running
         assert request is not None
         assert request.plan is not None
-        wanted = request.chosen("a.x".__eq__)
-        tasks = self.planner.tasks(request.plan, wanted, request.documents)
+        tasks = self.planner.tasks(request.plan, request.wants, request.documents)
         return [str(chunk.collection) for task in tasks for chunk in task]
 
     def take(self, identifier: str, document: dict[str, Any]) -> None:
@@ -291,7 +290,7 @@ def test_a_snapshot_that_cannot_be_read_is_aborted(data: dict[str, Any], reason:
 
 
 def test_a_query_with_a_filtering_pipeline_refuses_snapshots() -> None:
-    snapshots = QuerySnapshots(Collections(), bool, "no snapshotFilters")
+    snapshots = QuerySnapshots(Collections(), (), "no snapshotFilters")
     state = snapshots.process(
         SignalState(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
     )

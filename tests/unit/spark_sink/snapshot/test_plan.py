@@ -159,7 +159,7 @@ def in_snapshot(plan: SnapshotPlan) -> SignalState:
 
 def batches(planner: SnapshotPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:
     """Yield the tasks of each batch of a snapshot; all offsets are small."""
-    snapshots = QuerySnapshots(planner, lambda _: True)
+    snapshots = QuerySnapshots(planner)
     signals = snapshots.begin(SignalState(), MARK)
     for _ in range(most):
         signals = snapshots.advance(signals, MARK)

@@ -1,0 +1,22 @@
+"""`mergerouter` for replaying shards, whose collection it lists itself: they have no mongos."""
+
+import router.commands.table  # noqa: F401  # has the commands that are replaced here
+from bench.events import NAMESPACE
+from router.cli import main
+from router.commands.call import Call, answers
+from router.commands.reply_bodies import Answer
+
+
+@answers("listDatabases", help="list the database of the events")
+async def _databases(_: Call) -> Answer:
+    return Answer({"databases": [{"name": NAMESPACE["db"], "sizeOnDisk": 1, "empty": False}]})
+
+
+@answers("listCollections", help="list the collection of the events")
+async def _collections(_: Call) -> Answer:
+    found = [{"name": NAMESPACE["coll"], "type": "collection"}]
+    return Answer({"cursor": {"id": 0, "ns": "bench.$cmd.listCollections", "firstBatch": found}})
+
+
+if __name__ == "__main__":
+    main()
