@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 from shard_client.bson.resume_token import cluster_time_of, is_of_document
 from spark_sink.batches.event_rate import Address, ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
-from spark_sink.events.runs import Run, are_of_documents
+from spark_sink.events.runs import Run
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
 from spark_sink.stream.router_client import Shard
@@ -94,7 +94,7 @@ class TaskReader:
 
     def _own(self, run: Run) -> Run:
         """Leave out the events that another shard's task returns."""
-        if not self._task.before or are_of_documents(run.keys):
+        if not self._task.before or all(map(is_of_document, run.keys)):
             return run
         own = [index for index, key in enumerate(run.keys) if not self._is_anothers(key)]
         if len(own) == len(run):

@@ -10,19 +10,9 @@ from operator import lt
 
 from bson.raw_bson import RawBSONDocument
 
-from shard_client.bson.resume_token import (
-    AFTER_VERSION,
-    OPERATION_DESCRIPTION,
-    PLAIN_EVENT,
-    is_invalidate,
-)
+from shard_client.bson.resume_token import is_invalidate
 
 _SIZE = struct.Struct("<i").unpack_from
-# Where the tokens of documents' changes are alike: up to the UUID, and the type after it.
-_UUID_HEAD = "5A1004"
-_FRONT = slice(AFTER_VERSION, AFTER_VERSION + len(PLAIN_EVENT + _UUID_HEAD))
-_KIND = slice(_FRONT.stop + 32, _FRONT.stop + 34)
-_OF_DOCUMENTS = {(PLAIN_EVENT + _UUID_HEAD, "46")}
 _ID, _DATA = b"\x03_id\0", b"\x02_data\0"
 
 
@@ -62,13 +52,6 @@ def without_repeats(run: Run, last_key: str) -> Run:
 def first_invalidate(run: Run) -> int | None:
     """Return the index of the first invalidate; None if there is none."""
     return next((index for index, key in enumerate(run.keys) if is_invalidate(key)), None)
-
-
-def are_of_documents(keys: Sequence[str]) -> bool:
-    """Return whether all keys are those of changes of documents, as most are."""
-    if {(key[_FRONT], key[_KIND]) for key in keys} != _OF_DOCUMENTS:
-        return False
-    return OPERATION_DESCRIPTION not in "".join(keys)
 
 
 def sort_key(event: bytes) -> str:

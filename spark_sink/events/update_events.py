@@ -46,7 +46,6 @@ def _rest(removed: Iterable[Slice], truncated: Iterable[Slice]) -> bytes:
 
 
 _NOTHING_ELSE = _rest((), ())
-_ALL_CLEAR = document_slice(()).named(PATHS)
 _AS_SENT = b"\x10$v\0\x02\0\0\0\x03diff\0"
 """How the oplog begins every update: with the version, and then the changes."""
 _IS_ARRAY = b"\x08a\0\x01"
@@ -101,8 +100,7 @@ class _Description:
         self._updated: list[bytes] = []
         self._removed: list[Slice] = []
         self._truncated: list[Slice] = []
-        self._paths: tuple[list[Parts], ...] = [], [], []  # in this order
-        self._are_plain = True  # no name has a dot or is a number
+        self._paths: tuple[list[tuple[bytes, Parts]], ...] = [], [], []  # in this order
 
     def add(self, start: int, end: int, path: Parts = (), prefix: bytes = b"") -> None:
         """Add the changes within the document or array at a path.
@@ -118,28 +116,20 @@ class _Description:
                 array = (b"field", string_of(prefix[:-1]))
                 length = (b"newSize", Slice(kind, diff[at:stop]))
                 self._truncated.append(document_slice((array, length)))
-                truncated.append(path)
+                truncated.append((prefix[:-1], path))
             elif section == b"s":
-                if not is_array:
-                    self._note(last)
                 self.add(at, stop, (*path, int(last) if is_array else last), prefix + last + b".")
             elif is_array:
                 self._updated += (b"%c" % kind, prefix, last, b"\0", diff[at:stop])
-                updated.append((*path, int(last)))
+                updated.append((prefix + last, (*path, int(last))))
             elif name == b"d":
                 for _, field, _, _ in values_in(diff, at, stop):
-                    self._note(field)
                     self._removed.append(string_of(prefix + field))
-                    removed.append((*path, field))
+                    removed.append((prefix + field, (*path, field)))
             else:
                 for inner, field, begin, until in values_in(diff, at, stop):
-                    self._note(field)
                     self._updated += (b"%c" % inner, prefix, field, b"\0", diff[begin:until])
-                    updated.append((*path, field))
-
-    def _note(self, name: bytes) -> None:
-        if b"." in name or name.isdigit():
-            self._are_plain = False
+                    updated.append((prefix + field, (*path, field)))
 
     def document(self) -> bytes:
         """Return the description."""
@@ -147,23 +137,17 @@ class _Description:
         rest = _NOTHING_ELSE
         if self._removed or self._truncated:
             rest = _rest(self._removed, self._truncated)
-        paths = list(chain(*self._paths))
-        if not self._are_plain:
-            rest += _unclear(paths)
-        elif any(len(parts) > 1 for parts in paths):
-            rest += _ALL_CLEAR
+        rest += _unclear(list(chain(*self._paths)))
         body = b"".join((_UPDATED, _INT.pack(len(updated) + 5), updated, b"\0", rest))
         return _INT.pack(len(body) + 5) + body + b"\0"
 
 
-def _unclear(paths: Sequence[Parts]) -> bytes:
+def _unclear(changes: Sequence[tuple[bytes, Parts]]) -> bytes:
     """Return the field PATHS of a description with these paths; nothing if none has a dot."""
-    dotted = list(map(path_of, paths))
-    if not any(b"." in each for each in dotted):
+    if not any(b"." in dotted for dotted, _ in changes):
         return b""
-    unclear = {each for each, parts in zip(dotted, paths, strict=True) if _is_unclear(parts)}
-    found = [(each, parts) for each, parts in zip(dotted, paths, strict=True) if each in unclear]
-    return listed(found).named(PATHS)
+    unclear = {dotted for dotted, parts in changes if _is_unclear(parts)}
+    return listed(each for each in changes if each[0] in unclear).named(PATHS)
 
 
 def _part(part: Part) -> Slice:
@@ -173,7 +157,7 @@ def _part(part: Part) -> Slice:
 def _is_unclear(parts: Parts) -> bool:
     """Return whether a name has a dot, or is a number that could be an index."""
     names = [part for part in parts if isinstance(part, bytes)]
-    return any(b"." in name for name in names) or any(map(bytes.isdigit, names[1:]))
+    return b"." in b"".join(names) or any(map(bytes.isdigit, names[1:]))
 
 
 class Paths:

@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import bson
@@ -54,11 +55,6 @@ _NAMES = (
     "STRING, BOOLEAN, TINYINT, SMALLINT, INT, BIGINT, DOUBLE, DECIMAL, TIMESTAMP, TIMESTAMP_NTZ, "
     "DATE, BINARY, ARRAY, MAP with STRING keys, and STRUCT"
 )
-# Values of these types fit as they are.
-_KEPT: dict[type[DataType], tuple[type, ...]] = {
-    StringType: (str,), LongType: (int, Int64), DoubleType: (float,), BooleanType: (bool,),
-    BinaryType: (bytes,),
-}  # fmt: skip
 # Integers up to here have a double each.
 _EXACT = 1 << 53
 # Spark's years 1 to 9999, in milliseconds since 1970.
@@ -66,6 +62,10 @@ _FIRST, _LAST = -62_135_596_800_000, 253_402_300_799_999
 _DAY = 86_400_000
 
 _Convert = Callable[[Any], Any]
+"""Returns a column's value; raises ValueError or ArithmeticError if the column cannot have it."""
+_MISFITS = (LookupError, ValueError, ArithmeticError)
+_Converters = dict[type, _Convert]
+"""What converts the values of a column, by their types; values of other types do not fit."""
 _NONE: Mapping[bytes, Slice] = {}
 
 
@@ -83,14 +83,14 @@ class TypedDocuments:
         self.schema = schema
         self._rescues_unknown = rescues_unknown
         self._fits = True
-        self._convert = self._struct(schema)
+        self._struct = self._converters(schema)[dict]
 
     def read_all(self, documents: Sequence[bytes]) -> tuple[list[dict[str, Any]], list[int]]:
         """Return the structs of documents, and the indexes of those that do not fit."""
         structs, misfits = [], []
         for index, document in enumerate(decoded_documents(documents, CODEC)):
             self._fits = True
-            structs.append(self._convert(document))
+            structs.append(self._struct(document))
             if not self._fits:
                 misfits.append(index)
         return structs, misfits
@@ -108,144 +108,77 @@ class TypedDocuments:
         found |= others
         return _json_of(Slice(DOCUMENT, document_of(found.items()))) if found else None
 
-    def _misfit(self) -> Any:
-        """Record that the document does not fit, and return a null for the struct."""
-        self._fits = False
-        return None
-
-    def _converter(self, kind: DataType) -> _Convert:
+    def _converters(self, kind: DataType) -> _Converters:
         match kind:
             case StructType():
-                return self._struct(kind)
+                return _of_documents(self._of_struct(kind))
             case ArrayType():
-                return self._array(self._converter(kind.elementType))
+                of_element = self._converters(kind.elementType)
+                return {list: lambda value: [self._fitted(of_element, each) for each in value]}
             case MapType() if type(kind.keyType) is StringType:
-                return self._map(self._converter(kind.valueType))
+                of_value = self._converters(kind.valueType)
+                return _of_documents(
+                    lambda value: [(name, self._fitted(of_value, e)) for name, e in value.items()]
+                )
             case DecimalType():
-                return self._decimal(kind.precision, kind.scale)
+                return self._of_decimal(_decimal(kind.precision, kind.scale))
             case TimestampType() | TimestampNTZType():
-                return self._microseconds
+                return {DatetimeMS: lambda value: _spark_time(value) * 1000}
             case DateType():
-                return self._days
+                return {DatetimeMS: lambda value: _quotient(_spark_time(value), _DAY)}
             case DoubleType():
-                return self._double
+                return {float: float, **dict.fromkeys((int, Int64), _double)}
             case BooleanType():
-                return self._boolean
+                return {bool: bool}
             case BinaryType():
-                return self._bytes
+                return dict.fromkeys((bytes, Binary), bytes)
         if type(kind) is StringType:
-            return self._text
+            return self._of_text
         if type(kind) in _BITS:
-            return self._integer(_BITS[type(kind)])
+            return self._of_integer(_BITS[type(kind)])
         raise ValueError(
             f"documents cannot be read as {kind.simpleString()}; these types can be used: {_NAMES}"
         )
 
-    def _struct(self, kind: StructType) -> _Convert:
-        converters = {field.name: self._converter(field.dataType) for field in kind.fields}
-        kept = {field.name: _KEPT.get(type(field.dataType), ()) for field in kind.fields}
-        kept_of = kept.get
+    def _fitted(self, converters: _Converters, value: Any) -> Any:
+        """Return the value of a column; record if the document's value does not fit."""
+        if value is None:
+            return None
+        try:
+            return converters[type(value)](value)
+        except _MISFITS:
+            self._fits = False
+            return None
 
-        def convert(value: Any) -> Any:
-            if isinstance(value, DBRef):
-                value = value.as_doc()
-            if not isinstance(value, dict):
-                return self._misfit()
+    def _of_struct(self, kind: StructType) -> _Convert:
+        known = {field.name: self._converters(field.dataType) for field in kind.fields}
+
+        def convert(document: Mapping[str, Any]) -> dict[str, Any]:
             found = {}
-            for name, item in value.items():
-                if type(item) in kept_of(name, ()):
-                    found[name] = item
-                elif item is None:
+            for name, item in document.items():
+                if item is None:
                     continue
-                elif name in converters:
-                    found[name] = converters[name](item)
+                if name in known:
+                    try:  # as `_fitted`, at less cost
+                        found[name] = known[name][type(item)](item)
+                    except _MISFITS:
+                        self._fits = False
                 elif self._rescues_unknown and item not in self._without_type:
                     self._fits = False
             return found
 
         return convert
 
-    def _array(self, of_element: _Convert) -> _Convert:
-        def convert(value: Any) -> Any:
-            if type(value) is not list:
-                return self._misfit()
-            return [None if each is None else of_element(each) for each in value]
+    @property
+    def _of_text(self) -> _Converters:
+        return {str: str, ObjectId: str}
 
-        return convert
+    def _of_integer(self, bits: int) -> _Converters:
+        return dict.fromkeys((int, Int64, float), partial(_integer, bits))
 
-    def _map(self, of_value: _Convert) -> _Convert:
-        def convert(value: Any) -> Any:
-            if isinstance(value, DBRef):
-                value = value.as_doc()
-            if not isinstance(value, dict):
-                return self._misfit()
-            return [
-                (name, None if item is None else of_value(item)) for name, item in value.items()
-            ]
-
-        return convert
-
-    def _integer(self, bits: int) -> _Convert:
-        least, most = -(1 << bits - 1), (1 << bits - 1) - 1
-
-        def convert(value: Any) -> Any:
-            kind = type(value)
-            if kind is float and value.is_integer():
-                value = int(value)
-            elif kind is not int and kind is not Int64:
-                return self._misfit()
-            return int(value) if least <= value <= most else self._misfit()
-
-        return convert
-
-    def _decimal(self, precision: int, scale: int) -> _Convert:
-        step = Decimal(1).scaleb(-scale)
-        exact = decimal.Context(
-            prec=precision, traps=[decimal.InvalidOperation, decimal.Inexact], Emax=10_000
-        )
-
-        def convert(value: Any) -> Any:
-            if type(value) is Decimal128:
-                number = value.to_decimal()
-            elif type(value) is int or type(value) is Int64:
-                number = Decimal(value)
-            else:
-                return self._misfit()
-            if not number.is_finite():
-                return self._misfit()
-            try:
-                return number.quantize(step, context=exact)
-            except decimal.DecimalException:
-                return self._misfit()
-
-        return convert
-
-    def _text(self, value: Any) -> str | None:
-        if type(value) is str:
-            return value
-        return str(value) if type(value) is ObjectId else self._misfit()
-
-    def _double(self, value: Any) -> float | None:
-        kind = type(value)
-        if kind is float:
-            return float(value)
-        exact = (kind is int or kind is Int64) and -_EXACT <= value <= _EXACT
-        return float(value) if exact else self._misfit()
-
-    def _boolean(self, value: Any) -> bool | None:
-        return value if type(value) is bool else self._misfit()
-
-    def _bytes(self, value: Any) -> bytes | None:
-        return bytes(value) if type(value) is bytes or type(value) is Binary else self._misfit()
-
-    def _microseconds(self, value: Any) -> int | None:
-        fits = type(value) is DatetimeMS and _FIRST <= int(value) <= _LAST
-        return int(value) * 1000 if fits else self._misfit()
-
-    def _days(self, value: Any) -> int | None:
-        fits = type(value) is DatetimeMS and _FIRST <= int(value) <= _LAST
-        days, rest = divmod(int(value), _DAY) if fits else (0, 1)
-        return self._misfit() if rest else days
+    def _of_decimal(self, convert: _Convert) -> _Converters:
+        found: _Converters = dict.fromkeys((int, Int64), lambda value: convert(Decimal(value)))
+        return {**found, Decimal128: lambda value: convert(value.to_decimal())}
 
 
 class InferredDocuments(TypedDocuments):
@@ -260,30 +193,80 @@ class InferredDocuments(TypedDocuments):
 
     _without_type = ([], {})
 
-    def _integer(self, bits: int) -> _Convert:
+    @property
+    def _of_text(self) -> _Converters:
+        texts = dict.fromkeys((str, ObjectId, Decimal128), str)
+        nested = dict.fromkeys((list, dict, DBRef), self._nested_text)
+        return {**dict.fromkeys(SIMPLE_TYPES, _text), **texts, **nested}
+
+    def _nested_text(self, value: Any) -> str | None:
+        seen = SeenTypes()
+        seen.add(value)
+        if seen.type() is not None:
+            return _text(value)
+        if value in self._without_type:  # as before the field became a column
+            return None
+        raise ValueError("a value without a type")
+
+    def _of_integer(self, bits: int) -> _Converters:
         kinds = (int,) if bits <= _BITS[IntegerType] else (int, Int64)
-        convert = super()._integer(bits)
-        return lambda value: convert(value) if type(value) in kinds else self._misfit()
+        return dict.fromkeys(kinds, partial(_integer, bits))
 
-    def _decimal(self, precision: int, scale: int) -> _Convert:
-        convert = super()._decimal(precision, scale)
-        return lambda value: convert(Decimal128(repr(value)) if type(value) is float else value)
+    def _of_decimal(self, convert: _Convert) -> _Converters:
+        from_double = {float: lambda value: convert(Decimal(repr(value)))}
+        return super()._of_decimal(convert) | from_double
 
-    def _text(self, value: Any) -> str | None:
-        if type(value) is str or type(value) is ObjectId:
-            return str(value)
-        if type(value) is Decimal128:
-            return str(value)
-        if type(value) not in SIMPLE_TYPES:
-            seen = SeenTypes()
-            seen.add(value)
-            if seen.type() is None:  # as before the field became a column
-                self._fits &= value in self._without_type
-                return None
-        text = _json_of(fields_of(bson.encode({"v": value}))[b"v"])
-        if type(value) is DatetimeMS:
-            text = text.removeprefix('{"$date":"').removesuffix('"}')
-        return text
+
+def _of_documents(convert: _Convert) -> _Converters:
+    return {dict: convert, DBRef: lambda value: convert(value.as_doc())}
+
+
+def _integer(bits: int, value: float) -> int:
+    number, most = int(value), (1 << bits - 1) - 1
+    if number != value or not -most - 1 <= number <= most:
+        raise ValueError("a number with a fraction, or of another size")
+    return number
+
+
+def _double(value: int) -> float:
+    if not -_EXACT <= value <= _EXACT:
+        raise ValueError("an integer without a double of its own")
+    return float(value)
+
+
+def _decimal(precision: int, scale: int) -> Callable[[Decimal], Decimal]:
+    step = Decimal(1).scaleb(-scale)
+    exact = decimal.Context(
+        prec=precision, traps=[decimal.InvalidOperation, decimal.Inexact], Emax=10_000
+    )
+
+    def convert(number: Decimal) -> Decimal:
+        if not number.is_finite():
+            raise ValueError("no number")
+        return number.quantize(step, context=exact)
+
+    return convert
+
+
+def _spark_time(value: DatetimeMS) -> int:
+    """Return milliseconds since 1970, in Spark's years."""
+    if not _FIRST <= int(value) <= _LAST:
+        raise ValueError("a year that Spark does not have")
+    return int(value)
+
+
+def _quotient(number: int, divisor: int) -> int:
+    found, rest = divmod(number, divisor)
+    if rest:
+        raise ValueError("not a multiple")
+    return found
+
+
+def _text(value: Any) -> str:
+    text = _json_of(fields_of(bson.encode({"v": value}))[b"v"])
+    if type(value) is DatetimeMS:
+        text = text.removeprefix('{"$date":"').removesuffix('"}')
+    return text
 
 
 def rescued(misfits: Sequence[tuple[str, str]]) -> str | None:
