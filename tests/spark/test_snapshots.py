@@ -319,3 +319,6 @@ def test_a_chunk_fails_in_bounded_time_and_a_refusal_immediately() -> None:
     assert len(documents.asked) == 4
     with pytest.raises(StreamError, match="privilege find"):
         identifiers(chunk_reader(ServerReplies([OperationFailure("no", 13)])))
+    task = SnapshotTask(CHUNK, MARK, {"$expr": {"$toInt": "$x"}})
+    with pytest.raises(StreamError, match=r"db\.c for a snapshot with a filter: correct the docum"):
+        identifiers(ChunkReader(ServerReplies([OperationFailure("x", 241)]), task, lambda: LATER))
