@@ -118,11 +118,8 @@ class EventLog:
         """Return events of one block from ``number`` on, and their size in bytes.
 
         At most ``max_events`` are returned, and only those that fit into ``space``, as for ``cut``.
-        The list may be the log's own: do not modify or keep it.
         """
         block, offset = self._at(number)
-        if not offset:
-            return cut(block.events, max_events, space, first=first, size=block.size)
         end = None if max_events is None else offset + max_events
         return cut(block.events[offset:end], max_events, space, first=first)
 
@@ -151,27 +148,20 @@ class EventLog:
 
 
 def cut(
-    events: list[bytes],
-    max_events: int | None,
-    space: int,
-    *,
-    first: bool,
-    size: int | None = None,
+    events: list[bytes], max_events: int | None, space: int, *, first: bool
 ) -> tuple[list[bytes], int]:
     """Return the longest prefix of ``events`` that fits into a batch, and its size in bytes.
 
     At most ``max_events`` that fit into ``space`` bytes. The event being added counts with its
     size; each event before it counts with its size and the array overhead. With ``first`` the
-    batch is still empty, so one event is returned whatever its size. ``size`` is the size of all
-    ``events`` in bytes, if known (docs/protocol.md#cursor-replies).
+    batch is still empty, so one event is returned whatever its size
+    (docs/protocol.md#cursor-replies).
     """
     count = len(events)
     if max_events is not None and max_events < count:
         count = max_events
     if count <= 0:
         return [], 0
-    if size is not None and count == len(events) and size + ELEMENT_OVERHEAD * count <= space:
-        return events, size
     taken = events[:count]
     sizes = list(accumulate(map(len, taken)))
     if sizes[-1] + ELEMENT_OVERHEAD * count > space:

@@ -26,8 +26,6 @@ class TokenBucket:
     several. With ``per_second`` 0 there are no tokens. At most ``debt`` tokens may be owed.
     """
 
-    __slots__ = ("_burst", "_debt", "_number", "_tokens", "per_second")
-
     def __init__(self, per_second: float, burst: float, *, debt: float = inf) -> None:
         self.per_second = per_second
         """Tokens added per second."""
@@ -83,8 +81,6 @@ class Rounds(TokenBucket):
     tokens for no-op writes are added too. There is one each ``round_interval``, or more if
     ``noops_per_second`` allows a no-op for each of them.
     """
-
-    __slots__ = ()
 
     def __init__(self, settings: StreamSettings) -> None:
         most = settings.noops_per_second if settings.writes_noops else 0.0

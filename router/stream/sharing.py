@@ -113,8 +113,6 @@ _PAUSE_IN_HOLDS: Final = 60
 class Scan:
     """A wider stream that clients could share: the readers of each part, and the parts' costs."""
 
-    __slots__ = ("cost", "let_through", "parts", "paused_until", "shared_until")
-
     def __init__(self) -> None:
         self.parts: Counter[bytes] = Counter()
         self.cost = 0
