@@ -78,12 +78,7 @@ class FanOut:
         self.traffic = Traffic()
 
     @property
-    def behind(self) -> bool:
-        """Whether views lack events of the log."""
-        return any(position.behind for position in self._positions)
-
-    @property
-    def lag(self) -> int:
+    def behind(self) -> int:
         """The number of events of the log that the views furthest back lack."""
         return max(
             (self.stream.log.end - position.number for position in self._positions), default=0

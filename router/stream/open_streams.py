@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -137,17 +138,14 @@ class OpenStreams:
 
         It waits while the shard list cannot be read: the config server's outage ends no cursor.
         """
-        has_listed = False
-        while True:
-            try:
-                return await self.find_or_open(request, start_at, quota, after, needed)
-            except CommandError as error:
-                if has_listed or RESUMABLE_LABEL not in error.labels:
-                    raise
-            try:
-                has_listed = bool(await self.cluster.shards())
-            except CommandError as error:
-                log.info("a client waits for the shard list", error=str(error))
+        try:
+            return await self.find_or_open(request, start_at, quota, after, needed)
+        except CommandError as error:
+            if RESUMABLE_LABEL not in error.labels:
+                raise
+            log.info("a client waits for the shard list", error=str(error))
+        await self.cluster.shards(inf)
+        return await self.find_or_open(request, start_at, quota, after, needed)
 
     def _find(
         self,
