@@ -14,7 +14,7 @@ from router.stream.merger import MergeOrderError, Merger, RemoteQueue
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, KeyedToken
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 
 CONFIG: Final = "config"
 
@@ -114,8 +114,10 @@ class MergedStream:
             if not (batch.invalidated or is_invalidate(key.decode("ascii"))):
                 raise _broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
             if remote.record_invalidate(key):
-                events, size = self._skip(events, size, key)
-                self.membership.reopen(remote.number, token)
+                self.skipped_invalidates.append(key)
+                self.membership.reopen(remote, token)
+                if events and events[-1][0] == key:  # a user's $match may have removed it
+                    events, size = events[:-1], size - len(events[-1][1])
         if remote.topology:
             if remote.invalidated:
                 raise _broken(remote, "config.shards was dropped or renamed")
@@ -280,13 +282,6 @@ class MergedStream:
         """Return the sort key of the remote's watermark, or b"" before its first batch."""
         queue = self.merger.remotes.get(remote)
         return b"" if queue is None else queue.watermark
-
-    def _skip(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
-        """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""
-        self.skipped_invalidates.append(key)
-        if events and events[-1][0] == key:
-            return events[:-1], size - len(events[-1][1])
-        return events, size
 
 
 def _broken(
