@@ -7,6 +7,7 @@ from typing import Self
 import structlog
 from bson.timestamp import Timestamp
 
+from router.catalog.cluster import may_be_view
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.admission import NOBODY, Quota
@@ -83,8 +84,10 @@ class ClientReader:
         source, start_at = self._preferred(), request.start_time
         if not self._may_begin(source, start_at):
             source = self._candidates.own
-        if source.namespace is not None and await self._streams.may_be_view(request):
-            source = self._candidates.own  # its shards refuse the name of a view
+        if source.namespace is not None and request.collection is not None:
+            cluster, timeout = self._streams.cluster, self._streams.resources.settings.reply_timeout
+            if await may_be_view(cluster, request.database, request.collection, timeout):
+                source = self._candidates.own  # its shards refuse the name of a view
         source, stream, start_at = await self._enter(source, start_at)
         try:
             point = starting_point(request, start_at, self._streams.cluster.token_version)

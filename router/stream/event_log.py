@@ -16,7 +16,6 @@ JOIN_BYTES: Final = 64 * 1024
 """Size up to which a log joins blocks, so that a log of single events has few of them."""
 
 _first: Final = attrgetter("first")
-_memory: Final = attrgetter("memory")
 _last_key: Final = attrgetter("last_key")
 
 
@@ -92,9 +91,9 @@ class EventLog:
 
     def _drop(self, gone: int) -> None:
         if gone:
-            last, memory = self._blocks[gone - 1], sum(map(_memory, self._blocks[:gone]))
+            last = self._blocks[gone - 1]
             self.floor, self.start = last.last_key, last.end
-            self.memory -= memory
+            self.memory -= sum(block.memory for block in self._blocks[:gone])
             del self._blocks[:gone]
 
     def number_beyond(self, key: bytes) -> int:

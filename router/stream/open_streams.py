@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster, may_be_view
+from router.catalog.cluster import Cluster
 from router.catalog.shared_answer import result_of
 from router.loads import MemberLoads
 from router.memory import Memory
@@ -279,13 +279,6 @@ class OpenStreams:
             log.warning(
                 "a shared stream is avoided", namespace=namespace, error=str(error), exc_info=cause
             )
-
-    async def may_be_view(self, request: StreamRequest) -> bool:
-        """Return whether the shards must check that the request's name is not a view's."""
-        database, collection = request.database, request.collection
-        if collection is None:
-            return False
-        return await may_be_view(self.cluster, database, collection, self._settings.reply_timeout)
 
     @property
     def reply_bytes(self) -> int:

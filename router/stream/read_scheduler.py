@@ -94,8 +94,8 @@ class ReadScheduler:
         if watermark is not None and remote.overdue.waiting:
             self._check_progress(remote, watermark, now)
         if not needed:
-            remote.reset_wait()
-            remote.noop.record_passed()
+            remote.waits.reset()
+            remote.noop.pauses.reset()
         next_noop = self._next_noop(remote, now)
         alone = len(self._remotes) == 1
         wait = flow.wait(remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone)
@@ -233,7 +233,7 @@ class ReadScheduler:
         remote = self._remotes.get(number)
         if remote is not None:
             remote.noop.state = "sent"
-            remote.reset_wait()
+            remote.waits.reset()
             self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
     def noop_done(self, number: int, *, moved: bool | None) -> None:
@@ -261,10 +261,10 @@ class ReadScheduler:
         """
         cursor = remote.cursor
         if remote.delay is not None:
-            cursor.set_await(remote.next_wait() if takes is None else takes)
+            cursor.set_await(remote.waits.next_pause() if takes is None else takes)
             self._delay_over(remote)
         if remote.idle and not remote.topology:
             soon = (takes or 0.0) + self._settings.probe_worth
             may_probe = remote.may_probe(self._loop.time())
             if cursor.can_probe(soon if may_probe else max(soon, _LONG)):
-                self._remotes.probe(remote, remote.next_wait() if takes is None else takes)
+                self._remotes.probe(remote, remote.waits.next_pause() if takes is None else takes)

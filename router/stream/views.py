@@ -292,14 +292,12 @@ class Incarnation:
 class LogPosition:
     """A position in the log of a merged stream, and the views that have all events before it.
 
-    ``number`` is that of the next event. ``turn_bytes`` is the memory of the events to pass on
-    at a time.
+    ``number`` is that of the next event.
     """
 
     def __init__(self, stream: MergedStream, number: int) -> None:
         self.stream = stream
         self.number = number
-        self.turn_bytes = 16 * 1024
         self.incarnations: dict[Namespace | None, list[Incarnation]] = {}
         """The views by namespace, None for those of all events; none of the lists is empty."""
         self.databases = 0
