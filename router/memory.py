@@ -83,8 +83,6 @@ class Memory:
 class Holding:
     """The bytes that one holder has in ``memory``; zero them when it lets go of its events."""
 
-    __slots__ = ("_size", "memory")
-
     def __init__(self, memory: Memory) -> None:
         self.memory = memory
         self._size = 0

@@ -36,8 +36,6 @@ class Histogram:
     last bucket has none. ``total`` is the sum of the measurements.
     """
 
-    __slots__ = ("_bounds", "counts", "total")
-
     def __init__(self, bounds: Sequence[float]) -> None:
         self._bounds = bounds
         self.counts = [0] * (len(bounds) + 1)

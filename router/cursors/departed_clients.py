@@ -42,9 +42,5 @@ class DepartedClients:
 
     def earliest(self, now: float) -> Timestamp | None:
         """Return the earliest of these times at the loop's time ``now``; None if there is none."""
-        while self._left:
-            left, _ = next(iter(self._left.values()))
-            if now - left < _REMEMBERED_FOR:
-                break
-            self._left.popitem(last=False)
-        return min((resume_time for _, resume_time in self._left.values()), default=None)
+        known = self._left.values()
+        return min((time for left, time in known if now - left < _REMEMBERED_FOR), default=None)

@@ -71,8 +71,6 @@ class _Open:
 class Ticket:
     """The right to keep a cursor or stream open; ``end`` returns it and is idempotent."""
 
-    __slots__ = ("_ended", "_held", "_open", "_quota")
-
     def __init__(self, opened: _Open, quota: Quota, held: Holding | None = None) -> None:
         self._open = opened
         self._quota = quota

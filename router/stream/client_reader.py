@@ -7,6 +7,7 @@ from typing import Self
 import structlog
 from bson.timestamp import Timestamp
 
+from router.catalog.cluster import may_be_view
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.admission import NOBODY, Quota
@@ -83,8 +84,10 @@ class ClientReader:
         source, start_at = self._preferred(), request.start_time
         if not self._may_begin(source, start_at):
             source = self._candidates.own
-        if source.namespace is not None and await self._streams.may_be_view(request):
-            source = self._candidates.own  # its shards refuse the name of a view
+        if source.namespace is not None and request.collection is not None:
+            cluster, timeout = self._streams.cluster, self._streams.resources.settings.reply_timeout
+            if await may_be_view(cluster, request.database, request.collection, timeout):
+                source = self._candidates.own  # its shards refuse the name of a view
         source, stream, start_at = await self._enter(source, start_at)
         try:
             point = starting_point(request, start_at, self._streams.cluster.token_version)
@@ -133,12 +136,9 @@ class ClientReader:
     @property
     def is_ready(self) -> bool:
         """Whether ``take`` has a result at once; releases events if necessary."""
-        return self._move_error is not None or (not self.is_moving and self.log_reader.is_ready())
-
-    @property
-    def is_moving(self) -> bool:
-        """Whether it moves to another stream, and reads none meanwhile."""
-        return self._moving is not None and not self._moving.done()
+        if self.stream is None:
+            return self._move_error is not None
+        return self.log_reader.is_ready()
 
     def first_batch(self) -> Batch:
         """Return the opening's batch, which has no events. Raises CommandError."""
@@ -153,8 +153,9 @@ class ClientReader:
         events.
         """
         deadline = self._loop.time() + max_time
-        if max_time > 0 and self._should_gather(batch_size):
-            await self._wait(max_time)
+        stream = self.stream if max_time > 0 and self.interrupted is None else None
+        if stream is not None and stream.waiting.should_gather(self.log_reader, batch_size):
+            await self._wait(max_time)  # the ready events are few
         await self.until_ready(deadline)
         if self.interrupted is not None:
             raise self.interrupted
@@ -180,12 +181,6 @@ class ClientReader:
         if batch.closed and self.stream.merged.ended:
             self.stream.stop_reading()
         return batch
-
-    def _should_gather(self, max_events: int | None) -> bool:
-        """Return whether the ready events are so few that more should be waited for."""
-        if self.stream is None or self.is_moving or self.interrupted is not None:
-            return False
-        return self.stream.waiting.should_gather(self.log_reader, max_events)
 
     async def until_ready(self, deadline: float) -> None:
         """Wait until it ``is_ready`` or interrupted, or the loop's time is ``deadline``."""
@@ -356,7 +351,7 @@ class ClientReader:
 
         Return the batch for a client that asks meanwhile: it is empty, and has no new watermark.
         """
-        if not (self.is_moving or self._closed):
+        if self.stream is not None:
             self._leave(self.log_reader.view)
             move = self._moving = self._streams.spawn(self._finish_move, "move to another stream")
             self._streams.moving.add(move)

@@ -16,7 +16,6 @@ JOIN_BYTES: Final = 64 * 1024
 """Size up to which a log joins blocks, so that a log of single events has few of them."""
 
 _first: Final = attrgetter("first")
-_memory: Final = attrgetter("memory")
 _last_key: Final = attrgetter("last_key")
 
 
@@ -92,9 +91,9 @@ class EventLog:
 
     def _drop(self, gone: int) -> None:
         if gone:
-            last, memory = self._blocks[gone - 1], sum(map(_memory, self._blocks[:gone]))
+            last = self._blocks[gone - 1]
             self.floor, self.start = last.last_key, last.end
-            self.memory -= memory
+            self.memory -= sum(block.memory for block in self._blocks[:gone])
             del self._blocks[:gone]
 
     def number_beyond(self, key: bytes) -> int:
@@ -118,11 +117,8 @@ class EventLog:
         """Return events of one block from ``number`` on, and their size in bytes.
 
         At most ``max_events`` are returned, and only those that fit into ``space``, as for ``cut``.
-        The list may be the log's own: do not modify or keep it.
         """
         block, offset = self._at(number)
-        if not offset:
-            return cut(block.events, max_events, space, first=first, size=block.size)
         end = None if max_events is None else offset + max_events
         return cut(block.events[offset:end], max_events, space, first=first)
 
@@ -151,27 +147,20 @@ class EventLog:
 
 
 def cut(
-    events: list[bytes],
-    max_events: int | None,
-    space: int,
-    *,
-    first: bool,
-    size: int | None = None,
+    events: list[bytes], max_events: int | None, space: int, *, first: bool
 ) -> tuple[list[bytes], int]:
     """Return the longest prefix of ``events`` that fits into a batch, and its size in bytes.
 
     At most ``max_events`` that fit into ``space`` bytes. The event being added counts with its
     size; each event before it counts with its size and the array overhead. With ``first`` the
-    batch is still empty, so one event is returned whatever its size. ``size`` is the size of all
-    ``events`` in bytes, if known (docs/protocol.md#cursor-replies).
+    batch is still empty, so one event is returned whatever its size
+    (docs/protocol.md#cursor-replies).
     """
     count = len(events)
     if max_events is not None and max_events < count:
         count = max_events
     if count <= 0:
         return [], 0
-    if size is not None and count == len(events) and size + ELEMENT_OVERHEAD * count <= space:
-        return events, size
     taken = events[:count]
     sizes = list(accumulate(map(len, taken)))
     if sizes[-1] + ELEMENT_OVERHEAD * count > space:

@@ -61,6 +61,7 @@ class FanOut:
     def __init__(self, stream: MergedStream, kept_bytes: int) -> None:
         self.stream = stream
         self._kept_bytes = kept_bytes
+        self._turn_bytes = 16 * 1024
         self._positions: deque[LogPosition] = deque()
         self._namespaces = PathReader(((b"operationType",), (b"ns", b"db"), (b"ns", b"coll")))
         self._targets = PathReader(((b"to", b"db"), (b"to", b"coll")))
@@ -78,12 +79,7 @@ class FanOut:
         self.traffic = Traffic()
 
     @property
-    def behind(self) -> bool:
-        """Whether views lack events of the log."""
-        return any(position.behind for position in self._positions)
-
-    @property
-    def lag(self) -> int:
+    def behind(self) -> int:
         """The number of events of the log that the views furthest back lack."""
         return max(
             (self.stream.log.end - position.number for position in self._positions), default=0
@@ -174,7 +170,7 @@ class FanOut:
         now = clock()
         end = now + seconds
         while now < end and not self.pressed and (position := self._next()) is not None:
-            events = self.stream.log.rest_of_block(position.number, position.turn_bytes)
+            events = self.stream.log.rest_of_block(position.number, self._turn_bytes)
             try:
                 self._pass(position, events)
             except Exception as error:  # noqa: BLE001 - an event that is not passed on is lost
@@ -186,8 +182,8 @@ class FanOut:
             # Turns of about the same time, whatever an event costs.
             handled = weight(len(events), sum(map(len, events)))
             fits = handled * seconds / _TURNS_PER_STEP / max(now - began, 1e-9)
-            most = min(2 * position.turn_bytes, _LARGEST_TURN, int(fits))
-            position.turn_bytes = max(_SMALLEST_TURN, position.turn_bytes // 2, most)
+            most = min(2 * self._turn_bytes, _LARGEST_TURN, int(fits))
+            self._turn_bytes = max(_SMALLEST_TURN, self._turn_bytes // 2, most)
         self.end_incarnations()
 
     def _next(self) -> LogPosition | None:

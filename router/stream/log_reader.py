@@ -35,20 +35,6 @@ class LogReader:
     the log has dropped its next events: then ``continue_on`` a view that covers ``needs``.
     """
 
-    __slots__ = (
-        "_after",
-        "_error",
-        "_mark",
-        "_past_rewritten",
-        "_point",
-        "_resume",
-        "_rewritten",
-        "_stream",
-        "_taken",
-        "number",
-        "view",
-    )  # fmt: skip
-
     def __init__(self, view: View, point: StartingPoint) -> None:
         """Start at ``point``; ``view`` must cover its ``after``."""
         self._point = point

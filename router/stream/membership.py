@@ -73,16 +73,16 @@ class Membership:
         topology: bool = False,
         watermark: bytes = b"",
         skips_at: bytes | None = None,
-    ) -> int:
-        """Add a remote and return its number; the arguments are as for ``RemoteQueue``."""
-        number, self._next = self._next, self._next + 1
-        self.changes += 1
+    ) -> RemoteQueue:
+        """Add a remote and return it; the arguments are as for ``RemoteQueue``."""
         remote = RemoteQueue(
-            number, target, host, start_at,
+            self._next, target, host, start_at,
             topology=topology, watermark=watermark, skips_at=skips_at,
         )  # fmt: skip
+        self._next += 1
+        self.changes += 1
         self._merger.add_remote(remote)
-        return number
+        return remote
 
     def open_removed(self, span: ShardSpan, start_at: Timestamp) -> None:
         """Add a remote on a removed shard, for its events from ``start_at`` on."""
@@ -90,9 +90,9 @@ class Membership:
         since = max(start_at, span.since)
         self._leave(self.open(span.shard, span.host, since, skips_at=span.skips_at), span.until)
 
-    def reopen(self, number: int, start_after: bytes) -> None:
+    def reopen(self, remote: RemoteQueue, start_after: bytes) -> None:
         """Let a remote be opened again after the raw token of its invalidate."""
-        self._merger.remotes[number].opens_at = start_after
+        remote.opens_at = start_after
         self.changes += 1
 
     def spans_beyond(self, key: bytes) -> frozenset[ShardSpan]:
@@ -101,12 +101,7 @@ class Membership:
         Of the removed shards only the latest are remembered.
         """
         removed = [remote for remote in self._removed if (remote.removed_at or b"") > key]
-        present = [
-            remote
-            for remote in self._merger.remotes.values()
-            if remote.removed_at is None and not remote.topology
-        ]
-        return frozenset(map(ShardSpan.of, removed + present))
+        return frozenset(map(ShardSpan.of, removed + self._of_shards))
 
     def change(self, events: list[Event]) -> None:
         """Apply the config server's events; open the shards that joined, one tick later.
@@ -135,9 +130,8 @@ class Membership:
                 case "delete":
                     shard = event["documentKey"]["_id"]
                     self.draining.discard(shard)
-                    known = self._newest(shard)
-                    if known is not None and known.removed_at is None:
-                        self._leave(known.number, first_key(next_tick(at)))
+                    if (known := self._present(shard)) is not None:
+                        self._leave(known, first_key(next_tick(at)))
 
     def _added(self, shard: str, host: str, at: Timestamp, *, inserted: bool) -> None:
         """Process that ``shard`` belongs to the cluster, at ``host``, from ``at`` on.
@@ -147,16 +141,15 @@ class Membership:
         was seen, the shard has left by the time of its return, where its document is ``inserted``.
         """
         self.draining.discard(shard)
-        known = self._newest(shard)
-        if known is None or known.removed_at is not None:
-            self._join(shard, host, at)
-        elif inserted and known.start_at <= at:
-            self._leave(known.number, first_key(at))
-            self._join(shard, host, at)
-        else:
+        known = self._present(shard)
+        if known is not None and not (inserted and known.start_at <= at):
             # The same shard, perhaps at other hosts: its replica set is followed elsewhere. An
             # insert before the remote's start is the one that put the shard on the list.
             known.host = host
+            return
+        if known is not None:
+            self._leave(known, first_key(at))
+        self._join(shard, host, at)
 
     def listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> None:
         """Remove the draining shards that a shard list, read by the time ``by``, no longer has.
@@ -164,11 +157,10 @@ class Membership:
         ``shards`` are all shards in the list, ``draining`` those of them that drain.
         """
         for shard in self.draining - shards:
-            known = self._newest(shard)
-            if known is None or known.removed_at is not None:
-                continue
-            if known.start_at <= by:  # otherwise it returned after the list was read
-                self._leave(known.number, first_key(next_tick(by)))
+            known = self._present(shard)
+            # A shard whose remote starts later has returned after the list was read.
+            if known is not None and known.start_at <= by:
+                self._leave(known, first_key(next_tick(by)))
         self.draining &= draining
         self.retire_removed()
 
@@ -182,19 +174,20 @@ class Membership:
                 self._merger.retire_remote(number, before=removed_at)
                 self.changes += 1
 
-    def _leave(self, number: int, removed_at: bytes) -> None:
-        remote = self._merger.remotes[number]
+    def _leave(self, remote: RemoteQueue, removed_at: bytes) -> None:
         remote.removed_at = removed_at
-        self.leaving.add(number)
+        self.leaving.add(remote.number)
         self._removed.append(remote)
 
     def _join(self, shard: str, host: str, at: Timestamp) -> None:
         start_at = max(next_tick(at), self._start_at)
         self.open(shard, host, start_at, watermark=first_key(start_at))
 
-    def _newest(self, shard: str) -> RemoteQueue | None:
-        """Return the newest remote on a shard."""
-        for remote in reversed(self._merger.remotes.values()):
-            if remote.target == shard and not remote.topology:
-                return remote
-        return None
+    @property
+    def _of_shards(self) -> list[RemoteQueue]:
+        """The remotes on shards that have not left."""
+        remotes = self._merger.remotes.values()
+        return [each for each in remotes if each.removed_at is None and not each.topology]
+
+    def _present(self, shard: str) -> RemoteQueue | None:
+        return next((each for each in self._of_shards if each.target == shard), None)

@@ -14,7 +14,7 @@ from router.stream.merger import MergeOrderError, Merger, RemoteQueue
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, KeyedToken
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 
 CONFIG: Final = "config"
 
@@ -114,8 +114,10 @@ class MergedStream:
             if not (batch.invalidated or is_invalidate(key.decode("ascii"))):
                 raise _broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
             if remote.record_invalidate(key):
-                events, size = self._skip(events, size, key)
-                self.membership.reopen(remote.number, token)
+                self.skipped_invalidates.append(key)
+                self.membership.reopen(remote, token)
+                if events and events[-1][0] == key:  # a user's $match may have removed it
+                    events, size = events[:-1], size - len(events[-1][1])
         if remote.topology:
             if remote.invalidated:
                 raise _broken(remote, "config.shards was dropped or renamed")
@@ -233,16 +235,6 @@ class MergedStream:
             and self.watermark(slowest) < self.merger.last_key
         )
 
-    @property
-    def awaits_watermarks(self) -> bool:
-        """Whether the stream goes on only once a watermark has advanced.
-
-        The slowest shard holds back events while nothing is ready, or a removed shard's remote
-        cannot be closed yet.
-        """
-        leaving = self.membership.leaving
-        return self._slowest_holds_back or any(map(self._can_advance, leaving))
-
     def is_needed(self, number: int) -> bool:
         """Return whether the stream goes on only once this remote's watermark has advanced."""
         if self._slowest_holds_back and self.watermark(number) < self.merger.last_key:
@@ -252,13 +244,13 @@ class MergedStream:
     def laggards(self) -> dict[int, Timestamp]:
         """Return the remotes that are waited for, and the times that their watermarks must pass.
 
-        While nothing is ready these are all remotes that hold back any buffered event, the slowest
-        shard first, with the time of the last such event; then those of removed shards, with the
-        time of the removal. Remotes that have not replied yet, and remotes whose streams have
-        ended, are left out.
+        If the slowest shard holds back events while nothing is ready, and can advance, these are
+        all remotes that hold back any buffered event, the slowest shard first, with the time of
+        the last such event; then those of removed shards, with the time of the removal. Remotes
+        that have not replied yet, and remotes whose streams have ended, are left out.
         """
         merger, times = self.merger, dict[int, Timestamp]()
-        if self.is_held_back and self.error is None:
+        if self._slowest_holds_back and self.error is None:
             tail = merger.last_key
             with suppress(ValueError):  # a damaged token has no cluster time to pass
                 times = dict.fromkeys(merger.remotes_below(tail), cluster_time_of(tail))
@@ -290,13 +282,6 @@ class MergedStream:
         """Return the sort key of the remote's watermark, or b"" before its first batch."""
         queue = self.merger.remotes.get(remote)
         return b"" if queue is None else queue.watermark
-
-    def _skip(self, events: list[Event], size: int, key: bytes) -> tuple[list[Event], int]:
-        """Remove the invalidate from the end of a batch, unless a user's $match has removed it."""
-        self.skipped_invalidates.append(key)
-        if events and events[-1][0] == key:
-            return events[:-1], size - len(events[-1][1])
-        return events, size
 
 
 def _broken(

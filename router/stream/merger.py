@@ -30,8 +30,6 @@ class MergeOrderError(Exception):
 class _Run:
     """The rest of a batch of a remote; ``events`` before ``start`` are consumed."""
 
-    __slots__ = ("events", "last", "size", "start")
-
     def __init__(self, events: list[Event], size: int) -> None:
         self.events = events
         self.start = 0
@@ -54,11 +52,6 @@ class RemoteQueue:
     skipped: None for none, so that every invalidate ends the remote; b"" until the first event;
     then that at the first event's cluster time, the beginning of its sort key.
     """
-
-    __slots__ = (
-        "_skipped", "_token", "buffered", "eligible", "host", "invalidated", "number", "opens_at",
-        "removed_at", "runs", "skips_at", "start_at", "target", "topology", "watermark",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -167,19 +160,14 @@ class RemoteQueue:
             count -= left
         return bound
 
-    def cut(self, bound: bytes, onto: list[Event]) -> tuple[list[Event], int]:
-        """Remove the events up to and including ``bound``.
-
-        Return ``onto`` extended by these events, and the size of these events in bytes.
-        """
+    def cut(self, bound: bytes) -> tuple[list[Event], int]:
+        """Remove the events up to and including ``bound``; return them, and their size in bytes."""
+        cut: list[Event] = []
         total = 0
         while self.runs and self.runs[0].last <= bound:
             run = self.runs.popleft()
             total += run.size
-            if onto:
-                onto.extend(run.events[run.start :] if run.start else run.events)
-            else:
-                onto = run.events[run.start :] if run.start else run.events
+            cut += run.events[run.start :]
         if self.runs:
             run = self.runs[0]
             end = bisect_right(run.events, bound, lo=run.start, key=_sort_key)
@@ -189,8 +177,8 @@ class RemoteQueue:
                 run.start = end
                 run.size -= size
                 total += size
-                onto.extend(part)
-        return onto, total
+                cut += part
+        return cut, total
 
     def cut_off(self, bound: bytes) -> None:
         """Drop the events from ``bound`` on."""
@@ -357,11 +345,11 @@ class Merger:
         total = 0
         shares: dict[int, int] = {}
         for number in sorted(self._nonempty):
-            before = len(merged)
-            merged, size = self._nonempty[number].cut(bound, merged)
-            if count := len(merged) - before:
+            part, size = self._nonempty[number].cut(bound)
+            if part:
+                merged += part
                 total += size
-                shares[number] = weight(count, size)
+                shares[number] = weight(len(part), size)
         if not shares:
             return None
         for number, held in shares.items():

@@ -12,7 +12,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.loads import MemberLoads
+from router.loads import MemberLoad, MemberLoads
 from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
@@ -90,8 +90,8 @@ class NoOpWriter:
         """
         target = self._targets.get(name)
         if target is None:
-            target = NoOpTarget(self._cluster, self._settings, self._loads, name)
-            self._targets[name] = target
+            load = self._loads.of(name)
+            target = self._targets[name] = NoOpTarget(self._cluster, self._settings, load, name)
         target.host = host
         return target
 
@@ -105,11 +105,7 @@ class NoOpTarget:
     """The no-op writes of one replica set, each of which takes a token of its ``budget``."""
 
     def __init__(
-        self,
-        cluster: Cluster,
-        settings: StreamSettings,
-        loads: MemberLoads,
-        name: str,
+        self, cluster: Cluster, settings: StreamSettings, load: MemberLoad, name: str
     ) -> None:
         self.host = ""
         self._takes = _TAKES
@@ -117,7 +113,7 @@ class NoOpTarget:
         self._cluster = cluster
         self._settings = settings
         self._name = name
-        self._load = loads.of(name)
+        self._load = load
         self._waiting: list[tuple[NoOpClient, int]] = []
         self._task: asyncio.Task[None] | None = None
         self._primary: Address | None = None

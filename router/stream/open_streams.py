@@ -6,12 +6,13 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
+from math import inf
 from typing import Any, Final, TypeVar
 
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster, may_be_view
+from router.catalog.cluster import Cluster
 from router.catalog.shared_answer import result_of
 from router.loads import MemberLoads
 from router.memory import Memory
@@ -137,17 +138,14 @@ class OpenStreams:
 
         It waits while the shard list cannot be read: the config server's outage ends no cursor.
         """
-        has_listed = False
-        while True:
-            try:
-                return await self.find_or_open(request, start_at, quota, after, needed)
-            except CommandError as error:
-                if has_listed or RESUMABLE_LABEL not in error.labels:
-                    raise
-            try:
-                has_listed = bool(await self.cluster.shards())
-            except CommandError as error:
-                log.info("a client waits for the shard list", error=str(error))
+        try:
+            return await self.find_or_open(request, start_at, quota, after, needed)
+        except CommandError as error:
+            if RESUMABLE_LABEL not in error.labels:
+                raise
+            log.info("a client waits for the shard list", error=str(error))
+        await self.cluster.shards(inf)
+        return await self.find_or_open(request, start_at, quota, after, needed)
 
     def _find(
         self,
@@ -281,13 +279,6 @@ class OpenStreams:
             log.warning(
                 "a shared stream is avoided", namespace=namespace, error=str(error), exc_info=cause
             )
-
-    async def may_be_view(self, request: StreamRequest) -> bool:
-        """Return whether the shards must check that the request's name is not a view's."""
-        database, collection = request.database, request.collection
-        if collection is None:
-            return False
-        return await may_be_view(self.cluster, database, collection, self._settings.reply_timeout)
 
     @property
     def reply_bytes(self) -> int:

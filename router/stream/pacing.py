@@ -5,6 +5,7 @@ in docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (wait
 """
 
 from collections.abc import Iterable
+from functools import partial
 from math import floor, inf
 from typing import Final, Literal, NamedTuple
 
@@ -12,7 +13,9 @@ from bson.timestamp import Timestamp
 
 from router.memory import Memory
 from router.stream_settings import StreamSettings
+from shard_client.backoff import Backoff
 
+_NO_JITTER: Final = partial(float, 1)
 _EARLY: Final = 1e-6
 """Fraction of an interval by which a timer may fire early."""
 
@@ -25,8 +28,6 @@ class TokenBucket:
     event that needs tokens of several buckets waits for one such moment, not for the latest of
     several. With ``per_second`` 0 there are no tokens. At most ``debt`` tokens may be owed.
     """
-
-    __slots__ = ("_burst", "_debt", "_number", "_tokens", "per_second")
 
     def __init__(self, per_second: float, burst: float, *, debt: float = inf) -> None:
         self.per_second = per_second
@@ -84,8 +85,6 @@ class Rounds(TokenBucket):
     ``noops_per_second`` allows a no-op for each of them.
     """
 
-    __slots__ = ()
-
     def __init__(self, settings: StreamSettings) -> None:
         most = settings.noops_per_second if settings.writes_noops else 0.0
         super().__init__(max(most, 1 / settings.round_interval), settings.round_burst, debt=_DEBT)
@@ -114,23 +113,19 @@ class NoOpState:
         """The cluster time past which the no-op write moves the member."""
         self.again = 0.0
         """The time from which the same no-op write may be repeated."""
-        self._pause = _AGAIN
+        self.pauses = Backoff(_AGAIN, _AGAIN_MOST, _NO_JITTER)
+        """The times until it may; they start over once the watermark has advanced as needed."""
 
     def request(self, past: Timestamp) -> None:
         """Record the request for a no-op write past this time."""
         if past > self.past:
-            self._pause = _AGAIN
+            self.pauses.reset()
         self.past, self.state = past, "requested"
 
     def record_end(self, now: float) -> None:
         """Record the end of the no-op write, and set the time from which it may be repeated."""
         self.state = "idle"
-        self.again = now + self._pause
-        self._pause = min(_AGAIN_MOST, 2 * self._pause)
-
-    def record_passed(self) -> None:
-        """Record that the watermark has advanced as far as needed."""
-        self._pause = _AGAIN
+        self.again = now + self.pauses.next_pause()
 
 
 class WatermarkTimeout:
@@ -198,8 +193,9 @@ class ReadState:
         self.probes = TokenBucket(1000 * settings.probe_share, 1000 * settings.probe_burst)
         """The milliseconds for which the progress cursor may keep the member busy: probes of an
         idle member cost next to nothing; those that scan much use up the bucket."""
-        self._settings = settings
-        self._waits = 0
+        self.waits = Backoff(settings.await_watermark, settings.await_watermark_max, _NO_JITTER)
+        """The times that getMores wait while events need the watermark; they start over once it has
+        arrived, or is about to arrive."""
 
     def record(self, events: int, reached: Timestamp | None, now: float, *, complete: bool) -> None:
         """Record a reply: its events, the end of the member's oplog, and whether it got there."""
@@ -213,20 +209,6 @@ class ReadState:
         if self.has_replied:
             self.idle = complete
         self.has_replied = True
-
-    def next_wait(self) -> float:
-        """Return the seconds that the next getMore may wait while events need the watermark.
-
-        They double with each getMore until ``reset_wait``.
-        """
-        settings = self._settings
-        seconds = settings.await_watermark * (1 << min(self._waits, 16))
-        self._waits += 1
-        return min(settings.await_watermark_max, seconds)
-
-    def reset_wait(self) -> None:
-        """Start over with the shortest wait: the watermark has arrived or is about to arrive."""
-        self._waits = 0
 
 
 _FILTERED_PART: Final = 4
@@ -377,15 +359,19 @@ class FlowControl:
         moves = watermark is None or remote.reached > watermark or remote.noop.state == "sent"
         due = needed and moves
         if needed and not settings.writes_noops:
-            return Wait(min(quiet, remote.next_wait()))
+            return Wait(min(quiet, remote.waits.next_pause()))
         if remote.topology and remote.idle:
             # It has no events that could end a wait, so it need not wait on the config server.
-            return Wait(remote.next_wait()) if due else Wait(settings.await_watermark, delay=quiet)
+            return (
+                Wait(remote.waits.next_pause())
+                if due
+                else Wait(settings.await_watermark, delay=quiet)
+            )
         if not remote.idle:
             # A getMore that waits cannot be distinguished from one that scans: keep the wait short.
             return Wait(min(quiet, settings.await_unknown))
         if next_noop is not None:
-            return Wait(min(quiet, remote.next_wait() if due else next_noop))
+            return Wait(min(quiet, remote.waits.next_pause() if due else next_noop))
         return Wait(quiet)
 
     def _wait_for_round(
@@ -401,8 +387,8 @@ class FlowControl:
             pause = min(self._settings.round_interval, _ALONE * self._memory.remotes)
             return Wait(self._settings.await_quiet, pause)
         if watermark <= remote.asked and (remote.noop.state != "requested"):
-            return Wait(remote.next_wait())
-        remote.reset_wait()
+            return Wait(remote.waits.next_pause())
+        remote.waits.reset()
         until = rounds.next_start(now) - now
         if now - remote.events_at < _BUSY:
             remote.collects_in = rounds.interval_number(now) + 1

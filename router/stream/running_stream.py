@@ -260,7 +260,7 @@ class RunningStream:
         is_part = isinstance(log_reader.view, PartialView)
         try:
             if max_events != 0 and not log_reader.is_ready() and is_part:
-                self.waiting.advance(asked=True)
+                self.waiting.advance()
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:
             self._stop_if_broken()
@@ -376,7 +376,7 @@ class RunningStream:
             if self.merged.error is None:
                 self.merged.membership.listed(listed.hosts.keys(), listed.draining, listed.by)
                 self._remotes.follow_merge()
-            self._read_scheduler.write_noops(self._loop.time(), arriving=True)
+            self._read_scheduler.write_noops(self._loop.time())
             self._pass_on()
         self._draining = None
 
@@ -396,10 +396,7 @@ class RunningStream:
     def _pass_on(self) -> None:
         """Wake the readers that have something to read, since a batch has been merged."""
         self.waiting.wake_for_release()
-        if self.waiting.has_parts:
-            self.waiting.advance()
-        else:
-            self.waiting.schedule_step()
+        self.waiting.schedule_step()
 
     def _remote_failed(self, remote: Remote, error: CommandError) -> None:
         target, address = remote.target, remote.cursor.address

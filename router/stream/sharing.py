@@ -31,11 +31,7 @@ MOST_FAILED: Final = 1000
 class _Failure:
     code_name: str
     at: float
-    pause: float
-
-    @property
-    def until(self) -> float:
-        return self.at + self.pause
+    until: float
 
 
 class FailedStreams:
@@ -61,10 +57,10 @@ class FailedStreams:
         last = self._failures.pop(name, None)
         first = True
         if last is None or now - last.until > LONGEST_PAUSE:
-            last = _Failure(error.code_name, now, FIRST_PAUSE)
+            last = _Failure(error.code_name, now, now + FIRST_PAUSE)
         elif entered > last.at:
-            factor = 1 if RESUMABLE_LABEL in error.labels else 2
-            last = _Failure(error.code_name, now, min(factor * last.pause, LONGEST_PAUSE))
+            pause = (last.until - last.at) * (1 if RESUMABLE_LABEL in error.labels else 2)
+            last = _Failure(error.code_name, now, now + min(pause, LONGEST_PAUSE))
         else:
             first = False
         self._failures[name] = last
@@ -112,8 +108,6 @@ _PAUSE_IN_HOLDS: Final = 60
 
 class Scan:
     """A wider stream that clients could share: the readers of each part, and the parts' costs."""
-
-    __slots__ = ("cost", "let_through", "parts", "paused_until", "shared_until")
 
     def __init__(self) -> None:
         self.parts: Counter[bytes] = Counter()

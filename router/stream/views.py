@@ -72,8 +72,6 @@ class Traffic:
     does not keep up. None if it does.
     """
 
-    __slots__ = ("_bytes", "_events", "_passed", "_passed_bytes", "_settled", "behind_since")
-
     def __init__(self) -> None:
         self._events = self._bytes = self._passed = self._passed_bytes = 0
         self._settled = False
@@ -129,10 +127,6 @@ class PartialView:
     While a reader waits, ``on_events`` is called when the view has got events, has ended or has
     failed, and ``waited_for`` is whether the reader waits for more of them.
     """
-
-    __slots__ = (
-        "failure", "filter", "incarnation", "log", "on_events", "position", "stream", "waited_for",
-    )  # fmt: skip
 
     def __init__(
         self,
@@ -298,14 +292,12 @@ class Incarnation:
 class LogPosition:
     """A position in the log of a merged stream, and the views that have all events before it.
 
-    ``number`` is that of the next event. ``turn_bytes`` is the memory of the events to pass on
-    at a time.
+    ``number`` is that of the next event.
     """
 
     def __init__(self, stream: MergedStream, number: int) -> None:
         self.stream = stream
         self.number = number
-        self.turn_bytes = 16 * 1024
         self.incarnations: dict[Namespace | None, list[Incarnation]] = {}
         """The views by namespace, None for those of all events; none of the lists is empty."""
         self.databases = 0

@@ -142,17 +142,12 @@ class WaitingReaders:
     @property
     def _is_more(self) -> bool:
         """Whether there are events to pass on."""
-        return self._stream.merger.ready or self._fan_out.behind
+        return self._stream.merger.ready or self._fan_out.behind > 0
 
     @property
     def _is_backlog(self) -> bool:
         """Whether there is more to pass on than the block that is being passed on."""
-        return self._stream.merger.ready or self._fan_out.lag > merger.BLOCK_EVENTS
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether readers of parts wait."""
-        return bool(self._parts)
+        return self._stream.merger.ready or self._fan_out.behind > merger.BLOCK_EVENTS
 
     def schedule_step(self) -> None:
         """Take a step when one is due."""
@@ -172,10 +167,10 @@ class WaitingReaders:
             self._next_step.cancel()
         self._next_step, self._step_at = None, inf
 
-    def advance(self, *, asked: bool = False) -> None:
-        """Take a step now, unless one comes in this iteration of the event loop; as ``step``."""
+    def advance(self) -> None:
+        """Take a step for a reader that has read all and does not wait, unless one comes soon."""
         if self._step_at > -inf:
-            self.step(asked=asked)
+            self.step(asked=True)
 
     def _due(self) -> float:
         """Return the time at which a step is due: a past one for at once, infinity for never."""

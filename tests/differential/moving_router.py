@@ -43,7 +43,7 @@ def _preferred(reading: ClientReader) -> Source:
 def _take_and_move(reading: ClientReader, max_events: int | None) -> Batch:
     before = reading.log_reader.high_water_mark
     batch = _take(reading, max_events)
-    goes_on = not batch.closed and not reading.is_moving and not reading._closed
+    goes_on = not batch.closed and reading.stream is not None
     if goes_on and (max_events == 0 or reading.log_reader.high_water_mark != before):
         _wanted[id(reading)] = _choose(reading)
         if _chance.random() < 0.6:

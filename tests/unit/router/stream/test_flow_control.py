@@ -139,7 +139,7 @@ def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
     waits = [wait_of(flow, remote, needed=True).seconds for _ in range(12)]
     assert waits[:3] == [GATE, 2 * GATE, 4 * GATE]
     assert waits[-1] == limits.await_watermark_max
-    remote.reset_wait()
+    remote.waits.reset()
     assert wait_of(flow, remote, needed=True).seconds == GATE
 
 
