@@ -61,7 +61,7 @@ class Condition:
         return 0 if selective else len(self.paths)
 
 
-def one_of(
+def equals_any(
     path: Path, keys: frozenset[Hashable], longest: int, *, nested: bool, price: int
 ) -> Condition:
     """Return ``$eq`` and ``$in``: an element at ``path`` has one of the ``keys``.

@@ -15,10 +15,10 @@ from router.filters.conditions import (
     all_of,
     any_of,
     comparable,
+    equals_any,
     exists,
     none_of,
     of_types,
-    one_of,
     ordered,
     price_of,
     some,
@@ -202,7 +202,7 @@ class MatchCompiler:
         longest = max([_LONGEST_NUMBER, *(e.end - e.start for e in operands)])
         nested = any(map(is_nested, keys))
         price = price_of(longest)
-        return one_of(path, frozenset(keys), longest, nested=nested, price=price)
+        return equals_any(path, frozenset(keys), longest, nested=nested, price=price)
 
     def _ordering(self, path: Path, raw: bytes, element: Element) -> Condition:
         kind = element.type
