@@ -190,7 +190,7 @@ class Cluster:
                     known.invalidate(address)
                     raise from_network(error, format_address(address)) from error
             else:
-                connection = await self.dialer(target, host).connect(most)
+                connection = await self.dialer(target, None if known else host).connect(most)
         except CommandError as error:
             raise _retriable(error) from error
         try:

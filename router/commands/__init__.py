@@ -1,1 +1,13 @@
-"""Commands that the router answers itself, one module per family."""
+"""The commands that the router answers itself, one module for each family."""
+
+from router.commands import (  # noqa: F401 - each adds its commands to call.COMMANDS
+    administration,
+    aggregate,
+    authentication,
+    cursors,
+    diagnostics,
+    hello,
+    parameters,
+    process_status,
+    server_status,
+)

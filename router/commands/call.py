@@ -408,7 +408,7 @@ class Command:
 
 
 COMMANDS: Final[dict[str, Command]] = {}
-"""The commands of the modules that are imported, by each of their names (``table`` has all)."""
+"""The commands by each of their names, including former ones."""
 
 
 def answers(*names: str, **properties: Any) -> Callable[[Handler], Handler]:

@@ -4,8 +4,7 @@ Source: the query operators' documentation; docs/protocol.md#filters. The semant
 against a real mongod by tests/filters.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
@@ -25,62 +24,57 @@ from router.filters.values import (
 )
 from shard_client.bson.values import CONTAINERS, DATE, DECIMAL, DOUBLE, REGEX, TIMESTAMP
 
-MOST_PAIRS: Final = 1000
-"""Maximum of values by which an index finds a filter; one that names more is tried on every event.
-"""
-
 Required = frozenset[tuple[Path, Hashable]]
 """Pairs of path and key: an event that meets a condition has one of the keys at its path."""
 
+Test = Callable[[bytes, int, int, int], bool]
+"""Whether an element passes, given the event's bytes, and its type, start and end."""
 
-class Condition(ABC):
-    """A condition on events."""
-
-    __slots__ = ()
-
-    @abstractmethod
-    def meets(self, event: EventFields) -> bool:
-        """Return whether the event meets the condition. Raises TooLargeError."""
-
-    @abstractmethod
-    def paths(self) -> Iterator[Path]:
-        """Yield the paths that ``meets`` reads."""
-
-    def required(self) -> Required | None:
-        """Return pairs of which an event must have one to meet the condition; None if unknown."""
-        return None
+_MOST_PAIRS: Final = 1000
+"""Most values by which an index finds a filter; one that names more is tried on every event."""
 
 
 @dataclass(frozen=True, slots=True)
-class _OnPath(Condition):
-    """A condition on the elements at ``path``."""
+class Condition:
+    """A condition on events.
 
-    path: Path
+    ``meets`` returns whether an event meets it, and raises TooLargeError. ``paths`` are those that
+    it reads, once for each of its conditions on fields. ``required`` are pairs of which an event
+    must have one to meet it; None if they are unknown, or too many for an index. ``certain`` is
+    whether an event that has one of them meets it.
+    """
 
-    def paths(self) -> Iterator[Path]:
-        """Yield the paths that ``meets`` reads."""
-        yield self.path
+    meets: Callable[[EventFields], bool]
+    paths: Sequence[Path]
+    required: Required | None = None
+    certain: bool = False
+
+    @property
+    def tried(self) -> int:
+        """How many conditions on fields an index tries on every event.
+
+        0 if a value that it requires finds it (``FilterIndex``), unless most events have that
+        value.
+        """
+        required = self.required
+        selective = required is not None and (self.certain or _width(required)[0] < _MOST_EVENTS)
+        return 0 if selective else len(self.paths)
 
 
-@dataclass(frozen=True, slots=True)
-class OneOf(_OnPath):
-    """``$eq`` and ``$in``: an element at ``path`` has one of the ``keys``.
+def equals_any(
+    path: Path, keys: frozenset[Hashable], longest: int, *, nested: bool, price: int
+) -> Condition:
+    """Return ``$eq`` and ``$in``: an element at ``path`` has one of the ``keys``.
 
     ``longest`` is the most bytes that a value may take to be one of them; ``nested`` is whether
     documents or arrays are among them. ``price`` is the work for one of the other values.
     """
 
-    keys: frozenset[Hashable]
-    longest: int
-    nested: bool
-    price: int
-
-    def meets(self, event: EventFields) -> bool:
-        """Return whether the event meets the condition."""
-        data, keys, longest = event.data, self.keys, self.longest
-        for kind, start, end in event.at(self.path, self.price):
+    def meets(event: EventFields) -> bool:
+        data = event.data
+        for kind, start, end in event.at(path, price):
             if kind in CONTAINERS:
-                if not self.nested:
+                if not nested:
                     continue
                 event.spend((end - start) // NESTED_UNIT_BYTES)
             elif kind == DECIMAL:
@@ -91,54 +85,48 @@ class OneOf(_OnPath):
                 return True
         return False
 
-    def required(self) -> Required | None:
-        """Return pairs of which an event must have one to meet the condition."""
-        return frozenset((self.path, each) for each in self.keys)
+    required = None
+    if len(keys) <= _MOST_PAIRS:
+        required = frozenset((path, each) for each in keys)
+    return Condition(meets, (path,), required, certain=required is not None)
 
 
-@dataclass(frozen=True, slots=True)
-class Some(_OnPath):
-    """A test that some element at ``path`` passes: ``$gt``, ``$exists``, ``$type`` and others.
+def some(path: Path, test: Test, price: int) -> Condition:
+    """Return a test that some element at ``path`` passes: ``$gt``, ``$exists``, ``$type``, …
 
     ``price`` is the work for one element.
     """
 
-    test: Callable[[bytes, int, int, int], bool]
-    price: int
-
-    def meets(self, event: EventFields) -> bool:
-        """Return whether the event meets the condition."""
-        data, test = event.data, self.test
-        for kind, start, end in event.at(self.path, self.price):
+    def meets(event: EventFields) -> bool:
+        data = event.data
+        for kind, start, end in event.at(path, price):  # noqa: SIM110 - a generator takes longer
             if test(data, kind, start, end):
                 return True
         return False
 
+    return Condition(meets, (path,))
 
-@dataclass(frozen=True, slots=True)
-class StartsWith(_OnPath):
-    """A string at ``path`` starts with ``prefix``, or is the regular expression ``pattern``.
+
+def starts_with(path: Path, prefix: bytes, pattern: bytes, price: int) -> Condition:
+    """Return whether a string at ``path`` starts with ``prefix``, or is the expression ``pattern``.
 
     ``pattern`` is the BSON value of the expression itself. A string that is not valid UTF-8 matches
     no expression. ``price`` is the work for one element, but for this check.
     """
 
-    prefix: bytes
-    pattern: bytes
-    price: int
-
-    def meets(self, event: EventFields) -> bool:
-        """Return whether the event meets the condition."""
-        data, prefix = event.data, self.prefix
-        for kind, start, end in event.at(self.path, self.price):
+    def meets(event: EventFields) -> bool:
+        data = event.data
+        for kind, start, end in event.at(path, price):
             if kind in STRINGS:
                 if data.startswith(prefix, start + 4, end - 1):
                     event.spend((end - start) // UNIT_BYTES)
                     if _is_utf8(data, start + 4, end - 1):
                         return True
-            elif kind == REGEX and data.startswith(self.pattern, start, end):
+            elif kind == REGEX and data.startswith(pattern, start, end):
                 return True
         return False
+
+    return Condition(meets, (path,))
 
 
 def price_of(longest: int) -> int:
@@ -146,75 +134,37 @@ def price_of(longest: int) -> int:
     return 1 + longest // UNIT_BYTES
 
 
-@dataclass(frozen=True, slots=True)
-class _OfParts(Condition):
-    """A condition of several ``parts``."""
-
-    parts: Sequence[Condition]
-
-    def paths(self) -> Iterator[Path]:
-        """Yield the paths that ``meets`` reads."""
-        for part in self.parts:
-            yield from part.paths()
-
-
-@dataclass(frozen=True, slots=True)
-class All(_OfParts):
-    """``$and``: all ``parts`` hold; without parts, every event meets it."""
-
-    def meets(self, event: EventFields) -> bool:
-        """Return whether the event meets the condition."""
-        return all(part.meets(event) for part in self.parts)
-
-    def required(self) -> Required | None:
-        """Return the pairs of the part that is likely to let the fewest events through."""
-        known = [pairs for part in self.parts if (pairs := part.required()) is not None]
-        return min(known, key=_width, default=None)
+def all_of(parts: Sequence[Condition]) -> Condition:
+    """Return ``$and``: all ``parts`` hold; without parts, every event meets it."""
+    if len(parts) == 1:
+        return parts[0]
+    tests = [part.meets for part in parts]
+    # Those of the part that is likely to let the fewest events through.
+    known = (part.required for part in parts if part.required is not None)
+    return Condition(
+        lambda event: all(meets(event) for meets in tests),
+        _paths_of(parts),
+        min(known, key=_width, default=None),
+    )
 
 
-@dataclass(frozen=True, slots=True)
-class AnyOf(_OfParts):
-    """``$or``: at least one of the ``parts`` holds."""
-
-    def meets(self, event: EventFields) -> bool:
-        """Return whether the event meets the condition."""
-        return any(part.meets(event) for part in self.parts)
-
-    def required(self) -> Required | None:
-        """Return the pairs of all parts, if each part has some."""
-        pairs: set[tuple[Path, Hashable]] = set()
-        for part in self.parts:
-            of_part = part.required()
-            if of_part is None:
-                return None
-            pairs |= of_part
-        return frozenset(pairs)
+def any_of(parts: Sequence[Condition]) -> Condition:
+    """Return ``$or``: at least one of the ``parts`` holds."""
+    tests = [part.meets for part in parts]
+    known = [part.required for part in parts if part.required is not None]
+    pairs = frozenset[tuple[Path, Hashable]]().union(*known)
+    required = pairs if len(known) == len(parts) and len(pairs) <= _MOST_PAIRS else None
+    return Condition(lambda event: any(meets(event) for meets in tests), _paths_of(parts), required)
 
 
-@dataclass(frozen=True, slots=True)
-class Not(Condition):
-    """``$not``, ``$nor``, ``$ne``, ``$nin``: ``part`` does not hold."""
-
-    part: Condition
-
-    def meets(self, event: EventFields) -> bool:
-        """Return whether the event meets the condition."""
-        return not self.part.meets(event)
-
-    def paths(self) -> Iterator[Path]:
-        """Yield the paths that ``meets`` reads."""
-        return self.part.paths()
+def none_of(part: Condition) -> Condition:
+    """Return ``$not``, ``$nor``, ``$ne`` and ``$nin``: ``part`` does not hold."""
+    meets = part.meets
+    return Condition(lambda event: not meets(event), part.paths)
 
 
-def tried(condition: Condition) -> int:
-    """Return how many conditions on fields an index tries on every event, for this condition.
-
-    0 if a value that it requires finds it (``FilterIndex``), unless most events have that value.
-    """
-    required = condition.required()
-    hashed = required is not None and len(required) <= MOST_PAIRS
-    selective = isinstance(condition, OneOf) or _width(required or frozenset())[0] < _MOST_EVENTS
-    return 0 if hashed and selective else sum(1 for _ in condition.paths())
+def _paths_of(parts: Sequence[Condition]) -> Sequence[Path]:
+    return tuple(path for part in parts for path in part.paths)
 
 
 _MOST_EVENTS: Final = 2
@@ -239,7 +189,7 @@ def exists(data: bytes, kind: int, start: int, end: int) -> bool:
     return kind != MISSING
 
 
-def of_types(kinds: frozenset[int]) -> Callable[[bytes, int, int, int], bool]:
+def of_types(kinds: frozenset[int]) -> Test:
     """Return the test for elements of the BSON types ``kinds``."""
 
     def test(data: bytes, kind: int, start: int, end: int) -> bool:
@@ -256,9 +206,7 @@ def _is_utf8(data: bytes, start: int, end: int) -> bool:
     return True
 
 
-def ordered(
-    compare: Callable[[Any, Any], bool], operand_kind: int, operand: Any
-) -> Callable[[bytes, int, int, int], bool]:
+def ordered(compare: Callable[[Any, Any], bool], operand_kind: int, operand: Any) -> Test:
     """Return the test for elements of the operand's type that compare with ``operand``.
 
     ``operand`` is what ``comparable`` returns for the operand's value.

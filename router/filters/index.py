@@ -4,7 +4,7 @@ from collections.abc import Hashable, Iterable, Sequence
 from itertools import chain
 from typing import Final, Generic, TypeVar
 
-from router.filters.conditions import MOST_PAIRS, OneOf
+from router.filters.conditions import Condition
 from router.filters.fields import (
     DECIMAL_UNITS,
     MOST_WORK,
@@ -35,18 +35,18 @@ _LONGEST_KNOWN: Final = 64
 
 
 class _Entry(Generic[T]):
-    """One filter and the owner to which its events belong.
+    """The condition of one filter and the owner to which its events belong.
 
     ``certain``: an event with one of the hashed values meets the condition. ``events`` are the
     events of the current batch that meet it.
     """
 
-    __slots__ = ("certain", "events", "filter", "owner")
+    __slots__ = ("certain", "condition", "events", "owner")
 
-    def __init__(self, stream_filter: StreamFilter, owner: T, *, certain: bool) -> None:
-        self.filter = stream_filter
+    def __init__(self, condition: Condition, owner: T) -> None:
+        self.condition = condition
         self.owner = owner
-        self.certain = certain
+        self.certain = condition.certain
         self.events: list[bytes] = []
 
 
@@ -80,16 +80,14 @@ class FilterIndex(Generic[T]):
     def add(self, owner: T, stream_filter: StreamFilter) -> None:
         """Add a filter; ``owner`` must not have one yet."""
         condition = stream_filter.condition
-        required = condition.required()
-        entry = _Entry(stream_filter, owner, certain=isinstance(condition, OneOf))
+        entry = _Entry(condition, owner)
         self._entries[owner] = entry
-        for path in condition.paths():
+        for path in condition.paths:
             self._owners.setdefault(path, {})[owner] = None
-        if required is None or len(required) > MOST_PAIRS:
-            entry.certain = False
+        if condition.required is None:
             self._always.append(entry)
         else:
-            for path, value in required:
+            for path, value in condition.required:
                 self._tables.setdefault(path, {}).setdefault(value, []).append(entry)
         self._stale = True
 
@@ -98,16 +96,15 @@ class FilterIndex(Generic[T]):
         entry = self._entries.pop(owner, None)
         if entry is None:
             return
-        condition = entry.filter.condition
-        for path in set(condition.paths()):
+        condition = entry.condition
+        for path in set(condition.paths):
             del self._owners[path][owner]
             if not self._owners[path]:
                 del self._owners[path]
-        required = condition.required()
-        if required is None or len(required) > MOST_PAIRS:
+        if condition.required is None:
             self._always.remove(entry)
         else:
-            for path, value in required:
+            for path, value in condition.required:
                 table = self._tables[path]
                 table[value].remove(entry)
                 if not table[value]:
@@ -162,7 +159,8 @@ class FilterIndex(Generic[T]):
                     try:
                         if event.data is not data:
                             event.read(data)
-                        if not entry.filter.condition.meets(event):
+                        meets = entry.condition.meets
+                        if not meets(event):
                             continue
                     except TooLargeError:
                         raise self._too_large(data) from None
@@ -242,7 +240,7 @@ class FilterIndex(Generic[T]):
         paths: dict[Path, None] = {}
         for entry in self._entries.values():
             if not entry.certain:
-                paths.update(dict.fromkeys(entry.filter.condition.paths()))
+                paths.update(dict.fromkeys(entry.condition.paths))
         self._others = _reader(self._others, paths)
         self._event = EventFields(self._others)
         self._stale = False

@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from router.filters.conditions import (
-    All,
-    AnyOf,
     Condition,
-    Not,
-    OneOf,
-    Some,
-    StartsWith,
+    Test,
+    all_of,
+    any_of,
     comparable,
+    equals_any,
     exists,
+    none_of,
     of_types,
     ordered,
     price_of,
+    some,
+    starts_with,
 )
 from router.filters.fields import Path
 from router.filters.values import NAN_KEY, NULL_KEY, NUMBERS, UNDEFINED_KEY, is_nested, key, number
@@ -126,7 +127,7 @@ class MatchCompiler:
                 raise Declined(f"it has {each.name.decode(errors='replace')}")
             else:
                 parts.append(self._field(_path(each.name), raw, each, depth))
-        return parts[0] if len(parts) == 1 else All(tuple(parts))
+        return all_of(parts)
 
     def _logical(self, raw: bytes, element: Element, depth: int) -> Condition:
         if element.type != ARRAY:
@@ -139,9 +140,9 @@ class MatchCompiler:
         if not parts:
             raise Declined("a logical operator's array is empty")
         if element.name == b"$and":
-            return All(tuple(parts))
-        either = AnyOf(tuple(parts))
-        return either if element.name == b"$or" else Not(either)
+            return all_of(parts)
+        either = any_of(parts)
+        return either if element.name == b"$or" else none_of(either)
 
     def _field(self, path: Path, raw: bytes, element: Element, depth: int) -> Condition:
         """Compile ``path: value`` or ``path: {$operator: value, …}``."""
@@ -167,18 +168,18 @@ class MatchCompiler:
             parts.append(self._operator(path, raw, each, depth))
         if not parts or len(set(names)) != len(names):
             raise Declined("an operator is repeated or missing")
-        return parts[0] if len(parts) == 1 else All(tuple(parts))
+        return all_of(parts)
 
     def _operator(self, path: Path, raw: bytes, element: Element, depth: int) -> Condition:
         name = element.name
         if name in (b"$eq", b"$ne"):
             equal = self._equal(path, raw, [element])
-            return equal if name == b"$eq" else Not(equal)
+            return equal if name == b"$eq" else none_of(equal)
         if name in (b"$in", b"$nin"):
             if element.type != ARRAY:
                 raise Declined("$in has no array")
-            one_of = self._equal(path, raw, list(iter_elements(raw, element.start, element.end)))
-            return one_of if name == b"$in" else Not(one_of)
+            equal = self._equal(path, raw, list(iter_elements(raw, element.start, element.end)))
+            return equal if name == b"$in" else none_of(equal)
         if name in _ORDERINGS:
             return self._ordering(path, raw, element)
         if name == b"$exists":
@@ -188,7 +189,7 @@ class MatchCompiler:
         if name == b"$regex":
             return self._regex(path, raw, element)
         if name == b"$not" and element.type == DOCUMENT:
-            return Not(self._operators(path, raw, element, depth + 1))
+            return none_of(self._operators(path, raw, element, depth + 1))
         raise Declined(f"it has {name.decode(errors='replace')}")
 
     def _equal(self, path: Path, raw: bytes, operands: list[Element]) -> Condition:
@@ -200,7 +201,8 @@ class MatchCompiler:
             keys.add(UNDEFINED_KEY)
         longest = max([_LONGEST_NUMBER, *(e.end - e.start for e in operands)])
         nested = any(map(is_nested, keys))
-        return OneOf(path, frozenset(keys), longest, nested, price_of(longest))
+        price = price_of(longest)
+        return equals_any(path, frozenset(keys), longest, nested=nested, price=price)
 
     def _ordering(self, path: Path, raw: bytes, element: Element) -> Condition:
         kind = element.type
@@ -220,7 +222,7 @@ class MatchCompiler:
         else:
             raise Declined("$exists is neither a boolean nor an integer")
         there = self._some(path, exists, 0)
-        return there if wanted else Not(there)
+        return there if wanted else none_of(there)
 
     def _regex(self, path: Path, raw: bytes, element: Element) -> Condition:
         if element.type == REGEX:
@@ -233,14 +235,12 @@ class MatchCompiler:
         if options or not pattern.startswith(b"^") or not _PLAIN.issuperset(pattern[1:]):
             raise Declined("a regular expression is not a fixed prefix")
         self._count(1)
-        return StartsWith(path, pattern[1:], pattern + b"\0\0", price_of(len(pattern)))
+        return starts_with(path, pattern[1:], pattern + b"\0\0", price_of(len(pattern)))
 
-    def _some(
-        self, path: Path, test: Callable[[bytes, int, int, int], bool], longest: int
-    ) -> Condition:
+    def _some(self, path: Path, test: Test, longest: int) -> Condition:
         """Return a condition; ``longest`` is the most bytes of a value that the test looks at."""
         self._count(1)
-        return Some(path, test, price_of(longest))
+        return some(path, test, price_of(longest))
 
     def _count(self, values: int) -> None:
         self._conditions += 1

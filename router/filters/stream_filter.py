@@ -6,7 +6,7 @@ from typing import Any, Final
 import bson
 from bson.errors import InvalidBSON, InvalidDocument
 
-from router.filters.conditions import All, Condition, tried
+from router.filters.conditions import Condition, all_of
 from router.filters.fields import Allowance
 from router.filters.match_compiler import Declined, MatchCompiler
 from router.filters.projection import Projection, compile_project, compile_unset
@@ -33,7 +33,7 @@ class StreamFilter:
         self.identity = identity
         self.condition = condition
         self.projections = projections
-        self.tried = tried(condition)
+        self.tried = condition.tried
 
     def project(self, event: bytes, allowance: Allowance | None = None) -> bytes:
         """Return an event that meets the condition as the stream shows it.
@@ -48,7 +48,7 @@ class StreamFilter:
         return event
 
 
-EVERYTHING: Final = StreamFilter(b"", All(()), ())
+EVERYTHING: Final = StreamFilter(b"", all_of(()), ())
 """The filter of a stream without stages."""
 
 
@@ -92,5 +92,4 @@ def compile_filter(
                 raise Declined(f"it has {name}")
     except (ProtocolError, InvalidBSON, ValueError) as error:
         raise Declined("its stages are malformed") from error
-    condition = conditions[0] if len(conditions) == 1 else All(tuple(conditions))
-    return StreamFilter(identity, condition, tuple(projections))
+    return StreamFilter(identity, all_of(conditions), tuple(projections))

@@ -1,19 +1,10 @@
 """Division of a request into the part that the shards run and the part after the lookup."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
 from typing import Any, Final, Self
 
-from router.request.accepted import stage_name
-from router.request.event_conditions import (
-    conjunction,
-    conjuncts,
-    fields_removed,
-    leaves_alone,
-    reads_of,
-    small_stages,
-)
+from router.request.event_conditions import early_part
 from router.request.stream_request import AfterToken, StreamRequest
 from shard_client.bson.resume_token import ResumeToken
 
@@ -26,8 +17,6 @@ _NEEDED: Final = frozenset(
     {"_id", "operationType", "ns", "documentKey", "clusterTime", "collectionUUID", _LOOKED_UP}
 )
 """The fields that a lookup reads or changes."""
-
-_IS_UPDATE: Final = {"operationType": "update"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,45 +76,13 @@ def divide(
     evaluated before it as well, since events that they leave out may be too large, or lack a
     required image. From a very large stage on, nothing is looked into.
     """
-    small = list(small_stages(stages))
-    whole = list(takewhile(_runs_before, small))
-    movable = list(_movable(small[len(whole) :]))
-    early = [{"$match": conjunction(movable)}] if movable else []
-    return (*whole, *early), tuple(stages[len(whole) :])
+    early, whole = early_part(stages, changed={_LOOKED_UP}, needed=_NEEDED, weaker=_unless_updated)
+    return tuple(early), tuple(stages[whole:])
 
 
-def _runs_before(stage: Mapping[str, Any]) -> bool:
-    """Return whether the lookup makes no difference to a stage, nor the stage to the lookup."""
-    if stage_name(stage) == "$match":
-        return _is_untouched(stage["$match"])
-    removed = fields_removed(stage)
-    return removed is not None and removed.isdisjoint(_NEEDED)
+def _unless_updated(condition: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a condition for all events except updates, whose document the lookup changes.
 
-
-def _movable(stages: Sequence[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
-    """Yield the conditions among the stages that may also be evaluated before all of them.
-
-    The stages before a condition must leave its fields alone. One on ``fullDocument`` is evaluated
-    for all events except updates, whose ``fullDocument`` the lookup changes, and only if it never
-    fails: a server may evaluate it for updates too. Nor may a condition that can fail come before
-    stages that change events.
+    A server may evaluate it for updates too, so it must never fail.
     """
-    for place, stage in enumerate(stages):
-        if stage_name(stage) != "$match":
-            continue
-        before = [each for each in stages[:place] if stage_name(each) != "$match"]
-        for condition in conjuncts(stage["$match"], _is_untouched):
-            reads = reads_of(condition)
-            if reads is None:
-                continue
-            changes = _LOOKED_UP in reads.fields
-            if reads.may_fail and (before or changes):
-                continue
-            if all(leaves_alone(each, reads.fields) for each in before):
-                yield {"$or": [_IS_UPDATE, condition]} if changes else condition
-
-
-def _is_untouched(condition: Mapping[str, Any]) -> bool:
-    """Return whether a condition has the same result before and after the lookup."""
-    reads = reads_of(condition)
-    return reads is not None and _LOOKED_UP not in reads.fields
+    return {"$or": [{"operationType": "update"}, condition]}

@@ -8,7 +8,7 @@ the whole event, and those of ``let`` are computed again for each cursor.
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final
 
 from bson.raw_bson import RawBSONDocument
@@ -110,7 +110,61 @@ class Reads:
         return self.expression(operand)  # of an operator, of its named operand, or of a field
 
 
-def small_stages(stages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+def early_part(
+    stages: Sequence[Mapping[str, Any]],
+    *,
+    changed: Set[str],
+    needed: Set[str],
+    weaker: Callable[[Mapping[str, Any]], Mapping[str, Any]] | None = None,
+) -> tuple[Sequence[Mapping[str, Any]], int]:
+    """Return stages that pass every event that ``stages`` pass, evaluated where events differ.
+
+    There the fields ``changed`` have other values, and the fields ``needed`` must not be removed.
+    The first stages are taken whole, as long as they are conditions that depend on other fields
+    alone, or only remove fields; the second result is their number. The conditions of further
+    stages follow if the stages before them leave their fields alone. Of these, one on fields
+    ``changed`` is replaced by the ``weaker`` one, if that is given. From a very large stage on,
+    nothing is looked into.
+
+    A condition that is left out may guard others against values for which they fail. So beyond the
+    first stages no condition is taken that may fail.
+    """
+    small = list(_small_stages(stages))
+
+    def fits(condition: Mapping[str, Any]) -> bool:
+        reads = reads_of(condition)
+        return reads is not None and reads.fields.isdisjoint(changed)
+
+    def is_early(stage: Mapping[str, Any]) -> bool:
+        if stage_name(stage) == "$match":
+            return fits(stage["$match"])
+        removed = fields_removed(stage)
+        return removed is not None and removed.isdisjoint(needed)
+
+    early = list(takewhile(is_early, small))
+    count = len(early)
+    before: list[Mapping[str, Any]] = []
+    for stage in small[count:]:
+        if stage_name(stage) != "$match":
+            before.append(stage)
+            continue
+        taken: list[Mapping[str, Any]] = []
+        for condition in _conjuncts(stage["$match"], fits):
+            reads = reads_of(condition)
+            if reads is None or reads.may_fail:
+                continue
+            if not all(leaves_alone(each, reads.fields) for each in before):
+                continue
+            if fits(condition):
+                taken.append(condition)
+            elif weaker is not None:
+                taken.append(weaker(condition))
+        if taken:
+            early.append({"$match": taken[0] if len(taken) == 1 else {"$and": taken}})
+    return early, count
+
+
+def _small_stages(stages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the first stages, as many as can be looked into in some milliseconds."""
     left = _MOST_FIELDS
     for stage in stages:
@@ -185,7 +239,7 @@ def fields_removed(stage: Mapping[str, Any]) -> frozenset[str] | None:
     return frozenset(path.partition(".")[0] for path in paths)
 
 
-def conjuncts(
+def _conjuncts(
     condition: Mapping[str, Any], fits: Callable[[Mapping[str, Any]], bool]
 ) -> Iterator[Mapping[str, Any]]:
     """Yield conditions whose conjunction is the whole condition, as small as they can be.
@@ -196,18 +250,13 @@ def conjuncts(
     for name, value in condition.items():
         if name == "$and" and _are_documents(value):
             for each in value:
-                yield from conjuncts(each, fits)
+                yield from _conjuncts(each, fits)
         elif name == "$nor" and _are_documents(value):
             fitting = [each for each in value if fits(each)]
             others = [each for each in value if not fits(each)]
             yield from ({"$nor": operands} for operands in (fitting, others) if operands)
         else:
             yield {name: value}
-
-
-def conjunction(conditions: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """Return one condition that holds if all of ``conditions``, one at least, hold."""
-    return conditions[0] if len(conditions) == 1 else {"$and": list(conditions)}
 
 
 def _left_after(value: Any, left: int) -> int:

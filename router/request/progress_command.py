@@ -7,13 +7,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any, Final
 
 from router.request.accepted import CHANGE_STREAM, stage_name
-from router.request.event_conditions import (
-    conjunction,
-    conjuncts,
-    fields_removed,
-    reads_of,
-    small_stages,
-)
+from router.request.event_conditions import early_part
 from router.request.stream_request import STARTS
 from shard_client.bson.resume_token import cluster_time_of, is_invalidate, next_tick
 from shard_client.remote_cursor.cursor_reply import token_key
@@ -35,12 +29,11 @@ def progress_command(
     """Return the database and the ``aggregate`` command of a progress cursor.
 
     Beyond the resume token ``after`` (raw BSON), it passes every event that the cursor opened by
-    ``command`` passes, and possibly others. Of the leading ``$match`` stages it keeps the
-    conditions that depend on the event alone (``event_conditions``), but on no image and no session
-    (``lsid``, ``txnNumber``), with the stages between them that only remove fields. It drops all
-    other conditions, stages, lookups and images, and returns only the ``_id`` of each event. It
-    starts at the token's cluster time, inclusive, so that tokens of fragments and invalidates need
-    no special case.
+    ``command`` passes, and possibly others. It keeps conditions that depend on the event alone
+    (``event_conditions``), but on no image and no session (``lsid``, ``txnNumber``), and the stages
+    before them that only remove fields. It drops all other conditions, stages, lookups and images,
+    and returns only the ``_id`` of each event. It starts at the token's cluster time, inclusive, so
+    that tokens of fragments and invalidates need no special case.
     """
     stream, *stages = command["pipeline"]
     given: Mapping[str, Any] = stream[CHANGE_STREAM]
@@ -66,33 +59,8 @@ def _filters(stages: Sequence[Mapping[str, Any]], without: Set[str]) -> Sequence
     """Return stages that pass every event that ``stages`` pass.
 
     They have no condition on the fields ``without``.
-
-    A condition that is left out may guard others against values for which they fail. The first
-    cursor then continues where the progress cursor would fail; so once one has been left out, no
-    condition that may fail is kept.
     """
-    kept: list[Mapping[str, Any]] = []
-    complete = True
-
-    def fits(condition: Mapping[str, Any]) -> bool:
-        reads = reads_of(condition)
-        if reads is None or not reads.fields.isdisjoint(without):
-            return False
-        return complete or not reads.may_fail
-
-    for stage in small_stages(stages):
-        if stage_name(stage) != "$match":
-            removed = fields_removed(stage)
-            if removed is None or "_id" in removed:
-                break
-            kept.append(stage)
-        elif fits(stage["$match"]):
-            kept.append(stage)
-        else:
-            complete = False
-            conditions = [each for each in conjuncts(stage["$match"], fits) if fits(each)]
-            if conditions:
-                kept.append({"$match": conjunction(conditions)})
+    kept, _whole = early_part(stages, changed=without, needed={"_id"})
     while kept and stage_name(kept[-1]) != "$match":
-        kept.pop()
+        kept = kept[:-1]
     return kept

@@ -10,7 +10,7 @@ import structlog
 from router.access.authorization import login_required, not_for_certificates
 from router.catalog.upstream import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
-from router.commands.call import Call, Client, Node, counted_name
+from router.commands.call import COMMANDS, Call, Client, Node, counted_name
 from router.commands.other_workers import take_user
 from router.commands.reply_bodies import (
     PASS_THROUGH,
@@ -23,7 +23,6 @@ from router.commands.reply_bodies import (
     reply_document,
     with_retry_labels,
 )
-from router.commands.table import COMMANDS
 from router.cursors.cursor import Owner
 from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Incoming, Shared

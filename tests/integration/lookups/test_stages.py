@@ -69,7 +69,7 @@ def test_explain_shows_the_lookup_after_the_merge(router: Client, db: Data) -> N
     assert parts["shardsPart"][1:] == [{"$match": {"$and": [update, {"$or": [update, wanted]}]}}]
     assert "fullDocument" not in parts["shardsPart"][0]["$changeStream"]
     assert parts["mergerPart"][-2]["$changeStream"]["fullDocument"] == "updateLookup"
-    assert parts["mergerPart"][-1] == {"$match": wanted}
+    assert parts["mergerPart"][-1] == {"$match": {**update, **wanted}}
 
 
 @pytest.mark.parametrize(

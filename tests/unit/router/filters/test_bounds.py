@@ -4,7 +4,7 @@ And whatever an event holds, its evaluation raises nothing else, and leaves noth
 """
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from random import Random
 from typing import Any
@@ -12,13 +12,12 @@ from typing import Any
 import bson
 import pytest
 
-from router.filters import fields
-from router.filters.conditions import OneOf
+from router.filters import conditions, fields
 from router.filters.fields import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, Allowance, TooLargeError
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
-from router.filters.values import number
+from router.filters.values import key, number
 from shard_client.bson.values import DECIMAL
 from tests.filters.chance import Chance, document
 
@@ -186,15 +185,14 @@ def test_nothing_is_left_behind_by_an_error(
     events = [event(a=n) for n in range(4)]
     expected = {0: events, 1: events, 2: [events[2]]}
     assert dict(index.route(events)) == expected
-    meets = OneOf.meets
     broken = True
 
-    def fails(condition: OneOf, fields: Any) -> bool:
+    def fails(*element: Any) -> Hashable:
         if broken:
             raise error
-        return meets(condition, fields)
+        return key(*element)
 
-    monkeypatch.setattr(OneOf, "meets", fails)
+    monkeypatch.setattr(conditions, "key", fails)
     for _ in range(3):
         with pytest.raises(error):
             index.route(events)

@@ -96,7 +96,7 @@ RARE = unless_updated({"fullDocument.v": 1})
         ([{"$project": {"to": 0, "n": "$m"}}], [], [{"$project": {"to": 0, "n": "$m"}}]),
         (
             [DOCUMENT, UPDATES],
-            [conditions(unless_updated({"fullDocument.v": 1}), {"operationType": "update"})],
+            [{"$match": unless_updated({"fullDocument.v": 1})}, UPDATES],
             [DOCUMENT, UPDATES],
         ),
         (
