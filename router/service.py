@@ -53,13 +53,16 @@ log = structlog.get_logger(component="CONTROL")
 _IDENTITY_WAIT = 3.0
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
+_now = partial(datetime.now, UTC)
+
+
+Parts = tuple[Node, Listener, FeedPort | None]
+"""The parts of one process that answer clients."""
 
 
 async def serve_process(
     settings: Settings,
-    parts: "AbstractAsyncContextManager[ServiceParts]",
+    parts: AbstractAsyncContextManager[Parts],
     stop: asyncio.Event,
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
@@ -96,14 +99,6 @@ async def serve_process(
     log.info("Shut down")
 
 
-class ServiceParts(NamedTuple):
-    """The parts of one process that answer clients."""
-
-    node: Node
-    listener: Listener
-    feed: FeedPort | None
-
-
 @asynccontextmanager
 async def assemble(
     settings: Settings,
@@ -115,7 +110,7 @@ async def assemble(
     peers: Peers | None = None,
     topology: TopologyVersion | None = None,
     started: datetime | None = None,
-) -> AsyncIterator[ServiceParts]:
+) -> AsyncIterator[Parts]:
     """Assemble a process's parts, none of them listening yet; end them after the block.
 
     Args:
@@ -233,14 +228,14 @@ async def _reached(
             "sharding.configDB is not set: name the config server there, or a replica set in "
             "replication.replicaSet"
         )
-    logins = settings.security.logins()
+    on_members, on_upstream = settings.security.logins()
     cluster = Cluster(
         settings.seeds,
         replace(of_streams, local_threshold=settings.replication.local_threshold),
         sharded=settings.sharded,
         replica_set=replica_set,
         wall=lambda: now().timestamp(),
-        access=Access(logins.members, tls),
+        access=Access(on_members, tls),
     )
     mongos = None
     try:
@@ -248,7 +243,7 @@ async def _reached(
             mongos = UpstreamMongos(
                 parse_upstream(settings.upstream),
                 moved=moved,
-                access=Access(logins.upstream, tls),
+                access=Access(on_upstream, tls),
                 own_id=own_id,
             )
         yield _Servers(cluster, mongos)
@@ -289,9 +284,7 @@ def _fail_points(settings: Settings) -> "FailPoints | None":
 
 
 @asynccontextmanager
-async def _ports(
-    settings: Settings, node: Node, known: asyncio.Event
-) -> AsyncIterator[ServiceParts]:
+async def _ports(settings: Settings, node: Node, known: asyncio.Event) -> AsyncIterator[Parts]:
     """Provide the ports of a process for a block, none listening yet, once its version is known.
 
     They wait some seconds for ``known``.
@@ -311,7 +304,7 @@ async def _ports(
         with suppress(TimeoutError):
             async with asyncio.timeout(_IDENTITY_WAIT):
                 await known.wait()
-        yield ServiceParts(node, listener, feed)
+        yield node, listener, feed
 
 
 async def check_servers(settings: Settings) -> Sequence[Check]:

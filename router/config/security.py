@@ -1,7 +1,7 @@
 """``security``: how the router logs in to the cluster; with it, clients have to log in, too."""
 
 from pathlib import Path
-from typing import Literal, NamedTuple, Self
+from typing import Literal, Self
 
 from pydantic import SecretStr, model_validator
 
@@ -18,17 +18,6 @@ HIDDEN = "<password>"
 
 
 ClusterAuthMode = Literal["keyFile", "sendKeyFile", "sendX509", "x509"]
-
-
-class Logins(NamedTuple):
-    """The router's own logins.
-
-    ``members`` is the one on shards and config server, ``upstream`` that on the upstream mongos,
-    which accepts no member's. Both are None without authorization.
-    """
-
-    members: Credentials | None = None
-    upstream: Credentials | None = None
 
 
 class Security(Section):
@@ -74,8 +63,12 @@ class Security(Section):
         """Whether the router logs in as a member with its certificate."""
         return self.cluster_auth_mode in ("sendX509", "x509")
 
-    def logins(self) -> Logins:
-        """Read the secrets.
+    def logins(self) -> tuple[Credentials | None, Credentials | None]:
+        """Read the secrets of the router's own logins.
+
+        Returns:
+            The login on shards and config server, and that on the upstream mongos, which accepts no
+            member's; None for each without authorization.
 
         Raises:
             ValueError: a file has open permissions or an unusable content; the message does not
@@ -88,7 +81,7 @@ class Security(Section):
         member = None if self.key_file is None else read_key_file(Path(self.key_file))
         if self.by_certificate:
             member = BY_CERTIFICATE
-        return Logins(member or user, user)
+        return member or user, user
 
     def _password(self) -> str:
         if self.password is not None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping
 from contextlib import aclosing, suppress
+from itertools import count
 from typing import Any
 
 import structlog
@@ -17,6 +18,7 @@ from router.commands.reply_bodies import (
     Answer,
     AnyAnswer,
     PassThrough,
+    RawAnswer,
     at_shutdown,
     code_of,
     error_document,
@@ -26,20 +28,29 @@ from router.commands.reply_bodies import (
 from router.cursors.cursor import Owner
 from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Incoming, Shared
-from router.server.replies import ReplyWriter
-from router.server.request import Request
+from router.server.replies import query_failure, relayed_frame, reply_frame
+from router.server.request import Request, off_loop
 from router.tls.handshake import ForeignProtocolError, log_refused_client
 from shard_client.bson.values import INT64
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import find
+from shard_client.wire.compression import NEVER_COMPRESSED
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
+from shard_client.wire.frames import compress_frame
 
 log = structlog.get_logger(component="NETWORK")
 
 _LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
 _LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
+
+
+_ids = count(1)
+
+
+def _new_id() -> int:
+    return next(_ids) & 0x7FFFFFFF
 
 
 class ClientConnection:
@@ -62,7 +73,6 @@ class ClientConnection:
         self._stream = stream
         self._node = node
         self._counters = shared.counters
-        self._replies = ReplyWriter(stream, shared.counters)
         self._incoming = Incoming(stream, client, shared)
         self.idle = self._incoming.idle
         self._deadlines = ClientDeadlines(shared.limits, asyncio.get_running_loop().time())
@@ -268,17 +278,32 @@ class ClientConnection:
                     await reread_users(self._node)
                 if answer.refusal is not None and code_of(reply) == ErrorCode.CommandNotFound:
                     raise answer.refusal
-                await self._replies.relay(request, reply, first=first)
+                await self._write(request, relayed_frame(request, reply) if first else reply)
                 first = False
                 await self._stream.drain()
 
     async def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
+        """Send an answer, if the client waits for one; return its id. Raises NetworkError."""
         more = False
         if isinstance(answer, Answer):
             more = answer.next_command is not None
             answer = [encode(reply_document(answer.fields, self._node.times()))]
         assert isinstance(answer, list)
-        return await self._replies.send(request, answer, response_to=response_to, more_to_come=more)
+        reply_id = _new_id()
+        if request.query is not None or request.wants_reply:
+            frame = reply_frame(
+                request, answer, reply_id=reply_id, response_to=response_to, more_to_come=more
+            )
+            await self._write(request, frame)
+        return reply_id
+
+    async def _write(self, request: Request, frame: bytes) -> None:
+        """Write a frame, compressed as the request was: a large one off the loop."""
+        if request.compressor is not None and request.name not in NEVER_COMPRESSED:
+            frame = await off_loop(len(frame), compress_frame, frame, request.compressor)
+        request.replied = True
+        self._counters.bytes_out += len(frame)
+        self._stream.write(frame)
 
     async def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
         counters = self._counters
@@ -286,18 +311,17 @@ class ClientConnection:
         counters.failures[counted_name(request.name)] += 1
         counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
         document = encode(error_document(error, self._node.times()))
-        await self._replies.send(request, [document], response_to=response_to)
+        await self._send(request, RawAnswer([document]), response_to)
 
     async def _legacy_allowed(self, request: Request) -> bool:
         """Return whether servers still accept this OP_QUERY; if not, send the refusal."""
         assert request.query is not None
         if not request.query.namespace.endswith(".$cmd"):
-            await self._replies.refuse_query(
-                request,
-                5739101,
+            message = (
                 "OP_QUERY is no longer supported. The client driver may require an upgrade. "
-                f"For more details see {_LEGACY_URL}",
+                f"For more details see {_LEGACY_URL}"
             )
+            await self._write(request, query_failure(request, _new_id(), 5739101, message))
             return False
         if request.name not in _LEGACY_COMMANDS:
             error = CommandError(

@@ -11,7 +11,7 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.access.users import User, UserName
-from router.server import replies, request
+from router.server import client_connection, request
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok
 from tests.harness.facade import facade, facade_before
@@ -149,7 +149,7 @@ async def test_large_replies_are_packed_off_the_loop_and_keep_their_order(
     async with facade() as router, await router.client() as client:
         cursor_id: Int64 = (await client.command("db", WATCH))["cursor"]["id"]
         router.cursors.cursors[cursor_id].put(event(1, 4_000_000), event(2))
-        packing = Threads(monkeypatch, replies, "compress_frame")
+        packing = Threads(monkeypatch, client_connection, "compress_frame")
         command = {"getMore": cursor_id, "collection": "c", "batchSize": 1}
         asked = [client.send("db", command, compressed=True) for _ in range(2)]
         asked.append(client.send("admin", {"ping": 1}, compressed=True))
