@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import random
@@ -100,7 +99,7 @@ def part(number: int) -> dict[str, Any]:
     return {
         "path": f"keyRange={number:012x}/part-{number:032x}.parquet",
         "size": FILE_BYTES,
-        "partition": json.dumps({"keyRange": f"{number:012x}"}),
+        "partition": {"keyRange": f"{number:012x}"},
         "modified": 1_700_000_000_000 + number,
-        "stats": json.dumps(stats),
+        "stats": stats,
     }

@@ -7,7 +7,6 @@ readers see nothing of a batch, and a batch that ends early can be repeated.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -324,7 +323,7 @@ class CurrentTable:
         checksum = sum((report.added for report in reports), state.checksum)
         replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged))
         parts = [each for report in reports for each in report.parts]
-        new = {json.loads(each["partition"])[KEY_RANGE] for each in parts}
+        new = {each["partition"][KEY_RANGE] for each in parts}
         state = replace(
             state,
             checksum=checksum - plan.changes.removed,

@@ -298,12 +298,9 @@ class DeltaLog:
         assert found._table is not None
         with suppress(DeltaError):  # its commits have been deleted
             found._table.load_as_version(version)
-            replaced, kept = found.paths() - self.paths(), 0
-            for done, files in self._existing(replaced):
-                kept += len(files)
-                what = f"replaced files of {self.name} looked up"
-                REPORT_PROGRESS.get()(what, done, len(replaced))
-            if kept == len(replaced):
+            replaced = found.paths() - self.paths()
+            existing = self._existing(replaced, f"replaced files of {self.name} looked up")
+            if sum(map(len, existing)) == len(replaced):
                 found._state = found._transaction(APPLICATION), dict(state)
                 return found
         raise StreamError(
@@ -477,23 +474,24 @@ class DeltaLog:
                 found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
             # The log names files for a while after this object or another program has deleted them.
             left, count = found - self._deleted, 0
-            for done, old in self._existing(left):
+            for old in self._existing(left, f"old files of {self.name} deleted"):
                 Folder(self.address).remove(*old)
                 count += len(old)
-                REPORT_PROGRESS.get()(f"old files of {self.name} deleted", done, len(left))
         self._deleted = found
         return count
 
-    def _existing(self, paths: Collection[str]) -> Iterator[tuple[int, list[str]]]:
-        """Look paths up, a portion at a time; return how many are done, and which of them exist."""
+    def _existing(self, paths: Collection[str], what: str) -> Iterator[list[str]]:
+        """Return the paths that exist, a portion at a time; REPORT_PROGRESS is called with `what`.
+
+        It is called after what the caller has done with a portion.
+        """
         files = Folder(self.address).files
         every = sorted(paths)
         for start in range(0, len(every), _PATHS_LOOKED_UP):
             chosen = every[start : start + _PATHS_LOOKED_UP]
             found = files.get_file_info(chosen)
-            pairs = zip(chosen, found, strict=True)
-            kept = [path for path, each in pairs if each.type == fs.FileType.File]
-            yield start + len(chosen), kept
+            yield [each.path for each in found if each.type == fs.FileType.File]
+            REPORT_PROGRESS.get()(what, start + len(chosen), len(every))
 
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
@@ -604,8 +602,9 @@ def _action(part: Mapping[str, Any], *, changes: bool = True) -> AddAction:
     return AddAction(
         path=part["path"],
         size=part["size"],
-        partition_values=json.loads(part["partition"]),
+        partition_values=part["partition"],
         modification_time=part["modified"],
         data_change=changes,
-        stats=part["stats"],
+        # delta-rs reads an escaped character of the last plane as another one.
+        stats=json.dumps(part["stats"], ensure_ascii=False),
     )

@@ -9,7 +9,6 @@ overlap: they are one range until a batch writes them again.
 
 from __future__ import annotations
 
-import json
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -68,7 +67,8 @@ class ChangeGroup:
 class KeyRange:
     """The places from `lower` up to `upper` (None: all), and the files that have their rows.
 
-    No row comes after the place `last`. `size` is the bytes of the files.
+    No row comes after the place `last`. `size` is the bytes of the files, and `rows` their number
+    of rows; None if it is unknown.
     """
 
     lower: str = ""
@@ -77,6 +77,7 @@ class KeyRange:
     partitions: tuple[str, ...] = ()
     paths: tuple[str, ...] = ()
     size: int = 0
+    rows: int | None = 0
 
 
 @dataclass
@@ -103,7 +104,7 @@ class KeyRanges:
 
     Args:
         files: columns of the files in the order of `first`: the first and the last possible place
-            of their rows, their least token, size, partition and path.
+            of their rows, their least token, size, number of rows, partition and path.
         ranges: the indexes of the files of each range; without them there is no file.
     """
 
@@ -131,8 +132,9 @@ class KeyRanges:
         if is_whole:
             partitions = pc.fill_null(partitions, "")
         known = (*_bounds(actions, column), _text(actions, f"min.{column('token')}"))
-        arrays = [*known, actions["size_bytes"], partitions, _text(actions, "path")]
-        names = ["first", "last", "several", "token", "size", "partition", "path"]
+        sizes = actions["size_bytes"], actions["num_records"]
+        arrays = [*known, *sizes, partitions, _text(actions, "path")]
+        names = ["first", "last", "several", "token", "size", "rows", "partition", "path"]
         rows = pa.table(arrays, names).filter(pc.is_valid(partitions)).sort_by("first")
         files = rows.drop_columns("several").to_pydict()
         first, last, partition = (files[name] for name in ("first", "last", "partition"))
@@ -156,11 +158,12 @@ class KeyRanges:
     def __getitem__(self, index: int) -> KeyRange:
         if not self._ranges:
             return KeyRange()
+        lower, last = self._lower(index), self._last(index)
         upper = self._lower(index + 1) if index + 1 < len(self) else None
-        partitions, paths, sizes = (
-            tuple(self._of_range(index, name)) for name in ("partition", "path", "size")
-        )
-        return KeyRange(self._lower(index), upper, self._last(index), partitions, paths, sum(sizes))
+        names = ("partition", "path", "size", "rows")
+        partitions, paths, sizes, rows = (tuple(self._of_range(index, name)) for name in names)
+        count = None if None in rows else sum(rows)
+        return KeyRange(lower, upper, last, partitions, paths, sum(sizes), count)
 
     def files(self) -> list[tuple[str, str, str]]:
         """Return for each file its first and its last possible place, and its path."""
@@ -296,13 +299,13 @@ def with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> P
     """
     if parents_of(first) != parents_of(last):
         return part
-    stats = json.loads(part["stats"])
+    stats = part["stats"]
     least, greatest = (place.rpartition("\0")[2] for place in (first, last))
     is_exact = _shortened(first) > end
     stats["minValues"][column] = least[: _KEY_CHARACTERS - 1 if is_exact else _KEY_CHARACTERS]
     cut = greatest[:_KEY_CHARACTERS]
     stats["maxValues"][column] = cut if cut == greatest else cut + LAST
-    return {**part, "stats": json.dumps(stats, ensure_ascii=False)}
+    return part
 
 
 def _shortened(place: str) -> str:

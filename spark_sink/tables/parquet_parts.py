@@ -9,7 +9,6 @@ pyarrow only.
 
 from __future__ import annotations
 
-import json
 import time
 import uuid
 from collections import defaultdict
@@ -33,8 +32,8 @@ from spark_sink.rows.row_schema import UNIQUE_COLUMNS
 
 PartFile = dict[str, Any]
 """A file that was written: its path relative to the table, its size in bytes, the values of the
-partition columns (partition) and Delta's statistics (stats) as JSON, and when it was written, in
-milliseconds since 1970 (modified). The `checksum` is a document; the checksums of a task's files
+partition columns (partition), Delta's statistics (stats), and when it was written, in milliseconds
+since 1970 (modified). The `checksum` is a document; the checksums of a task's files
 add up to that of its rows."""
 
 BATCH = "batch"
@@ -235,14 +234,12 @@ class _Part:
         self._writer.close()
         size = self.size
         self._stream.close()
-        # delta-rs reads an escaped character of the last plane as another one.
-        stats = json.dumps(statistics(self._written[0], statistics_columns), ensure_ascii=False)
         return {
             "path": self._path,
             "size": size,
-            "partition": json.dumps(self._values),
+            "partition": self._values,
             "modified": int(time.time() * 1000),
-            "stats": stats,
+            "stats": statistics(self._written[0], statistics_columns),
             "checksum": to_document(self._checksum),
         }
 

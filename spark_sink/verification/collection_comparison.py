@@ -214,14 +214,12 @@ class Comparison:
     def _step(self, compared: Compared, client: RouterClient, planner: SnapshotPlanner) -> Compared:
         self._table.reload()
         table, now = self._table, client.with_retries(client.present)
-        files, form = table.log.files(), table.form
-        ranges = KeyRanges.of(files, form.column, is_whole=True)
-        of_table = table.address, form, table.state.keys, ranges.files()
+        ranges = KeyRanges.of(table.log.files(), table.form.column, is_whole=True)
+        of_table = table.address, table.form, table.state.keys, ranges.files()
         range_tasks = RangeTasks(*of_table, self._options, now)
         place, tasks = compared.place, list[Callable[[], MadeRows]]()
         if compared.plan is None:
-            sizes = zip(*(files[n].to_pylist() for n in ("path", "num_records")), strict=True)
-            place, tasks = range_tasks.tasks_after(ranges, place, self._step_rows, dict(sizes))
+            place, tasks = range_tasks.tasks_after(ranges, place, self._step_rows)
         if not tasks:
             accepts = self._options.snapshot.accepts
             plan = planner.next_batch(compared.plan or planner.begin(now, accepts), accepts)

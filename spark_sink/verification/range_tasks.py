@@ -97,13 +97,12 @@ class RangeTasks:
     time: Timestamp
 
     def tasks_after(
-        self, ranges: KeyRanges, place: str, most: int, records: Mapping[str, int | None]
+        self, ranges: KeyRanges, place: str, most: int
     ) -> tuple[str, list[Callable[[], MadeRows]]]:
         """Return tasks for the next rows after a place, and the last place of their ranges.
 
-        They have about `most` rows. `ranges` are those of the files, and `records` has the number
-        of rows of each file by its path. A range with more rows, or with an unknown number, is
-        compared alone and in parts.
+        They have about `most` rows. `ranges` are those of the files. A range with more rows, or
+        with an unknown number, is compared alone and in parts.
         """
         tasks, left, reached = list[Callable[[], MadeRows]](), most, place
         small = replace(self, files=())  # which these tasks do not need
@@ -111,8 +110,7 @@ class RangeTasks:
             found = ranges[index]
             if not found.paths or found.last <= place:
                 continue
-            known = [size for path in found.paths if (size := records[path]) is not None]
-            size = sum(known) if len(known) == len(found.paths) else most + 1
+            size = most + 1 if found.rows is None else found.rows
             if tasks and size > left:
                 break
             tasks.append(

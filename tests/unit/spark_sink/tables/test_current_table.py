@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -396,9 +395,9 @@ def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
     other = {
         "path": middle["path"].replace("part-", "other-"),
         "size": middle["size_bytes"],
-        "partition": json.dumps({KEY_RANGE: middle[f"partition.{KEY_RANGE}"]}),
+        "partition": {KEY_RANGE: middle[f"partition.{KEY_RANGE}"]},
         "modified": 1,
-        "stats": json.dumps(stats),
+        "stats": stats,
     }
     assert DeltaLog(str(folder)).exchange([middle], [other])
     apply(folder, stream.changes(100, keys=400), 1)

@@ -96,9 +96,8 @@ def compared(folder: Path, most: int) -> tuple[list[str], list[str], RangeTasks]
     ranges = KeyRanges.of(files, is_whole=True)
     options = parse_options({"uri": "mongodb://none", "database": "shop"})
     look = RangeTasks(str(folder), table.form, ("_id",), ranges.files(), options, Timestamp(1, 1))
-    records = dict(zip(files["path"].to_pylist(), files["num_records"].to_pylist(), strict=True))
     place, places, doubled = "", list[str](), list[str]()
-    while (after := look.tasks_after(ranges, place, most, records))[1]:
+    while (after := look.tasks_after(ranges, place, most))[1]:
         found = [row for task in after[1] for batch in task() for row in batch.to_pylist()]
         suspects = [row for row in found if row["key"] is not None]
         places += sorted({place_of_row(row) for row in suspects if not row["doubled"]})
