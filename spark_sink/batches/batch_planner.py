@@ -55,24 +55,24 @@ FIRST_EVENT_TIMEOUT = 0.5
 """Seconds that a call waits for a first event."""
 SAMPLE_SECONDS = 0.02
 """Seconds for which a stream that is not idle is sampled: its events wait as long for a commit."""
+# Seconds after which a stream without a further event is idle.
 _AWAIT = 0.02
-"""Seconds after which a stream without a further event is idle."""
 SAMPLE_SIZE = 500
 """The most events of a sample."""
+# Seconds in which an event must follow an estimated end.
 _END_TIMEOUT = 0.1
-"""Seconds in which an event must follow an estimated end."""
+# The number of estimates. If all fail, the events are counted.
 _END_ATTEMPTS = 2
-"""The number of estimates. If all fail, the events are counted."""
+# The most events that are counted.
 _MAX_COUNTED = 20_000
-"""The most events that are counted."""
+# Events after an estimated end that are enough to estimate the next one.
 _END_SAMPLE = 100
-"""Events after an estimated end that are enough to estimate the next one."""
+# The most ranges of a batch.
 _MAX_RANGES = 64
-"""The most ranges of a batch."""
+# Seconds, of cluster time or on the clock, after which no more of a transaction is awaited.
 _QUIET = 1
-"""Seconds, of cluster time or on the clock, after which no more of a transaction is awaited."""
+# Up to so many events, the merged stream costs less than a task and a stream for each shard.
 _SMALL_EVENTS = 5000
-"""Up to so many events, the merged stream costs less than a task and a stream for each shard."""
 
 
 @dataclass(frozen=True)

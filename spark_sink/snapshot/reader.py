@@ -39,6 +39,22 @@ from spark_sink.snapshot.planner import current_name
 from spark_sink.stream.raw_replies import replies
 from spark_sink.stream.retries import Retries, is_transient
 
+# The most documents of a reply: more take memory, and no less time.
+_BATCH_SIZE_DOCUMENTS = 2500
+# The most keys of a chunk that are kept while it is read in no order.
+_MAX_KEYS = 200_000
+# SnapshotTooOld, SnapshotUnavailable, StaleChunkHistory: the time is outside of the window.
+_TOO_OLD = frozenset({239, 246, 250})
+# InvalidOptions, FailedToParse, CommandNotSupported…: no reads at a time here.
+_UNSUPPORTED = frozenset({9, 40415, 72, 115, 263})
+# How often a read falls back: from the snapshot's time to the newest one, then to no time at all.
+_LAST_RESORT = 2
+# Codes after which the same read may succeed: elections, shutdowns, killed and lost cursors, a
+# collection that was dropped or renamed meanwhile.
+_TRANSIENT = frozenset(
+    {6, 7, 26, 43, 63, 89, 91, 134, 175, 189, 234, 237, 262, 9001, 10107, 11600, 11602, 13388,
+     13435, 13436}
+)  # fmt: skip
 _INT = struct.Struct("<i")
 _FIRST_FIELD = 4  # after the document's size
 _NOTHING = slice(0)
@@ -145,24 +161,6 @@ class DocumentEvents:
             for key, raw in found.items()
         ]
         return Run([self._token] * len(events), events)
-
-
-# The most documents of a reply: more take memory, and no less time.
-_BATCH_SIZE_DOCUMENTS = 2500
-# The most keys of a chunk that are kept while it is read in no order.
-_MAX_KEYS = 200_000
-# SnapshotTooOld, SnapshotUnavailable, StaleChunkHistory: the time is outside of the window.
-_TOO_OLD = frozenset({239, 246, 250})
-# InvalidOptions, FailedToParse, CommandNotSupported…: no reads at a time here.
-_UNSUPPORTED = frozenset({9, 40415, 72, 115, 263})
-# How often a read falls back: from the snapshot's time to the newest one, then to no time at all.
-_LAST_RESORT = 2
-# Codes after which the same read may succeed: elections, shutdowns, killed and lost cursors, a
-# collection that was dropped or renamed meanwhile.
-_TRANSIENT = frozenset(
-    {6, 7, 26, 43, 63, 89, 91, 134, 175, 189, 234, 237, 262, 9001, 10107, 11600, 11602, 13388,
-     13435, 13436}
-)  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,9 @@ from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.raw_replies import next_reply, read_raw
 from spark_sink.stream.retries import Retries, is_transient
 
+# Seconds without progress after which planning, or the read of a range, fails.
+_STALLED_AFTER = 120.0
+
 
 class StreamCursor:
     """pymongo's cursor of a change stream (a CommandCursor), with its position.
@@ -56,10 +59,6 @@ class StreamCursor:
     def close(self) -> None:
         """Kill the cursor."""
         self._cursor.close()
-
-
-# Seconds without progress after which planning, or the read of a range, fails.
-_STALLED_AFTER = 120.0
 
 
 class EventStream:
