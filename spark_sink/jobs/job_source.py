@@ -110,9 +110,9 @@ class JobStreamReader(MergerouterStreamReader):
     def small_batch(self, before: Offset, end: Offset) -> list[Task] | None:
         """Return the tasks of a small batch between two offsets, otherwise None.
 
-        The driver reads it by itself, without a job of Spark, which takes longer. Where the bytes
-        of batches are limited, tasks report the size of events to their planner. Documents of
-        snapshots are divided once, by the planner of Spark's tasks.
+        The driver reads it itself, because a job of Spark takes longer. Where the bytes of batches
+        are limited, tasks read it, and report the size of events to their planner. Tasks read the
+        documents of snapshots, too: the planner of Spark's tasks divides them once.
         """
         batch, reads_documents = end.batch_after(before), end.signals.reading is not None
         if not batch.is_small or reads_documents or self.options.max_bytes_per_trigger:

@@ -71,7 +71,7 @@ Wanted = Callable[[str], bool]
 
 
 class _Piece(NamedTuple):
-    """A part of a collection: which share of it, in tasks of full size, and in documents."""
+    """A part of a collection: its share of it, its weight in full tasks, and its documents."""
 
     chunk: Chunk
     share: float

@@ -39,7 +39,7 @@ Task = ReadTask | tuple[SnapshotTask, ...] | bytes
 
 @dataclass
 class TaskPartition(InputPartition):
-    """The reading of one task of Spark, and its scope if it differs from the options'."""
+    """What one task of Spark reads, and its scope if that differs from the options'."""
 
     value: Task
     scope: Scope | None = None
