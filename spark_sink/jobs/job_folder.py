@@ -280,7 +280,10 @@ class JobFolder:
     def write_checkpoint(
         self, query: str, offsets: Mapping[int, Mapping[str, Any]], committed: int
     ) -> None:
-        """Write a checkpoint with the offsets of batches; those up to `committed` are committed."""
+        """Write the offsets of batches to the checkpoint; those up to `committed` are committed.
+
+        The next start of the job repeats a batch that is not committed.
+        """
         folder = Folder(self.checkpoint)
         folder.write("metadata", json.dumps({"id": query}))
         for number, offset in offsets.items():
@@ -300,17 +303,6 @@ class JobFolder:
         folder = Folder(self.checkpoint)
         for log in ("", "offsets", "commits"):
             folder.remove(*(e.path for e in folder.listed(log) if e.base_name.endswith(".crc")))
-
-    def plan_batch(self, number: int, offset: Mapping[str, Any]) -> None:
-        """Write the end of the batch with which the next start of the job begins.
-
-        It replaces a batch that was planned but not committed.
-        """
-        folder = Folder(self.checkpoint)
-        for planned in self._numbered("offsets"):
-            if planned >= number:
-                folder.remove(f"offsets/{planned}", f"offsets/.{planned}.crc")
-        folder.write(f"offsets/{number}", _offset_text(offset))
 
     def _numbered(self, log: str) -> dict[int, datetime]:
         """Return the numbers of a log's files, in order, and when they were written."""

@@ -86,10 +86,15 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
 
 
 def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
-    """Plan a batch that leaves out events; return where it ends."""
-    _note_end(folder, number, gap.document)
-    folder.plan_batch(number, gap.document)
+    """Plan a batch that leaves out events; return where it ends.
+
+    It replaces a batch that was planned but not committed.
+    """
+    query = folder.query()
+    assert query is not None
     assert gap.time is not None
+    _note_end(folder, number, gap.document)
+    folder.write_checkpoint(query, {number: gap.document}, number - 1)
     return gap.time.as_datetime().isoformat()
 
 

@@ -413,7 +413,7 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     assert folder.record().namespaces == ("shop.items",)
     assert folder.record().since == ""
     position = AtTime(Timestamp(5, 1))
-    folder.plan_batch(1, Offset(position).document)
+    folder.write_checkpoint("q", {1: Offset(position).document}, 0)
     for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
         folder.begin(JobRecord(("shop.items",), options))
         assert folder.record().since == (key_of(position) if options else "")
