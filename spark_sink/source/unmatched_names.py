@@ -93,7 +93,7 @@ def _unmatched(
         for entry in entries:
             if entry in present or (not are_names and any(map(compiled(entry).fullmatch, present))):
                 continue
-            close = get_close_matches(entry, present, n=1)
+            close = get_close_matches(entry, present, n=1) if are_names else []
             yield f"{entry} of {option}" + (f" (did you mean {close[0]}?)" if close else "")
     for option, edits in (
         ("field.exclude.list", options.excluded_fields),
