@@ -78,9 +78,10 @@ class SnapshotRequest:
     @property
     def unread(self) -> list[tuple[str, str]]:
         """The collections that the request names, and that the table lacks as a whole."""
-        if self.gained is not None or not self.required:
-            return [] if self.gained is None else [*self.gained.names]
-        names = (each.partition(".") for each in self.collections if each not in self.documents)
+        if self.gained is not None:
+            return [*self.gained.names]
+        named = self.collections if self.required else ()
+        names = (each.partition(".") for each in named if each not in self.documents)
         return [(database, name) for database, _, name in names]
 
     def condition(self, namespace: str) -> dict[str, Any] | None:
