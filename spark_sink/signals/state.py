@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from spark_sink.events.positions import Position
 from spark_sink.options.java_patterns import matches_any
 from spark_sink.options.scope import Gained
-from spark_sink.signals.signal import DocumentFilter, Kind, digest
+from spark_sink.signals.signal import DocumentFilter, SnapshotKind, digest
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 
 LOGGED = "LOGGED"
@@ -40,7 +40,7 @@ class SnapshotRequest:
     """
 
     id: str
-    kind: Kind
+    kind: SnapshotKind
     collections: tuple[str, ...] = ()
     conditions: tuple[DocumentFilter, ...] = ()
     excluded: tuple[str, ...] = ()
