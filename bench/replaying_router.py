@@ -1,6 +1,5 @@
 """`mergerouter` for replaying shards, whose collection it lists itself: they have no mongos."""
 
-import router.commands.table  # noqa: F401  # has the commands that are replaced here
 from bench.events import NAMESPACE
 from router.cli import main
 from router.commands.call import Call, answers

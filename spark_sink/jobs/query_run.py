@@ -24,73 +24,38 @@ _SET_BACK = (
     "long: start the job again; it continues from its checkpoint"
 )
 # Causes that Java, Python or Spark report in their own words, and the words for an operator.
-_REMEDIES = (
-    *(
-        (
-            words,
-            "a disk is full: free space where the job writes (--out, --checkpoint, "
-            "spark.local.dir, by default /tmp), and start it again; it continues from its "
-            "checkpoint",
-        )
-        for words in FULL_DISK
+_REMEDIES = {
+    **dict.fromkeys(
+        FULL_DISK,
+        "a disk is full: free space where the job writes (--out, --checkpoint, spark.local.dir, "
+        "by default /tmp), and start it again; it continues from its checkpoint",
     ),
-    (
-        "Could not parse Master URL",
-        "spark.master in --conf is not an address of Spark: write local[4], spark://host:7077, "
-        "yarn or k8s://https://host:port",
-    ),
-    (
-        "File name too long",
-        "the name of a collection or of a topic is too long for a folder: leave its events out "
-        "(--option collection.exclude.list or pipeline)",
-    ),
-    (
-        "Cannot create directory",
-        "the job's folder cannot be made: correct --out, or let the job's user write there",
-    ),
-    (
-        "Read-only file system",
-        "a folder is on a file system that is mounted read-only: mount it for writing, or correct "
-        "--out, --checkpoint or spark.local.dir",
-    ),
-    (
-        "Permission denied",
-        "a file or folder belongs to another user: let the job's user write to --out, --checkpoint "
-        "and spark.local.dir, by default /tmp",
-    ),
-    (
-        "Python worker failed to connect back",
-        "a Python process of Spark's did not start in time, because the machine is too busy: stop "
-        "other programs or give Spark fewer tasks (--conf spark.master=local[2]), and start it "
-        "again; it continues from its checkpoint",
-    ),
-    (
-        "Python worker exited unexpectedly",
-        "a Python process of Spark's has ended, most often for lack of memory: give the hosts more "
-        "(spark.executor.memoryOverhead), or start the job with smaller batches (--option "
-        "maxEventsPerTrigger=50000, or fewer)",
-    ),
-    (
-        "No module named",
-        "the Python that Spark starts on each host (PYSPARK_PYTHON) lacks a package: install "
-        "pymongo, pyarrow and numpy there",
-    ),
-    (
-        "Java heap space",
-        "Spark has too little memory: start the job with --conf spark.driver.memory=4g, or more if "
-        "it has that, or with smaller batches (--option maxEventsPerTrigger=50000, or fewer)",
-    ),
-    (
-        "/current/_changes/",
-        "another start of the job has removed what this one was about to commit: run one process "
-        "for each --out; nothing is lost",
-    ),
-    (
-        "/keyRange=",
-        "a file of the table current is lost or cannot be read: restore it, or remove the table "
-        "and let job rebuild make it again from bronze",
-    ),
-)
+    "Could not parse Master URL": "spark.master in --conf is not an address of Spark: write "
+    "local[4], spark://host:7077, yarn or k8s://https://host:port",
+    "File name too long": "the name of a collection or of a topic is too long for a folder: leave "
+    "its events out (--option collection.exclude.list or pipeline)",
+    "Cannot create directory": "the job's folder cannot be made: correct --out, or let the job's "
+    "user write there",
+    "Read-only file system": "a folder is on a file system that is mounted read-only: mount it "
+    "for writing, or correct --out, --checkpoint or spark.local.dir",
+    "Permission denied": "a file or folder belongs to another user: let the job's user write to "
+    "--out, --checkpoint and spark.local.dir, by default /tmp",
+    "Python worker failed to connect back": "a Python process of Spark's did not start in time, "
+    "because the machine is too busy: stop other programs or give Spark fewer tasks (--conf "
+    "spark.master=local[2]), and start it again; it continues from its checkpoint",
+    "Python worker exited unexpectedly": "a Python process of Spark's has ended, most often for "
+    "lack of memory: give the hosts more (spark.executor.memoryOverhead), or start the job with "
+    "smaller batches (--option maxEventsPerTrigger=50000, or fewer)",
+    "No module named": "the Python that Spark starts on each host (PYSPARK_PYTHON) lacks a "
+    "package: install pymongo, pyarrow and numpy there",
+    "Java heap space": "Spark has too little memory: start the job with --conf "
+    "spark.driver.memory=4g, or more if it has that, or with smaller batches (--option "
+    "maxEventsPerTrigger=50000, or fewer)",
+    "/current/_changes/": "another start of the job has removed what this one was about to "
+    "commit: run one process for each --out; nothing is lost",
+    "/keyRange=": "a file of the table current is lost or cannot be read: restore it, or remove "
+    "the table and let job rebuild make it again from bronze",
+}
 
 
 @contextmanager
@@ -163,7 +128,7 @@ def cause_of(error: BaseException) -> str:
         if found:
             return within_limit(message.splitlines()[0])
     cause = _innermost(text)
-    for words, remedy in _REMEDIES:
+    for words, remedy in _REMEDIES.items():
         if words in cause:
             return within_limit(f"{remedy} ({cause})")
     return within_limit(cause)

@@ -77,8 +77,7 @@ class QuerySnapshots:
         `time` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
         request = SnapshotRequest.of_mode(time, None, self._collections)
-        others = (each for each in state.requests if each.gained is None)  # it reads those as well
-        state = replace(state, requests=(request, *others))
+        state = replace(state, requests=(request, *state.requests))
         return self._begun(state, request, time)
 
     def skipped(self, state: SignalState) -> SignalState:

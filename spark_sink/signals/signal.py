@@ -22,7 +22,7 @@ EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
 LOG = "log"
 KINDS = (EXECUTE, STOP, PAUSE, RESUME, LOG)
-Kind = Literal["initial", "blocking", "incremental"]
+SnapshotKind = Literal["initial", "blocking", "incremental"]
 """The kinds of snapshots, of which signals request the last two."""
 
 _FIELDS = {
@@ -71,7 +71,7 @@ class Signal:
 
     id: str
     kind: str
-    form: Kind = "incremental"
+    form: SnapshotKind = "incremental"
     collections: tuple[str, ...] = ()
     conditions: tuple[DocumentFilter, ...] = ()
     message: str = ""
@@ -101,7 +101,7 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     given = str(data.get("type", "incremental")).lower()
     if given not in ("incremental", "blocking"):
         raise SignalError("data.type must be incremental or blocking")
-    form: Kind = "blocking" if given == "blocking" else "incremental"
+    form: SnapshotKind = "blocking" if given == "blocking" else "incremental"
     if form == "blocking" and kind != EXECUTE:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
     collections = tuple(map(_pattern, _entries(data, "data-collections")))

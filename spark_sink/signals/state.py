@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from spark_sink.events.positions import Position
 from spark_sink.options.java_patterns import matches_any
 from spark_sink.options.scope import Gained
-from spark_sink.signals.signal import DocumentFilter, Kind, digest
+from spark_sink.signals.signal import DocumentFilter, SnapshotKind, digest
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 
 LOGGED = "LOGGED"
@@ -40,7 +40,7 @@ class SnapshotRequest:
     """
 
     id: str
-    kind: Kind
+    kind: SnapshotKind
     collections: tuple[str, ...] = ()
     conditions: tuple[DocumentFilter, ...] = ()
     excluded: tuple[str, ...] = ()
@@ -78,9 +78,10 @@ class SnapshotRequest:
     @property
     def unread(self) -> list[tuple[str, str]]:
         """The collections that the request names, and that the table lacks as a whole."""
-        if self.gained is not None or not self.required:
-            return [] if self.gained is None else [*self.gained.names]
-        names = (each.partition(".") for each in self.collections if each not in self.documents)
+        if self.gained is not None:
+            return [*self.gained.names]
+        named = self.collections if self.required else ()
+        names = (each.partition(".") for each in named if each not in self.documents)
         return [(database, name) for database, _, name in names]
 
     def condition(self, namespace: str) -> dict[str, Any] | None:

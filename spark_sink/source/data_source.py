@@ -105,12 +105,7 @@ class MergerouterDataSource(DataSource):
         with without_traceback():
             from spark_sink.sink.writers import MergerouterBatchWriter
 
-            if overwrite:
-                raise OptionError(
-                    "the sink changes documents by their keys and overwrites no collection: use "
-                    "mode('append')"
-                )
-            return MergerouterBatchWriter(schema, self._write_options())
+            return MergerouterBatchWriter(schema, self._write_options(overwrite))
 
     def streamWriter(  # noqa: N802
         self, schema: StructType, overwrite: bool
@@ -119,12 +114,15 @@ class MergerouterDataSource(DataSource):
         with without_traceback():
             from spark_sink.sink.writers import MergerouterStreamWriter
 
-            if overwrite:
-                raise OptionError("the sink has no output mode complete: use append or update")
-            return MergerouterStreamWriter(schema, self._write_options())
+            return MergerouterStreamWriter(schema, self._write_options(overwrite))
 
-    def _write_options(self) -> WriteOptions:
+    def _write_options(self, overwrite: bool) -> WriteOptions:
         """Return the sink's options. Raises OptionError, also if Spark does not pass batches."""
+        if overwrite:
+            raise OptionError(
+                "the sink changes documents by their keys and overwrites no collection: use mode "
+                "append, in a stream append or update"
+            )
         if _spark_version() < _OLDEST_FOR_WRITES:
             raise OptionError(
                 "writing requires Spark 4.1 or newer, which passes Arrow batches; this is Spark "
