@@ -5,10 +5,10 @@ The token in a document makes sure that each change is written at most once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
@@ -33,12 +33,11 @@ from spark_sink.events.update_events import PATHS
 from spark_sink.sink.changes import (
     CELLS,
     Change,
-    WriteBatch,
     WriteOptions,
     change_of_event,
     change_of_row,
     key_in,
-    write_batches,
+    passes,
 )
 from spark_sink.stream.router_client import mongo_client, require_deployment
 
@@ -62,13 +61,13 @@ class DocumentWriter:
         self._client = mongo_client(self.options.uri, _SELECTION_TIMEOUT)
         self._is_checked = False
 
-    def write(self, batch: WriteBatch) -> None:
+    def write(self, batch: Iterable[Change]) -> None:
         """Write the changes. Raises StreamError, before the first write if the server is wrong."""
         try:
             if not self._is_checked:
                 require_deployment(self._client)
                 self._is_checked = True
-            for changes in batch.passes():
+            for changes in passes(batch):
                 for namespace, found in groupby(sorted(changes, key=_NAMESPACE), _NAMESPACE):
                     self._write(self._collection(namespace), [*found])
         except BulkWriteError as error:
@@ -263,13 +262,6 @@ _RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)
 _BATCH_SIZE = 1000
 
 
-@dataclass
-class WrittenChanges(WriterCommitMessage):
-    """What a task has written: the number of changes."""
-
-    changes: int
-
-
 class RowWriter:
     """Writes rows of a schema in a task; rows that are written again change nothing.
 
@@ -288,14 +280,13 @@ class RowWriter:
                 f"and {', '.join(options.keys)}"
             )
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenChanges:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of a task. Raises StreamError."""
-        total = 0
         with without_traceback(), closing(DocumentWriter(self._options)) as writer:
-            for batch in write_batches(self._changes(iterator), _BATCH_SIZE):
-                total += batch.size
+            changes = self._changes(iterator)
+            while batch := list(islice(changes, _BATCH_SIZE)):
                 writer.write(batch)
-        return WrittenChanges(total)
+        return WriterCommitMessage()
 
     def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Change]:
         change_of = change_of_event if self._has_events else change_of_row
