@@ -144,36 +144,27 @@ class DocumentWriter:
     def _update(self, collection: Collection[Any], changes: list[Change]) -> None:
         """Update documents: by their fields where all paths are plain, otherwise as a whole."""
         requests: list[tuple[Change, _Request]] = []
-        others = []
+        left = []
         for change in changes:
             assignment = self._assignment(change)
             if assignment is None:
-                others.append(change)
+                left.append(change)
             else:
                 requests.append((change, UpdateOne(self._guarded(change), assignment)))
-        self._write_updates(collection, requests)
-        for left in reversed(range(_ATTEMPTS)):
-            if others:
-                requests = self._rewritten(collection, others)
-                others = self._write_updates(collection, requests, may_retry=bool(left))
+        requests = self._rewritten(collection, left + self._unmatched(collection, requests))
+        for _ in range(_ATTEMPTS):
+            requests = self._rewritten(collection, self._unmatched(collection, requests))
+        if requests:
+            self._report_missing(collection, requests[0][0])
 
-    def _write_updates(
-        self,
-        collection: Collection[Any],
-        updates: list[tuple[Change, _Request]],
-        *,
-        may_retry: bool = False,
+    def _unmatched(
+        self, collection: Collection[Any], updates: list[tuple[Change, _Request]]
     ) -> list[Change]:
-        """Write updates; return those to retry, because their documents have changed."""
+        """Write updates; return them if some have no effect, because documents have changed."""
         if not updates:
             return []
         done = collection.bulk_write([request for _, request in updates], ordered=False)
-        if done.matched_count == len(updates) or (self.options.ignores_missing and not may_retry):
-            return []
-        left = [change for change, _ in updates if not self._has(collection, change)]
-        if left and not may_retry:
-            self._report_missing(collection, left[0])
-        return left
+        return [] if done.matched_count == len(updates) else [change for change, _ in updates]
 
     def _report_missing(self, collection: Collection[Any], change: Change) -> None:
         """Raise StreamError for an update of a missing document, unless those are ignored."""
@@ -189,8 +180,11 @@ class DocumentWriter:
     ) -> list[tuple[Change, _Request]]:
         """Return requests that replace documents by the results of updates.
 
-        Raises StreamError if an update does not fit the document.
+        What is written already needs none. Raises StreamError if an update does not fit the
+        document.
         """
+        if not changes:
+            return []
         field = self.options.token_field
         names = {tuple(change.key) for change in changes}
         copies: dict[tuple[Any, ...], bytes] = {}
