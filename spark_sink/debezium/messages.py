@@ -7,9 +7,8 @@ collection.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
-from json.encoder import encode_basestring
 from typing import Any
 
 import numpy as np
@@ -25,15 +24,15 @@ from spark_sink.events.header import OPERATIONS, READ, namespace_of
 from spark_sink.events.heartbeats import HEARTBEAT
 from spark_sink.events.slices import Slice, fields_of
 from spark_sink.rows.arrow_types import batch_of
-from spark_sink.rows.layouts import Layout, Values, all_layouts_of, in_order, layouts_of
+from spark_sink.rows.layouts import Layout, Values, all_layouts_of, in_order
 from spark_sink.rows.text_columns import Pieces, joined_text
 
 _CACHED_NAMES = 10_000
 _NO_ORDER = -1
 _DOCUMENTS = (b"fullDocumentBeforeChange", b"fullDocument")
 _NOTHING = Slice(NULL, b"")
-_EMPTY_ARRAY = 5  # bytes
-_UPDATED, _REMOVALS = b"updatedFields", {b"removedFields", b"truncatedArrays"}
+_EMPTY = 5  # bytes of an array without elements
+_CHANGES = (b"updatedFields", b"removedFields", b"truncatedArrays")
 _Numbers = NDArray[np.int64]
 
 
@@ -57,11 +56,10 @@ class MessageMaker:
     def __init__(self, options: MessageOptions, clock: Callable[[], int]) -> None:
         self._options, self._clock = options, clock
         plus = not options.is_old
-        self._strict, self._identifier = (
-            JavaColumns(JavaJson(relaxed=relaxed, separator=",", plus=plus))
-            for relaxed in (False, True)
+        self._strict, self._identifier, self._updated = (
+            JavaColumns(JavaJson(relaxed=relaxed, separator=separator, plus=plus))
+            for relaxed, separator in ((False, ","), (True, ","), (True, ", "))
         )
-        self._updates = JavaJson(relaxed=True, separator=", ", plus=plus)
         self._constants = {
             "version": quoted(VERSIONS[options.version]),
             "name": quoted(options.prefix),
@@ -156,47 +154,21 @@ class MessageMaker:
         return [in_order(parts)]
 
     def _descriptions(self, described: Values | None) -> Pieces:
-        """Return the descriptions of updates, together where no field or element was removed."""
         if described is None or described.kind != DOCUMENT:
             return ["null"]
-        layouts, left = layouts_of(described)
-        parts, others = [], [left]
-        for layout in layouts:
-            updated, known = layout.fields.get(_UPDATED), {_UPDATED, *_REMOVALS}
-            if updated is None or updated.kind != DOCUMENT or not layout.fields.keys() <= known:
-                others.append(layout.rows)
-                continue
-            common = np.ones(len(layout.rows), np.bool_)
-            for name in _REMOVALS & layout.fields.keys():
-                removed = layout.fields[name]
-                common &= removed.stops - removed.starts == _EMPTY_ARRAY
-            if common.any():
-                texts = JavaColumns(self._updates).values(updated.chosen(common))
-                pieces = ['{"removedFields":null,"updatedFields":"', *texts]
-                whole = joined_text([*pieces, '","truncatedArrays":null}'], int(common.sum()))
-                parts.append((layout.rows[common], whole))
-            others.append(layout.rows[~common])
-        rest = np.concatenate(others)
-        alone = map(self._description, described.chosen(rest).to_list())
-        return [in_order([*parts, (rest, pa.array(alone, pa.string()))])]
-
-    def _description(self, description: bytes) -> str:
-        """Return an update's description as JSON. Raises InvalidBSON."""
-        parts = fields_of(description)
-        removed = ",".join(quoted(each.text() or "") for each in _elements(parts, b"removedFields"))
-        arrays = (fields_of(each.value) for each in _elements(parts, b"truncatedArrays"))
-        truncated = ",".join(
-            f'{{"field":{quoted(each[b"field"].text() or "")},'
-            f'"size":{each[b"newSize"].whole_number()}}}'
-            for each in arrays
-        )
-        updated = parts.get(_UPDATED)
-        text = None if updated is None else self._updates.value(DOCUMENT, updated.value)
-        return (
-            f'{{"removedFields":{f"[{removed}]" if removed else "null"},"updatedFields":'
-            f"{'null' if text is None else encode_basestring(text)},"
-            f'"truncatedArrays":{f"[{truncated}]" if truncated else "null"}}}'
-        )
+        parts = []
+        for layout in all_layouts_of(described):
+            updated, removed, truncated = map(layout.fields.get, _CHANGES)
+            texts: Pieces = ["null"]
+            if updated is not None and updated.kind == DOCUMENT:
+                texts = ['"', *self._updated.values(updated), '"']
+            pieces = [
+                *('{"removedFields":', _listed(removed, _removal)),
+                *(',"updatedFields":', *texts),
+                *(',"truncatedArrays":', _listed(truncated, _truncation), "}"),
+            ]
+            parts.append((layout.rows, joined_text(pieces, len(layout.rows))))
+        return [in_order(parts)]
 
     def _transactions(self, layout: Layout) -> tuple[Pieces, Pieces, pa.Array]:
         """Return the sessions, the transactions' numbers, and their ids."""
@@ -263,9 +235,22 @@ def _snapshot_of(signal: Slice) -> str:
     return "incremental" if fields.get(b"type", _NOTHING).text() == "incremental" else "true"
 
 
-def _elements(parts: dict[bytes, Slice], name: bytes) -> Iterable[Slice]:
-    field = parts.get(name)
-    return () if field is None or field.kind != ARRAY else fields_of(field.value).values()
+def _listed(arrays: Values | None, text_of: Callable[[Slice], str]) -> str | pa.Array:
+    """Return arrays as JSON, with the texts of their elements; an empty array is null."""
+    if arrays is None or arrays.kind != ARRAY or (arrays.stops - arrays.starts == _EMPTY).all():
+        return "null"
+    texts = (",".join(map(text_of, fields_of(each).values())) for each in arrays.to_list())
+    return pa.array((f"[{each}]" if each else "null" for each in texts), pa.string())
+
+
+def _removal(path: Slice) -> str:
+    return quoted(path.text() or "")
+
+
+def _truncation(array: Slice) -> str:
+    fields = fields_of(array.value)
+    size = fields[b"newSize"].whole_number()
+    return f'{{"field":{quoted(fields[b"field"].text() or "")},"size":{size}}}'
 
 
 def _text(numbers: _Numbers) -> pa.Array:

@@ -22,6 +22,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from spark_sink.debezium.message_batches import MESSAGE_ROWS
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.folders import is_local
@@ -42,8 +43,7 @@ from spark_sink.jobs.task_writer import (
     PARTITIONS,
     TaskReport,
     TaskTables,
-    bronze_schema,
-    message_schema,
+    dated_schema,
 )
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import TASKS
@@ -172,7 +172,7 @@ class TablesJob:
         if is_local(self.folder.checkpoint) and spark.conf.get(_LOG_FILES, None) is None:
             spark.conf.set(_LOG_FILES, _BY_RENAME)
         options, rows = _with_schema(options)
-        self._rows = bronze_schema(rows)
+        self._rows = dated_schema(arrow_schema(rows))
         addresses = {name: self.folder.table(name) for name in (*self._tables, QUARANTINE)}
         known = self._namespaces(parse_options(options).scope)
         tables = TaskTables(addresses, self.record.messages, self.epoch, known)
@@ -212,7 +212,7 @@ class TablesJob:
         counted, notified = written.transactions.rows(), _notifications(end)
         beside = {NOTIFIED: notified.num_rows, TRANSACTIONS: counted.num_rows}
         batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
-        for name, schema in ((BRONZE, self._rows), (MESSAGES, message_schema())):
+        for name, schema in ((BRONZE, self._rows), (MESSAGES, dated_schema(MESSAGE_ROWS))):
             if name in self._tables:
                 with _timed(seconds, name):
                     self._table(name).append(written.parts.get(name, ()), schema, batch)

@@ -7,7 +7,7 @@ several tasks, so the driver adds the counts of all. Executors import this modul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -15,7 +15,7 @@ from typing import Any, Self
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.types import DateType, LongType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from spark_sink.debezium.message_batches import MESSAGE_ROWS, UNIQUE, Messages, table_options
 from spark_sink.events.header import OPERATIONS, transaction_name
@@ -26,6 +26,8 @@ from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts, numbered
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 
+_Make = Callable[[pa.RecordBatch], Iterator[pa.Table]]
+"""Makes the rows of a table from rows of the source."""
 DATE = "date"
 PARTITIONS = {BRONZE: ("namespace", DATE), MESSAGES: ("topic", DATE)}
 """The partition columns of a job's tables; the date is that of the event, in UTC."""
@@ -157,26 +159,25 @@ class TaskWriter:
     def __init__(self, tables: TaskTables, schema: StructType, batch: int) -> None:
         self._batch = batch
         self._files = ExitStack()
-        self._parts: dict[str, Parts] = {}
+        self._addresses = tables.addresses
+        self._parts: dict[str, tuple[Parts, _Make]] = {}
         self._changes: ChangeStage | None = None
-        found = tables.addresses
-        if CURRENT in found:
-            self._changes = ChangeStage(found[CURRENT], epoch=tables.epoch)
+        if CURRENT in tables.addresses:
+            self._changes = ChangeStage(tables.addresses[CURRENT], epoch=tables.epoch)
         else:
-            self._open(QUARANTINE, Parts(found[QUARANTINE], arrow_schema(UNAPPLIED)))
-        if BRONZE in found:
-            self._open(BRONZE, Parts(found[BRONZE], bronze_schema(schema), PARTITIONS[BRONZE]))
-        if MESSAGES in found:
+            self._open(QUARANTINE, arrow_schema(UNAPPLIED), self._quarantined)
+        if BRONZE in tables.addresses:
+            self._open(BRONZE, dated_schema(arrow_schema(schema)), self._events)
+        if MESSAGES in tables.addresses:
             self._messages = Messages(table_options(tables.message_options))
-            form = message_schema(), PARTITIONS[MESSAGES]
-            self._open(MESSAGES, Parts(found[MESSAGES], *form, unique=UNIQUE))
+            self._open(MESSAGES, dated_schema(MESSAGE_ROWS), self._of_messages, unique=UNIQUE)
         self._transactions = Transactions()
-        self._counts_transactions = TRANSACTIONS in found
-        self._events = 0
+        self._count = 0
         self._by_kind: Counter[tuple[str, str]] = Counter()
 
-    def _open(self, name: str, parts: Parts) -> None:
-        self._parts[name] = self._files.enter_context(parts)
+    def _open(self, name: str, schema: pa.Schema, make: _Make, **form: Any) -> None:
+        parts = Parts(self._addresses[name], schema, PARTITIONS.get(name, ()), **form)
+        self._parts[name] = self._files.enter_context(parts), make
 
     def __enter__(self) -> Self:
         return self
@@ -186,53 +187,49 @@ class TaskWriter:
 
     def add(self, rows: pa.RecordBatch) -> None:
         """Write rows of the source. Raises OSError."""
-        self._events += rows.num_rows
+        self._count += rows.num_rows
         kinds = pc.binary_join_element_wise(rows["namespace"], rows["op"], "\0").drop_null()
         for each in kinds.value_counts().to_pylist():
             name, _, op = each["values"].partition("\0")
             self._by_kind[name, op] += each["counts"]
         if self._changes is not None:
             self._changes.add(rows)
-        if self._counts_transactions:
+        if TRANSACTIONS in self._addresses:
             self._transactions.count(rows)
-        for name, parts in self._parts.items():
-            if name == BRONZE:
-                parts.add(self._dated(pa.Table.from_batches([rows])))
-            elif name == MESSAGES:
-                for messages in self._messages.of_rows(rows):
-                    parts.add(self._dated(messages))
-            elif rows["op"].null_count:
-                parts.add(self._quarantined(rows))
+        for parts, make in self._parts.values():
+            for table in make(rows):
+                parts.add(table)
 
-    def _dated(self, table: pa.Table) -> pa.Table:
+    def _events(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
+        yield self._dated(pa.Table.from_batches([rows]))
+
+    def _of_messages(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
+        return map(self._dated, self._messages.of_rows(rows))
+
+    def _dated(self, rows: pa.Table) -> pa.Table:
         """Return rows with the date of their events, and with the batch."""
-        dates = table["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
-        return numbered(table.append_column(DATE, dates), self._batch)
+        dates = rows["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
+        return numbered(rows.append_column(DATE, dates), self._batch)
 
-    def _quarantined(self, rows: pa.RecordBatch) -> pa.Table:
+    def _quarantined(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
         """Return rows with the columns UNAPPLIED of changes that have no `op`."""
+        if not rows["op"].null_count:
+            return
         is_change = pc.is_in(rows["operationType"], value_set=_CHANGES)
         found = pa.Table.from_batches([rows]).filter(pc.and_(pc.is_null(rows["op"]), is_change))
         size = found.num_rows
         found = found.append_column("key", pc.fill_null(found["documentKey"].cast("string"), ""))
         found = found.append_column("problem", pa.repeat(_PROBLEM, size))
-        return numbered(found, self._batch)
+        yield numbered(found, self._batch)
 
     def close(self) -> TaskReport:
         """Complete the files. Raises OSError."""
         changes = ChangeReport() if self._changes is None else self._changes.close()
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
-        parts = {name: each.close() for name, each in self._parts.items()}
-        return TaskReport(parts, changes, self._transactions, counts, self._events)
+        parts = {name: each.close() for name, (each, _) in self._parts.items()}
+        return TaskReport(parts, changes, self._transactions, counts, self._count)
 
 
-def bronze_schema(schema: StructType) -> pa.Schema:
-    """Return the columns of a job's table of all rows."""
-    added = [StructField(DATE, DateType()), StructField(BATCH, LongType())]
-    return arrow_schema(StructType([*schema.fields, *added]))
-
-
-def message_schema() -> pa.Schema:
-    """Return the columns of a job's table of messages."""
-    added = [pa.field(DATE, pa.date32()), pa.field(BATCH, pa.int64())]
-    return pa.schema([*MESSAGE_ROWS, *added])
+def dated_schema(rows: pa.Schema) -> pa.Schema:
+    """Return the columns of a job's table of rows with these columns."""
+    return pa.schema([*rows, pa.field(DATE, pa.date32()), pa.field(BATCH, pa.int64())])

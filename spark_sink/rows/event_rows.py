@@ -21,7 +21,7 @@ from spark_sink.events.header import OPERATIONS, READ, fragment_position, namesp
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import UNREADABLE, document_of, fields_of
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.extended_json import JsonColumns, canonical_json, relaxed_json
+from spark_sink.rows.extended_json import JsonColumns, canonical_json
 from spark_sink.rows.layouts import Layout, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import DOCUMENT_COLUMNS, row_schema
 from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, rescued
@@ -47,7 +47,6 @@ class EventRows:
         typed: TypedDocuments | None = None,
         tolerant: bool = False,
     ) -> None:
-        self._to_json = canonical_json if canonical else relaxed_json
         self._raw = raw_documents
         self._typed = typed
         self._tolerant = tolerant
@@ -140,13 +139,8 @@ class EventRows:
         columns = {} if self._typed is None else self._typed_columns(self._typed, layout)
         for name in names:
             if self._typed is None or name not in TYPED_COLUMNS:
-                columns[name] = self._json_column(layout, name.encode())
+                columns[name] = self._json.texts(layout.fields[name.encode()])
         return columns
-
-    def _json_column(self, layout: Layout, name: bytes) -> pa.Array | list[str]:
-        if layout.fields[name].kind == DOCUMENT:
-            return self._json.texts(layout.fields[name])
-        return list(map(self._to_json, layout.fields[name].slices()))
 
     def _typed_columns(self, typed: TypedDocuments, layout: Layout) -> dict[str, Any]:
         columns: dict[str, Any] = {}
@@ -159,9 +153,9 @@ class EventRows:
                 columns[name], misfits = typed.read_all(field.to_list())
             else:  # a null, or what a pipeline has put there: none of them is a struct
                 misfits = [] if field.kind == NULL else list(range(len(layout.rows)))
-            slices = field.slices() if misfits else []
-            for index in misfits:
-                not_fitting.setdefault(index, []).append((name, self._to_json(slices[index])))
+            texts = self._json.texts(field.chosen(np.array(misfits, np.int64))).to_pylist()
+            for index, text in zip(misfits, texts, strict=True):
+                not_fitting.setdefault(index, []).append((name, text))
         if not_fitting:
             rows = range(len(layout.rows))
             columns[RESCUED] = [rescued(not_fitting.get(index, ())) for index in rows]

@@ -182,11 +182,9 @@ class JsonColumns(TextColumns):
         is_usual = (milliseconds >= 0) & (milliseconds < _LAST_ISO_DATE)
         if self._canonical or not is_usual.all():
             return self._singly(values)
-        days, times = np.divmod(milliseconds, 86_400_000)
-        dates = pa.array(days.astype(np.int32)).view(pa.date32()).cast(pa.string())
-        clock = pa.array(times.astype(np.int32)).view(pa.time32("ms")).cast(pa.string())
+        times = pa.array(milliseconds).view(pa.timestamp("ms")).cast(pa.string())
+        texts = pc.replace_substring(times, " ", "T", max_replacements=1)
         whole = milliseconds % 1000 == 0
         if whole.any():
-            clock = pc.if_else(pa.array(whole), pc.utf8_slice_codeunits(clock, 0, 8), clock)
-        time = pc.binary_join_element_wise(dates, clock, "T")
-        return ['{"$date":"', time, 'Z"}']
+            texts = pc.if_else(pa.array(whole), pc.utf8_slice_codeunits(texts, 0, 19), texts)
+        return ['{"$date":"', texts, 'Z"}']

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import date, datetime, time
 from decimal import Decimal
+from itertools import zip_longest
 from typing import Any
 
 import bson
@@ -155,30 +156,22 @@ def change_of_row(row: Mapping[str, Any], options: WriteOptions) -> Change:
     return Change(namespace, key, row["token"], document=bson.encode(document, codec_options=CELLS))
 
 
-@dataclass
-class WriteBatch:
-    """Changes that are written together, without those that a later change makes superfluous."""
+def passes(changes: Iterable[Change]) -> Iterator[list[Change]]:
+    """Return lists of changes to be written one after the other; each has a document once.
 
-    _changes: dict[Any, list[Change]] = field(default_factory=dict)
-    size: int = 0
-
-    def add(self, change: Change) -> None:
-        """Add the next change."""
-        self.size += 1
+    Changes that a later one makes superfluous are left out.
+    """
+    by_document: dict[Any, list[Change]] = {}
+    for change in changes:
         identifier = bson.encode({"_": change.key.get("_id", dict(change.key))})
-        kept = self._changes.setdefault((change.namespace, identifier), [])
+        kept = by_document.setdefault((change.namespace, identifier), [])
         if kept and not _supersedes(change, kept[-1]):
-            return
+            continue
         if not change.is_update:
             kept.clear()
         kept.append(change)
-
-    def passes(self) -> Iterator[list[Change]]:
-        """Return lists of changes, to be written one after the other; each has a document once."""
-        waiting = [list(reversed(changes)) for changes in self._changes.values()]
-        while waiting:
-            yield [changes.pop() for changes in waiting]
-            waiting = [changes for changes in waiting if changes]
+    for found in zip_longest(*by_document.values()):
+        yield [change for change in found if change is not None]
 
 
 def _supersedes(change: Change, last: Change) -> bool:
@@ -222,15 +215,3 @@ CELLS: CodecOptions[dict[str, Any]] = CodecOptions(
     type_registry=TypeRegistry(fallback_encoder=_encodable)
 )
 """Encodes the values of rows."""
-
-
-def write_batches(changes: Iterable[Change], most: int) -> Iterator[WriteBatch]:
-    """Group changes into batches of at most `most`."""
-    batch = WriteBatch()
-    for change in changes:
-        batch.add(change)
-        if batch.size >= most:
-            yield batch
-            batch = WriteBatch()
-    if batch.size:
-        yield batch

@@ -5,10 +5,10 @@ The token in a document makes sure that each change is written at most once.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Any
 
@@ -33,12 +33,11 @@ from spark_sink.events.update_events import PATHS
 from spark_sink.sink.changes import (
     CELLS,
     Change,
-    WriteBatch,
     WriteOptions,
     change_of_event,
     change_of_row,
     key_in,
-    write_batches,
+    passes,
 )
 from spark_sink.stream.router_client import mongo_client, require_deployment
 
@@ -62,13 +61,13 @@ class DocumentWriter:
         self._client = mongo_client(self.options.uri, _SELECTION_TIMEOUT)
         self._is_checked = False
 
-    def write(self, batch: WriteBatch) -> None:
+    def write(self, batch: Iterable[Change]) -> None:
         """Write the changes. Raises StreamError, before the first write if the server is wrong."""
         try:
             if not self._is_checked:
                 require_deployment(self._client)
                 self._is_checked = True
-            for changes in batch.passes():
+            for changes in passes(batch):
                 for namespace, found in groupby(sorted(changes, key=_NAMESPACE), _NAMESPACE):
                     self._write(self._collection(namespace), [*found])
         except BulkWriteError as error:
@@ -145,36 +144,27 @@ class DocumentWriter:
     def _update(self, collection: Collection[Any], changes: list[Change]) -> None:
         """Update documents: by their fields where all paths are plain, otherwise as a whole."""
         requests: list[tuple[Change, _Request]] = []
-        others = []
+        left = []
         for change in changes:
             assignment = self._assignment(change)
             if assignment is None:
-                others.append(change)
+                left.append(change)
             else:
                 requests.append((change, UpdateOne(self._guarded(change), assignment)))
-        self._write_updates(collection, requests)
-        for left in reversed(range(_ATTEMPTS)):
-            if others:
-                requests = self._rewritten(collection, others)
-                others = self._write_updates(collection, requests, may_retry=bool(left))
+        requests = self._rewritten(collection, left + self._unmatched(collection, requests))
+        for _ in range(_ATTEMPTS):
+            requests = self._rewritten(collection, self._unmatched(collection, requests))
+        if requests:
+            self._report_missing(collection, requests[0][0])
 
-    def _write_updates(
-        self,
-        collection: Collection[Any],
-        updates: list[tuple[Change, _Request]],
-        *,
-        may_retry: bool = False,
+    def _unmatched(
+        self, collection: Collection[Any], updates: list[tuple[Change, _Request]]
     ) -> list[Change]:
-        """Write updates; return those to retry, because their documents have changed."""
+        """Write updates; return them if some have no effect, because documents have changed."""
         if not updates:
             return []
         done = collection.bulk_write([request for _, request in updates], ordered=False)
-        if done.matched_count == len(updates) or (self.options.ignores_missing and not may_retry):
-            return []
-        left = [change for change, _ in updates if not self._has(collection, change)]
-        if left and not may_retry:
-            self._report_missing(collection, left[0])
-        return left
+        return [] if done.matched_count == len(updates) else [change for change, _ in updates]
 
     def _report_missing(self, collection: Collection[Any], change: Change) -> None:
         """Raise StreamError for an update of a missing document, unless those are ignored."""
@@ -190,8 +180,11 @@ class DocumentWriter:
     ) -> list[tuple[Change, _Request]]:
         """Return requests that replace documents by the results of updates.
 
-        Raises StreamError if an update does not fit the document.
+        What is written already needs none. Raises StreamError if an update does not fit the
+        document.
         """
+        if not changes:
+            return []
         field = self.options.token_field
         names = {tuple(change.key) for change in changes}
         copies: dict[tuple[Any, ...], bytes] = {}
@@ -263,13 +256,6 @@ _RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)
 _BATCH_SIZE = 1000
 
 
-@dataclass
-class WrittenChanges(WriterCommitMessage):
-    """What a task has written: the number of changes."""
-
-    changes: int
-
-
 class RowWriter:
     """Writes rows of a schema in a task; rows that are written again change nothing.
 
@@ -288,14 +274,13 @@ class RowWriter:
                 f"and {', '.join(options.keys)}"
             )
 
-    def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenChanges:
+    def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of a task. Raises StreamError."""
-        total = 0
         with without_traceback(), closing(DocumentWriter(self._options)) as writer:
-            for batch in write_batches(self._changes(iterator), _BATCH_SIZE):
-                total += batch.size
+            changes = self._changes(iterator)
+            while batch := list(islice(changes, _BATCH_SIZE)):
                 writer.write(batch)
-        return WrittenChanges(total)
+        return WriterCommitMessage()
 
     def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Change]:
         change_of = change_of_event if self._has_events else change_of_row

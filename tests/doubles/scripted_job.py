@@ -25,7 +25,8 @@ from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.recovery import restore_checkpoint
 from spark_sink.jobs.tables_job import TablesJob, take_over
-from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter, bronze_schema
+from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter, dated_schema
+from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
@@ -94,7 +95,7 @@ class ScriptedJob(TablesJob):
         self, folder: JobFolder, script: Script, epoch: int, record: JobRecord = RECORD
     ) -> None:
         super().__init__(folder, record, "mongodb://none", epoch=epoch)
-        self._script, self._rows = script, bronze_schema(EventRows().schema)
+        self._script, self._rows = script, dated_schema(arrow_schema(EventRows().schema))
         addresses = {name: folder.table(name) for name in SIX}
         self._written_to = TaskTables(addresses, RECORD.messages, epoch)
 

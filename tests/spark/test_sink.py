@@ -17,10 +17,10 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.sink.changes import (
     Change,
-    WriteBatch,
     WriteOptions,
     change_of_event,
     parse_write_options,
+    passes,
 )
 from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
@@ -150,10 +150,7 @@ def delete(number: int, second: int, **fields: Any) -> Change:
 
 
 def rounds(*changes: Change) -> list[list[Change]]:
-    portion = WriteBatch()
-    for change in changes:
-        portion.add(change)
-    return list(portion.passes())
+    return list(passes(changes))
 
 
 def test_only_the_last_whole_document_and_what_follows_it_are_written() -> None:

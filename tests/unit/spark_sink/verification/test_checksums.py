@@ -19,14 +19,14 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
+from spark_sink.debezium.message_batches import MESSAGE_ROWS
 from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.jobs.task_writer import (
     PARTITIONS,
     TaskTables,
     TaskWriter,
-    bronze_schema,
-    message_schema,
+    dated_schema,
 )
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
@@ -102,10 +102,10 @@ def written(folder: Path, name: str) -> DeltaLog:
         match name:
             case "bronze" | "bronze, typed":
                 table = DeltaLog(address, PARTITIONS["bronze"])
-                table.append(report.parts["bronze"], bronze_schema(rows.schema), batch)
+                table.append(report.parts["bronze"], dated_schema(arrow_schema(rows.schema)), batch)
             case "messages":
                 table = DeltaLog(address, PARTITIONS["messages"])
-                table.append(report.parts["messages"], message_schema(), batch)
+                table.append(report.parts["messages"], dated_schema(MESSAGE_ROWS), batch)
             case "transactions":
                 DeltaLog(address).append_rows(report.transactions.rows(), batch)
             case "notifications":
