@@ -38,7 +38,7 @@ def test_signals_in_a_folder(tmp_path: Path) -> None:
     assert received(folder) == []  # too early
     assert look(sent) == []
     (place / "b.json").write_text('{"id": "other", "type": "stop-snapshot"}')
-    (place / "a.json").write_text("{}")
+    (place / "a.json").write_text('{"id": null}')
     (place / "c.json").write_text("[]")
     (place / "notes.txt").write_text("{}")
     (place / "_d.json").write_text("{}")
