@@ -23,6 +23,7 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.jobs.tables_job import TablesJob, table_form
 from spark_sink.tables.current_table import CurrentTable
+from spark_sink.verification.collection_comparison import Comparison
 from spark_sink.verification.verify_job import verify_job
 from tests.spark.conftest import Shop
 from tests.spark.jobs import NO_DIFFERENCE, differences, run_job
@@ -43,7 +44,7 @@ def rows_of(folder: Path) -> dict[int, dict[str, Any]]:
 
 
 def test_columns_follow_the_documents_of_a_job(
-    tmp_path: Path, shop: Shop, spark: SparkSession
+    tmp_path: Path, shop: Shop, spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     form = {"schema": "infer", "deletes": "soft"}
     noon = datetime(2024, 2, 29, 12, tzinfo=UTC)
@@ -92,8 +93,18 @@ def test_columns_follow_the_documents_of_a_job(
     with pytest.raises(OptionError, match="has --deletes soft, not hard"):
         run_typed(spark, shop, tmp_path, schema="infer")
 
-    # A column that is not its document's, as another writer leaves it.
+    # A column that is not its document's, as another writer leaves it. Verify takes hours: the
+    # files of the version with which it begins are deleted before it looks at the columns.
     table.update(updates={"total": "total + 1"}, predicate="_id = 2")
+    compare = Comparison.compare
+
+    def vacuumed(*given: Any) -> Any:
+        compared = compare(*given)
+        table.update(updates={"total": "total"}, predicate="_id = 2")
+        table.vacuum(0, dry_run=False, enforce_retention_duration=False)
+        return compared
+
+    monkeypatch.setattr(Comparison, "compare", vacuumed)
     found = verify_job(spark, JobFolder(str(tmp_path)), shop.uri, ["current"])["current"].first
     place = {"namespace": f"{shop.database}.orders", "key": '{"$numberInt": "2"}'}
     assert found[0]["difference"] == "checksum"
