@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -44,7 +44,7 @@ from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import TableScope, unread_after, unread_names
+from spark_sink.tables.ddl_events import TableScope, collections_of, unread_after, unread_names
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import BASE, COMMIT_SECONDS, TABLE
@@ -331,17 +331,26 @@ class _History:
     def scope(self, cut: Timestamp) -> TableScope | None:
         """Return the table's scope after the newest batch before a cut, if its commit is kept.
 
-        Raises StreamError if the job has left out events before the cut, and not read the
-        collections since.
+        Its collections `unread` include those that this batch has, but as of a later time. Raises
+        StreamError if the job has left out events before the cut, and not read the collections
+        since.
         """
-        end = next((end for _, end, _ in self._before(cut)), Offset(AtTime(cut)))
+        ends = (end for _, end, _ in self._before(cut))
+        end = next(ends, Offset(AtTime(cut)))
         if end.sought is not None:
             raise StreamError(
                 f"the job in {self._folder.address} has left out the events from "
                 f"{_cut_of(Offset(end.sought)).as_datetime().isoformat()} to "
                 f"{_cut_of(end).as_datetime().isoformat()}: give an earlier or a later time"
             )
-        return _scope_at(self._folder.record(), end)
+        found, log = _scope_at(self._folder.record(), end), self.logs.get(BRONZE)
+        if found is None or log is None:
+            return found
+        late = (each for each in snapshot_ends(log) if each["readUntil"] >= cut)
+        names = {name for each in late for name in collections_of(each)}
+        before = (each.unread_at_end for each in ends) if names else ()
+        unread = {n: token for each in before for n, token in each.items() if n in names}
+        return replace(found, unread={**unread, **found.unread})
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""

@@ -243,7 +243,8 @@ class ChunkReader:
         if self._last is not None:  # of any type, so that type bracketing does not apply
             begin = {"$literal": RawBSONDocument(self._last)["_id"]}
             rest = [{"$expr": {"$gte": ["$_id", begin]}}]
-        projection = dict.fromkeys(("_id", *collection.key), 1) if task.keys_only else None
+        paths = [each for each in collection.key if not each.startswith("_id.")]  # which collide
+        projection = dict.fromkeys(("_id", *paths), 1) if task.keys_only else None
         is_empty = True
         source = database.get_collection(name, read_concern=_At(concern))
         cursor = source.find(

@@ -108,15 +108,18 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     request = SnapshotRequest("again", "incremental", ("shop.late",), required=True)
     signals = SignalState(requests=(request,), required_at=token(3))
     append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
-    read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(4))
+    # The job is behind, so it has read the documents of a later time.
+    read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(8))
     named = bson.decode(read["event"])
-    named["collections"] = [{"db": "shop", "coll": "items"}]
-    append(folder, 1, Offset(AtTime(time(9)), scope), [{**read, "event": bson.encode(named)}])
+    named["collections"] = [{"db": "shop", "coll": "items"}, {"db": "shop", "coll": "late"}]
+    append(folder, 1, Offset(AtTime(time(7)), scope), [{**read, "event": bson.encode(named)}])
+    append(folder, 2, Offset(AtTime(time(9)), scope), [change(9, "drop", "shop", "none")])
 
     made = recovery.rebuild_table(None, folder, time(3), str(tmp_path / "then"))
     assert made.state.unread == {("shop", "items"): token(2), ("shop", "late"): token(3)}
     monkeypatch.setattr("spark_sink.session.spark_session.job_session", lambda *_: nullcontext())
-    for inc, lacking in ((3, "it lacks documents of shop.items, shop.late: "), (8, "")):
+    both = "it lacks documents of shop.items, shop.late: "
+    for inc, lacking in ((3, both), (7, both), (8, "")):
         into = ["--into", str(tmp_path / f"printed{inc}"), "--out", folder.address]
         printed = CliRunner().invoke(job, ["rebuild", "--to", f"{SECOND},{inc}", *into])
         assert printed.exit_code == 0
