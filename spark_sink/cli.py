@@ -66,7 +66,8 @@ def _wrong(error: Any, command: str) -> str:
         close = get_close_matches(error.option_name, known, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"{command} --help lists the options."
         return f"{error.option_name} is not an option. {hint}"
-    param, message = getattr(error, "param", None), str(error.message)
+    param = getattr(error, "param", None)
+    message = str(error.message).replace("Input should", "must")
     if param is None:
         return f"{message.removesuffix('.')}: {command} --help lists the arguments"
     if message:

@@ -10,7 +10,7 @@ import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import itemgetter
 from typing import Any
 
@@ -44,7 +44,7 @@ from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import TableScope, collections_of, unread_after, unread_names
+from spark_sink.tables.ddl_events import TableScope, unread_after, unread_names
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import BASE, COMMIT_SECONDS, TABLE
@@ -346,11 +346,10 @@ class _History:
         found, log = _scope_at(self._folder.record(), end), self.logs.get(BRONZE)
         if found is None or log is None:
             return found
-        late = (each for each in snapshot_ends(log) if each["readUntil"] >= cut)
-        names = {name for each in late for name in collections_of(each)}
-        before = (each.unread_at_end for each in ends) if names else ()
-        unread = {n: token for each in before for n, token in each.items() if n in names}
-        return replace(found, unread={**unread, **found.unread})
+        late = {e.get("requested") for e in snapshot_ends(log) if e["readUntil"] >= cut}
+        before = (each.unread_by_request.items() for each in ends) if late else ()
+        read_late = (pairs for each in before for name, pairs in each if name in late)
+        return replace(found, unread={**dict(chain.from_iterable(read_late)), **found.unread})
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""

@@ -17,7 +17,7 @@ from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.events.positions import Position, Token, after, time_of
-from spark_sink.options.scope import Scope, Tokens
+from spark_sink.options.scope import Gained, Scope, Tokens
 from spark_sink.signals.state import SignalState
 
 
@@ -94,8 +94,18 @@ class Offset:
 
         Each has the token from which the table lacks documents of it.
         """
-        waiting = [names for each in self.signals.requests for names in each.unread]
-        return {**dict.fromkeys(waiting, self.signals.required_at), **self.gained}
+        return {name: token for found in self.unread_by_request.values() for name, token in found}
+
+    @property
+    def unread_by_request(self) -> dict[str, list[tuple[tuple[str, str] | Gained, str]]]:
+        """The same with their tokens, by the ids of the requests that read them."""
+        return {
+            each.id: [
+                *((names, self.signals.required_at) for names in each.unread),
+                *([] if each.gained is None else [(each.gained, each.gained.token)]),
+            ]
+            for each in self.signals.requests
+        }
 
     def require_scope(self, scope: Scope) -> None:
         """Raise StreamError if the offset is of another scope."""

@@ -104,12 +104,15 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     folder.begin(JobRecord(options={"snapshotMode": "initial", "database": "shop"}))
     scope = Scope("shop")
     rename = change(2, "rename", "other", "x", to={"db": "shop", "coll": "items"})
-    rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
+    first = change(0, "snapshotEnd", None, None, clusterTime=time(0), readUntil=time(0))
+    rows = [first, change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
     request = SnapshotRequest("again", "incremental", ("shop.late",), required=True)
     signals = SignalState(requests=(request,), required_at=token(3))
     append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
     # The job is behind, so it has read the documents of a later time.
-    read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(8))
+    read = change(
+        5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(8), requested="again"
+    )
     named = bson.decode(read["event"])
     named["collections"] = [{"db": "shop", "coll": "items"}, {"db": "shop", "coll": "late"}]
     append(folder, 1, Offset(AtTime(time(7)), scope), [{**read, "event": bson.encode(named)}])
