@@ -10,7 +10,7 @@ from bson.int64 import Int64
 from router.access.authorization import LONGEST_SHOWN, not_authorized, require_stream
 from router.access.users import User
 from router.commands.call import Call, answers
-from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough
+from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough, build_cursor_reply
 from router.cursors.cursor import Owner
 from router.cursors.explanation import explain_stream
 from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
@@ -104,7 +104,8 @@ async def aggregate(call: Call) -> AnyAnswer:
     # mongos returns the reply of one shard, if the stream reads no others, unchanged.
     from_one = request.passthrough_to_shard is not None
     ids = cursor.cursor_id, request.namespace
-    return call.cursor_reply("firstBatch", batch, *ids, identity_first=from_one)
+    times = node.reply_times
+    return build_cursor_reply("firstBatch", batch, *ids, times, identity_first=from_one)
 
 
 @answers(

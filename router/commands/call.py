@@ -21,9 +21,6 @@ from router.client_limits import ClientLimits
 from router.commands.job_reports import JobReports
 from router.commands.reply_bodies import (
     AnyAnswer,
-    BatchName,
-    RawAnswer,
-    build_cursor_reply,
     without_state_change,
 )
 from router.commands.topology_version import TopologyVersion
@@ -33,7 +30,6 @@ from router.privileges import CLUSTER
 from router.request.accepted import OF_ANY_COMMAND, brief, is_cluster_time
 from router.request.fields import check_api
 from router.status_sums import Histogram
-from router.stream.log_reader import Batch
 from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed
 from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
@@ -285,21 +281,6 @@ class Call:
         if isinstance(lsid, Mapping) and isinstance(lsid.get("id"), bytes):
             return bytes(lsid["id"])
         return None
-
-    def cursor_reply(
-        self, batch_name: BatchName, batch: Batch, cursor_id: int, namespace: str, **order: bool
-    ) -> RawAnswer:
-        """Return the reply that has a cursor's batch; ``order`` as for ``build_cursor_reply``."""
-        cluster_time, operation_time = self.node.reply_times
-        return build_cursor_reply(
-            batch_name,
-            batch,
-            cursor_id,
-            namespace,
-            cluster_time=cluster_time,
-            operation_time=operation_time,
-            **order,
-        )
 
     async def check_generic_fields(self) -> None:
         """Check the fields that any command may have, of one that the router answers.

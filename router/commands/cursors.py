@@ -17,7 +17,7 @@ from router.commands.other_workers import (
     has_other_owner,
     kill_at_owners,
 )
-from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
 from router.cursors.cursor import Owner
 from router.privileges import CLUSTER, Resource
 from router.request.accepted import (
@@ -95,7 +95,8 @@ async def get_more(call: Call) -> AnyAnswer:
         except CommandError as error:
             node.cursors.kill((cursor_id,), owner)  # the failure is permanent
             raise node.as_mongos_says(error) from error
-    return call.cursor_reply("nextBatch", batch, cursor_id, f"{call.database}.{collection}")
+    namespace = f"{call.database}.{collection}"
+    return build_cursor_reply("nextBatch", batch, cursor_id, namespace, node.reply_times)
 
 
 def _is_usual(item: tuple[str, Any]) -> bool:

@@ -108,19 +108,17 @@ def build_cursor_reply(
     batch: Batch,
     cursor_id: int,
     namespace: str,
+    times: tuple[bytes | None, Timestamp | None] = (None, None),
     *,
-    cluster_time: bytes | None = None,
-    operation_time: Timestamp | None = None,
-    identity_first: bool | None = None,
-) -> list[bytes]:
+    identity_first: bool = False,
+) -> RawAnswer:
     """Return the reply body that mongos would send, as parts for the caller to join.
 
-    The id is 0 if ``batch`` is closed. ``cluster_time`` is a raw document. Empty and None fields
-    are omitted. Fields have the order that mongos uses: id and ns come last in an aggregate's reply
-    and first in a getMore's, unless ``identity_first`` sets their position.
+    The id is 0 if ``batch`` is closed. ``times`` are the $clusterTime, a raw document, and the
+    operationTime. Empty and None fields are omitted. Fields have the order that mongos uses: id and
+    ns come first in a getMore's reply and last in an aggregate's, unless ``identity_first`` is set.
     """
-    if identity_first is None:
-        identity_first = batch_name == "nextBatch"
+    cluster_time, operation_time = times
     events, pbrt, count = batch.events, batch.pbrt, len(batch.events)
     batch_size = 5 + batch.size + heads_size(count)
     batch_head = b"\x04%b\0%b" % (batch_name.encode(), _int32.pack(batch_size))
@@ -131,7 +129,7 @@ def build_cursor_reply(
         _int32.pack(len(ns) + 1),
         ns,
     )
-    if identity_first:
+    if identity_first or batch_name == "nextBatch":
         before, after = identity + batch_head, b"\0" + token + b"\0"
     else:
         before, after = batch_head, b"\0" + token + identity + b"\0"

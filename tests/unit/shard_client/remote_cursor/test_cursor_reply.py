@@ -1,5 +1,4 @@
 from contextlib import suppress
-from typing import Any
 
 import bson
 import pytest
@@ -74,8 +73,8 @@ def rebuilt_reply(name: str, batch: CursorBatch) -> bytes:
     """Return the reply of mongos with a batch's events in the field ``name``."""
     pbrt = b"" if batch.watermark is None else batch.watermark.token
     whole = Batch([event for _, event in batch.events], batch.size, pbrt, closed=False)
-    times: Any = {"cluster_time": batch.cluster_time, "operation_time": batch.operation_time}
-    return b"".join(build_cursor_reply(name, whole, batch.cursor_id, batch.namespace, **times))
+    times = batch.cluster_time, batch.operation_time
+    return b"".join(build_cursor_reply(name, whole, batch.cursor_id, batch.namespace, times))
 
 
 def test_every_recorded_reply_of_mongos_is_rebuilt_byte_for_byte():
