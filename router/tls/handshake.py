@@ -39,8 +39,6 @@ _REASONS = {
 class Handshakes:
     """Turns accepted sockets into connections, with or without TLS.
 
-    ``waiting`` is the number of sockets whose handshake has not ended.
-
     Args:
         context: returns the context of the next connection.
         required: whether clients without TLS are refused.
@@ -53,7 +51,6 @@ class Handshakes:
         self._required = required
         self._context = context
         self._timeout = timeout
-        self.waiting = 0
 
     async def connect(
         self, connection: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]
@@ -73,7 +70,6 @@ class Handshakes:
         found = peer_of(connection)
         peer = "unknown" if found is None else f"{found[0]}:{found[1]}"
         uses_tls = False
-        self.waiting += 1
         try:
             async with asyncio.timeout(self._timeout):
                 uses_tls = await _begins_handshake(connection)
@@ -94,7 +90,6 @@ class Handshakes:
         else:
             return True
         finally:
-            self.waiting -= 1
             connection.close()
         return False
 

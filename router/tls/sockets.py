@@ -100,7 +100,7 @@ class AcceptingPort(OwnedTasks):
         self._protocol = protocol
         self._counts = counts
         self._servers: list[asyncio.Server] = []
-        self._handshaking: list[anyio.CancelScope] = []
+        self._handshaking = anyio.CancelScope()
         self._stopped = False
 
     async def __aexit__(
@@ -134,8 +134,7 @@ class AcceptingPort(OwnedTasks):
         bound = await bind(hosts, port)
         for listening in bound:
             listening.listen(BACKLOG)
-        self._handshaking.append(anyio.CancelScope())
-        self.run(self._accept_all, bound, self._handshakes, self._handshaking[-1])
+        self.run(self._accept_all, bound, self._handshakes)
         return int(bound[0].getsockname()[1])
 
     async def _connect(
@@ -156,8 +155,7 @@ class AcceptingPort(OwnedTasks):
         for server in self._servers:
             server.close()
         self._servers.clear()
-        for scope in self._handshaking:
-            scope.cancel()
+        self._handshaking.cancel()
 
     def _admits(self, transport: asyncio.WriteTransport, address: str | None) -> bool:
         """Count a client that has connected, or cut its connection and return False.
@@ -170,10 +168,8 @@ class AcceptingPort(OwnedTasks):
         transport.abort()
         return False
 
-    async def _accept_all(
-        self, bound: Sequence[socket.socket], handshakes: Handshakes, until: anyio.CancelScope
-    ) -> None:
-        with until:
+    async def _accept_all(self, bound: Sequence[socket.socket], handshakes: Handshakes) -> None:
+        with self._handshaking:
             async with OwnedTasks() as arriving:
                 for listening in bound:
                     arriving.run(self._accept_on, listening, handshakes, arriving)
