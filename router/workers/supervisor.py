@@ -140,7 +140,7 @@ class Supervisor:
             )
         )
         processes = [answer for answer in answers if answer is not None]
-        return RouterStatus(processes, len(peers), RECENT.failures(50) if details else ())
+        return RouterStatus(processes, len(peers), list(RECENT.failures) if details else ())
 
     def _rotate(self) -> None:
         """Make all processes exchange their certificates."""
