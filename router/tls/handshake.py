@@ -75,7 +75,7 @@ class Handshakes:
                 uses_tls = await _begins_handshake(connection)
                 if not uses_tls and self._required:
                     raise ssl.SSLError(ONLY_TLS)
-                await self._adopt(connection, protocol, uses_tls=uses_tls)
+                await self._adopt(connection, protocol, self._context() if uses_tls else None)
         except TimeoutError:
             log_refused_client(
                 peer, f"SSL handshake failed: it took longer than {self._timeout:g} s"
@@ -97,23 +97,15 @@ class Handshakes:
         self,
         connection: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
-        *,
-        uses_tls: bool,
+        context: ssl.SSLContext | None,
     ) -> None:
-        loop = asyncio.get_running_loop()
+        times = {"ssl_handshake_timeout": self._timeout, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
         adopted = connection.dup()
         adopted.setblocking(False)
         try:
-            if uses_tls:
-                await loop.connect_accepted_socket(
-                    protocol,
-                    adopted,
-                    ssl=self._context(),
-                    ssl_handshake_timeout=self._timeout,
-                    ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
-                )
-            else:
-                await loop.connect_accepted_socket(protocol, adopted)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                protocol, adopted, ssl=context, **({} if context is None else times)
+            )
         except BaseException:
             adopted.close()
             raise
