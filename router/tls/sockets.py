@@ -32,12 +32,12 @@ async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
         OSError: the port is in use or a host is not an address of this machine.
     """
     bound: list[socket.socket] = []
-    try:
+    with ExitStack() as opened:
         for host in hosts:
             for family, _, _, _, address in await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             ):
-                each = socket.socket(family, socket.SOCK_STREAM)
+                each = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
                 bound.append(each)
                 each.setblocking(False)
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,10 +45,7 @@ async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
                     each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 each.bind((address[0], port, *address[2:]))
                 port = each.getsockname()[1]
-    except BaseException:
-        for each in bound:
-            each.close()
-        raise
+        opened.pop_all()
     return bound
 
 
