@@ -13,7 +13,7 @@ from contextlib import (
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from bson.objectid import ObjectId
@@ -44,9 +44,6 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
-
-if TYPE_CHECKING:
-    from router.commands.fail_points import FailPoints
 
 log = structlog.get_logger(component="CONTROL")
 
@@ -163,6 +160,11 @@ async def assemble(
             checks, lag = ServerChecks(*servers), Histogram(LAG_BOUNDS)
             owned.push_async_callback(checks.close)
             tasks.run(measure_lag, lag)
+        fail_points = None
+        if settings.process.test_commands:
+            from router.commands.fail_points import FailPoints  # no other router loads them
+
+            fail_points = FailPoints()
         node = Node(
             clock=servers.cluster.clock,
             cursors=cursors,
@@ -176,7 +178,7 @@ async def assemble(
             started=started or now(),
             topology=topology,
             peers=peers,
-            fail_points=_fail_points(settings),
+            fail_points=fail_points,
             client_limits=settings.client_limits,
             compressors=settings.net.compressors,
             checks=checks,
@@ -273,14 +275,6 @@ def _cursors(
     if access is not None:
         access.users.when_changed(cursors.revoke)
     return cursors
-
-
-def _fail_points(settings: Settings) -> "FailPoints | None":
-    if not settings.process.test_commands:
-        return None
-    from router.commands.fail_points import FailPoints  # no other router loads them
-
-    return FailPoints()
 
 
 @asynccontextmanager

@@ -10,8 +10,6 @@ from itertools import pairwise
 from math import isinf
 from typing import Any, Final
 
-from bson.timestamp import Timestamp
-
 from router.admin.sources import CONFIG, RouterStatus
 
 SAMPLE_INTERVAL = 5.0
@@ -234,10 +232,11 @@ def _job_row(report: Mapping[str, Any], now: datetime) -> dict[str, Any]:
     has failed, or reports no more.
     """
     age = max(0.0, (now - report["arrived"]).total_seconds())
+    through = report["through"]
     copied = ("job", "owner", "namespace", "batch", "rate", "waits", "error")
     return {
         **{name: report[name] for name in copied},
-        "lag": None if report["through"] is None else _age(report["through"], now),
+        "lag": None if through is None else max(0.0, now.timestamp() - through.time),
         "age": age,
         "trouble": report["error"] is not None or age > _SILENT_JOB,
     }
@@ -256,7 +255,3 @@ def _failures(status: RouterStatus) -> Iterator[dict[str, str]]:
             "message": line["msg"],
             "attributes": ", ".join(f"{name}: {value}" for name, value in attributes.items()),
         }
-
-
-def _age(time: Timestamp, now: datetime) -> float:
-    return max(0.0, now.timestamp() - time.time)

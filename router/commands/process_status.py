@@ -27,7 +27,6 @@ _MOST_STREAMS = 200
 _MOST_CURSORS = 200
 _FARTHEST = 5
 """Number of the cursors farthest behind that metrics name."""
-_MOST_FAILURES = 50
 
 
 async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str, Any]:
@@ -86,7 +85,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         status["checks"] = list(map(asdict, await node.checks.results()))
     if details:
         status["streams"] = streams
-        status["failures"] = RECENT.failures(_MOST_FAILURES)
+        status["failures"] = list(RECENT.failures)
         status["jobs"] = list(map(asdict, node.jobs.current(node.now())))
     return status
 

@@ -49,12 +49,12 @@ RECENT_LINES = 1024
 """Number of lines kept for getLog."""
 
 
-_RECENT_FAILURES = 100
+_RECENT_FAILURES = 50
 _FAILURES = frozenset("WEF")
 
 
 class RecentLines:
-    """The most recent log lines, for getLog.
+    """The most recent ``lines`` of the log, for getLog, and ``failures``: warnings and errors.
 
     ``total`` counts all lines logged, ``unwritten`` the writes that the log's stream refused.
     """
@@ -63,18 +63,14 @@ class RecentLines:
         self.total = 0
         self.unwritten = 0
         self.lines: deque[str] = deque(maxlen=most)
-        self._failures: deque[str] = deque(maxlen=_RECENT_FAILURES)
+        self.failures: deque[str] = deque(maxlen=_RECENT_FAILURES)
 
     def add(self, line: str, severity: str = "I") -> None:
         """Append ``line`` with its mongos severity; drop the oldest line if the buffer is full."""
         self.total += 1
         self.lines.append(line)
         if severity in _FAILURES:
-            self._failures.append(line)
-
-    def failures(self, most: int) -> list[str]:
-        """Return up to ``most`` of the latest warnings and errors, oldest first."""
-        return list(self._failures)[-most:]
+            self.failures.append(line)
 
 
 RECENT = RecentLines()

@@ -1,9 +1,9 @@
 """``security``: how the router logs in to the cluster; with it, clients have to log in, too."""
 
 from pathlib import Path
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import SecretStr, model_validator
+from pydantic import PlainSerializer, SecretStr, model_validator
 
 from router.config.problems import Section
 from shard_client.wire.authentication import (
@@ -15,7 +15,8 @@ from shard_client.wire.authentication import (
 
 HIDDEN = "<password>"
 """The text shown instead of a password, as by mongos."""
-
+Secret = Annotated[SecretStr, PlainSerializer(lambda _: HIDDEN)]
+"""A password in the settings."""
 
 ClusterAuthMode = Literal["keyFile", "sendKeyFile", "sendX509", "x509"]
 
@@ -38,7 +39,7 @@ class Security(Section):
     """The database that holds this user."""
     password_file: str | None = None
     """A file with this user's password, readable by its owner only."""
-    password: SecretStr | None = None
+    password: Secret | None = None
     """This user's password, if no file holds it."""
 
     @model_validator(mode="after")

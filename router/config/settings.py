@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from router.client_limits import ClientLimits, Network, supported_connections
 from router.config.parameters import Parameters, ProcessSettings
 from router.config.problems import Section, comma_separated, fields, nearest
-from router.config.security import HIDDEN, Security
+from router.config.security import Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
 from router.parameter import fields_set_by
@@ -25,7 +25,6 @@ from shard_client.wire.connection import is_loopback
 
 DEFAULT_PORT = 27020
 _EXAMPLE = "net: {port: 27020}"
-_SECRETS = frozenset({"password", "certificateKeyFilePassword", "clusterPassword"})
 
 
 class Sharding(Section):
@@ -283,9 +282,6 @@ class Settings(Section):
         # Paths become strings: BSON has none.
         dumped = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         shown: dict[str, Any] = json.loads(json.dumps(dumped, sort_keys=True))
-        for section in (shown.get("security", {}), shown.get("net", {}).get("tls", {})):
-            for name in _SECRETS & section.keys():
-                section[name] = HIDDEN
         return shown
 
 

@@ -6,6 +6,7 @@ from typing import Literal, Self
 from pydantic import Field, SecretStr, field_validator, model_validator
 
 from router.config.problems import Section, comma_separated
+from router.config.security import Secret
 from shard_client.wire.tls import PROTOCOLS, TlsFiles
 
 Mode = Literal["disabled", "allowTLS", "preferTLS", "requireTLS"]
@@ -24,11 +25,11 @@ class Tls(Section):
     certificate_key_file: Path | None = None
     """A PEM file with the router's certificate, those of authorities between it and the root, and
     its key. Required with TLS."""
-    certificate_key_file_password: SecretStr | None = None
+    certificate_key_file_password: Secret | None = None
     """The password of that key, if it is encrypted."""
     cluster_file: Path | None = None
     """Another such file, whose certificate the router shows to servers."""
-    cluster_password: SecretStr | None = None
+    cluster_password: Secret | None = None
     """The password of the key in clusterFile, if it is encrypted."""
     ca_file: Path | None = Field(default=None, alias="CAFile")
     """A PEM file with the authorities that issue the certificates of servers and, without

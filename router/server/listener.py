@@ -67,7 +67,7 @@ class Listener(AcceptingPort):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         if not self._for_workers:
-            self.run(self._check_deadlines)
+            self.run(self._cut_late_clients)
         return self
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
@@ -209,12 +209,9 @@ class Listener(AcceptingPort):
             connectionCount=self._counters.connections,
         )
 
-    async def _check_deadlines(self) -> None:
+    async def _cut_late_clients(self) -> None:
+        loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self._check_interval)
-            self._cut_late_clients()
-
-    def _cut_late_clients(self) -> None:
-        now = asyncio.get_running_loop().time()
-        for connection in list(self._connections):
-            connection.check_deadlines(now)
+            for connection in list(self._connections):
+                connection.check_deadlines(loop.time())

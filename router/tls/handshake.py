@@ -39,8 +39,6 @@ _REASONS = {
 class Handshakes:
     """Turns accepted sockets into connections, with or without TLS.
 
-    ``waiting`` is the number of sockets whose handshake has not ended.
-
     Args:
         context: returns the context of the next connection.
         required: whether clients without TLS are refused.
@@ -53,7 +51,6 @@ class Handshakes:
         self._required = required
         self._context = context
         self._timeout = timeout
-        self.waiting = 0
 
     async def connect(
         self, connection: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]
@@ -73,13 +70,12 @@ class Handshakes:
         found = peer_of(connection)
         peer = "unknown" if found is None else f"{found[0]}:{found[1]}"
         uses_tls = False
-        self.waiting += 1
         try:
             async with asyncio.timeout(self._timeout):
                 uses_tls = await _begins_handshake(connection)
                 if not uses_tls and self._required:
                     raise ssl.SSLError(ONLY_TLS)
-                await self._adopt(connection, protocol, uses_tls=uses_tls)
+                await self._adopt(connection, protocol, self._context() if uses_tls else None)
         except TimeoutError:
             log_refused_client(
                 peer, f"SSL handshake failed: it took longer than {self._timeout:g} s"
@@ -94,7 +90,6 @@ class Handshakes:
         else:
             return True
         finally:
-            self.waiting -= 1
             connection.close()
         return False
 
@@ -102,23 +97,15 @@ class Handshakes:
         self,
         connection: socket.socket,
         protocol: Callable[[], asyncio.BaseProtocol],
-        *,
-        uses_tls: bool,
+        context: ssl.SSLContext | None,
     ) -> None:
-        loop = asyncio.get_running_loop()
+        times = {"ssl_handshake_timeout": self._timeout, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
         adopted = connection.dup()
         adopted.setblocking(False)
         try:
-            if uses_tls:
-                await loop.connect_accepted_socket(
-                    protocol,
-                    adopted,
-                    ssl=self._context(),
-                    ssl_handshake_timeout=self._timeout,
-                    ssl_shutdown_timeout=_SHUTDOWN_SECONDS,
-                )
-            else:
-                await loop.connect_accepted_socket(protocol, adopted)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                protocol, adopted, ssl=context, **({} if context is None else times)
+            )
         except BaseException:
             adopted.close()
             raise

@@ -32,12 +32,12 @@ async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
         OSError: the port is in use or a host is not an address of this machine.
     """
     bound: list[socket.socket] = []
-    try:
+    with ExitStack() as opened:
         for host in hosts:
             for family, _, _, _, address in await asyncio.get_running_loop().getaddrinfo(
                 host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
             ):
-                each = socket.socket(family, socket.SOCK_STREAM)
+                each = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
                 bound.append(each)
                 each.setblocking(False)
                 each.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -45,10 +45,7 @@ async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
                     each.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 1)
                 each.bind((address[0], port, *address[2:]))
                 port = each.getsockname()[1]
-    except BaseException:
-        for each in bound:
-            each.close()
-        raise
+        opened.pop_all()
     return bound
 
 
@@ -100,7 +97,7 @@ class AcceptingPort(OwnedTasks):
         self._protocol = protocol
         self._counts = counts
         self._servers: list[asyncio.Server] = []
-        self._handshaking: list[anyio.CancelScope] = []
+        self._handshaking = anyio.CancelScope()
         self._stopped = False
 
     async def __aexit__(
@@ -134,8 +131,7 @@ class AcceptingPort(OwnedTasks):
         bound = await bind(hosts, port)
         for listening in bound:
             listening.listen(BACKLOG)
-        self._handshaking.append(anyio.CancelScope())
-        self.run(self._accept_all, bound, self._handshakes, self._handshaking[-1])
+        self.run(self._accept_all, bound, self._handshakes)
         return int(bound[0].getsockname()[1])
 
     async def _connect(
@@ -156,8 +152,7 @@ class AcceptingPort(OwnedTasks):
         for server in self._servers:
             server.close()
         self._servers.clear()
-        for scope in self._handshaking:
-            scope.cancel()
+        self._handshaking.cancel()
 
     def _admits(self, transport: asyncio.WriteTransport, address: str | None) -> bool:
         """Count a client that has connected, or cut its connection and return False.
@@ -170,10 +165,8 @@ class AcceptingPort(OwnedTasks):
         transport.abort()
         return False
 
-    async def _accept_all(
-        self, bound: Sequence[socket.socket], handshakes: Handshakes, until: anyio.CancelScope
-    ) -> None:
-        with until:
+    async def _accept_all(self, bound: Sequence[socket.socket], handshakes: Handshakes) -> None:
+        with self._handshaking:
             async with OwnedTasks() as arriving:
                 for listening in bound:
                     arriving.run(self._accept_on, listening, handshakes, arriving)

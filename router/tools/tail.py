@@ -3,7 +3,7 @@
 import os
 import signal
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
@@ -134,7 +134,7 @@ def tail(
             _watch(client, namespace, stages, options) as stream,
             suppress(KeyboardInterrupt),  # also while an event is printed
         ):
-            for number, event in enumerate(_events(stream), 1):
+            for number, event in enumerate(stream, 1):
                 typer.echo(_as_json(event) if as_json else as_text(event), color=None)
                 sys.stdout.flush()
                 if resume_file is not None:
@@ -229,14 +229,6 @@ def _watch(
     if database:
         return client[database].watch(stages, **options)
     return client.watch(stages, **options)
-
-
-def _events(stream: ChangeStream[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Yield events until the stream ends."""
-    while stream.alive:
-        event = stream.try_next()
-        if event is not None:
-            yield dict(event)
 
 
 def _as_json(event: Mapping[str, Any]) -> str:

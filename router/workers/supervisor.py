@@ -140,7 +140,7 @@ class Supervisor:
             )
         )
         processes = [answer for answer in answers if answer is not None]
-        return RouterStatus(processes, len(peers), RECENT.failures(50) if details else ())
+        return RouterStatus(processes, len(peers), list(RECENT.failures) if details else ())
 
     def _rotate(self) -> None:
         """Make all processes exchange their certificates."""
@@ -149,26 +149,31 @@ class Supervisor:
             child.channel.send(rotate=True)
 
     async def _keep_workers(self, stop: asyncio.Event, ports: Mapping[str, int]) -> None:
-        async with anyio.create_task_group() as keepers:
+        async with anyio.create_task_group() as keepers:  # a failure ends the process
             for number in self._numbers:
                 keepers.start_soon(self._keep, number, keepers.cancel_scope)
-            if await _first(self._all_ready, stop):
-                self._dispatcher.listen()
-                children = self._dispatcher.children
-                async with anyio.create_task_group() as tasks:  # a failure ends the process
-                    tasks.start_soon(self._dispatcher.dispatch)
-                    log.info(
-                        "Waiting for connections",
-                        component="NETWORK",
-                        **ports,
-                        workers=[children[number].process.pid for number in self._numbers],
-                    )
-                    await stop.wait()
-                    tasks.cancel_scope.cancel()
+            distributing = anyio.CancelScope()
+            keepers.start_soon(self._distribute, distributing, ports)
+            await stop.wait()
+            distributing.cancel()
             await self._drain()
             keepers.cancel_scope.cancel()
         if self._failure is not None:
             raise self._failure
+
+    async def _distribute(self, until: anyio.CancelScope, ports: Mapping[str, int]) -> None:
+        """Accept clients once all workers are ready, until the scope is cancelled."""
+        with until:
+            await self._all_ready.wait()
+            self._dispatcher.listen()
+            log.info(
+                "Waiting for connections",
+                component="NETWORK",
+                **ports,
+                workers=[self._dispatcher.children[each].process.pid for each in self._numbers],
+            )
+            await self._dispatcher.dispatch()
+        self._dispatcher.close()
 
     async def _keep(self, number: int, keepers: anyio.CancelScope) -> None:
         """Run worker ``number`` and restart it whenever it ends; end all if it cannot start."""
@@ -263,7 +268,6 @@ class Supervisor:
 
     async def _drain(self) -> None:
         self._stopping = True
-        self._dispatcher.close()
         children = list(self._dispatcher.children.values())
         seconds = self._settings.process.drain_time
         log.info("Shutting down", drainSeconds=seconds)
@@ -282,16 +286,3 @@ class Supervisor:
         with anyio.move_on_after(_END_TIMEOUT):
             for child in children:
                 await child.process.wait()
-
-
-async def _first(wanted: asyncio.Event, other: asyncio.Event) -> bool:
-    """Wait for either event; return whether ``wanted`` is set."""
-    async with anyio.create_task_group() as waits:
-
-        async def wait(event: asyncio.Event) -> None:
-            await event.wait()
-            waits.cancel_scope.cancel()
-
-        waits.start_soon(wait, wanted)
-        waits.start_soon(wait, other)
-    return wanted.is_set()

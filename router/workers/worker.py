@@ -13,7 +13,7 @@ import signal
 import socket
 import sys
 import time
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import asdict
 
 import structlog
@@ -22,14 +22,13 @@ import uvloop
 from router.allocator import collect_less_often, keep_freed_memory
 from router.catalog.upstream import UpstreamMongos
 from router.catalog.version import ServerIdentity
-from router.commands.call import Node
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.feed.feed import FeedPort
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
-from router.service import assemble
+from router.service import Parts, assemble
 from router.workers.channel import DRIVER, Channel
 from router.workers.child import WorkerStart
 from router.workers.placement import Load
@@ -40,49 +39,34 @@ _SHORTEST_MEASURE = 0.5
 
 
 class WorkerRuntime:
-    """One worker: what it shares, and its handling of its parent's messages (docs/workers.md).
+    """One worker: its handling of its parent's messages (docs/workers.md).
 
     Args:
         start: the worker's start parameters.
         channel: the message channel to the parent.
+        parts: the parts of the process.
+        tasks: connect the clients that are handed over.
     """
 
-    def __init__(self, start: WorkerStart, channel: Channel) -> None:
-        self.start = start
-        count = start.settings.workers
-        self.peers = Peers(start.number, start.mark, count, start.folder, channel.send)
+    def __init__(
+        self, start: WorkerStart, channel: Channel, parts: Parts, tasks: OwnedTasks
+    ) -> None:
+        self._folder = start.folder
         self._channel = channel
+        self._node, self._listener, self._feed = parts
+        self._tasks = tasks
         self._busy = _Busy()
 
-    async def serve(self, node: Node, listener: Listener, feed: FeedPort | None) -> None:
-        """Serve connections until the parent sends "end" or is gone.
-
-        Args:
-            node: the state that commands work with.
-            listener: serves driver connections.
-            feed: serves feed connections.
-        """
-        node.port = self.start.port
-        address = private_address(self.start.folder, self.start.number)
-        if os.path.exists(address):  # noqa: ASYNC240 (left by a worker that has died)
-            os.unlink(address)
-        async with Listener(node, for_workers=True) as private, OwnedTasks() as tasks:
-            await private.listen_privately(address)
-            try:
-                self._channel.send(ready=True)
-                await self._handle_messages(node, listener, feed, tasks)
-            finally:
-                self.peers.close()
-
-    async def _handle_messages(
-        self, node: Node, listener: Listener, feed: FeedPort | None, tasks: OwnedTasks
-    ) -> None:
+    async def handle_messages(self) -> None:
+        """Do what the parent asks for until it sends "end" or is gone."""
+        node, listener = self._node, self._listener
+        self._channel.send(ready=True)
         while (received := await self._channel.receive()) is not None:
             message, connection = received
             match message:
                 case {"kind": kind, "id": number}:
-                    port = listener if kind == DRIVER else feed
-                    tasks.run(self._adopt, connection, number, port)
+                    port = listener if kind == DRIVER else self._feed
+                    self._tasks.run(self._adopt, connection, number, port)
                 case {"load": _}:
                     streams, connections = len(node.cursors), node.counters.connections
                     load = Load(streams, connections, self._busy.share())
@@ -102,7 +86,7 @@ class WorkerRuntime:
                 case {"end": _}:
                     return
         log.error("The parent is gone; ending")
-        shutil.rmtree(self.start.folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _adopt(
         self, connection: socket.socket | None, number: int, port: Listener | FeedPort | None
@@ -159,16 +143,25 @@ def main() -> None:
 
 async def _run(start: WorkerStart, channel_end: int) -> None:
     with closing(Channel(socket.socket(fileno=channel_end))) as channel:
-        runtime = WorkerRuntime(start, channel)
-        topology = TopologyVersion(start.process_id)
-        async with assemble(
+        count = start.settings.workers
+        peers = Peers(start.number, start.mark, count, start.folder, channel.send)
+        parts = assemble(
             start.settings,
             start.arguments,
-            peers=runtime.peers,
-            topology=topology,
+            peers=peers,
+            topology=TopologyVersion(start.process_id),
             started=start.started,
-        ) as parts:
-            await runtime.serve(*parts)
+        )
+        async with parts as (node, listener, feed), OwnedTasks() as tasks:
+            node.port = start.port
+            address = private_address(start.folder, start.number)
+            with suppress(FileNotFoundError):  # one that has died leaves it
+                os.unlink(address)
+            async with Listener(node, for_workers=True) as private:
+                await private.listen_privately(address)
+                with closing(peers):
+                    runtime = WorkerRuntime(start, channel, (node, listener, feed), tasks)
+                    await runtime.handle_messages()
 
 
 if __name__ == "__main__":

@@ -7,7 +7,6 @@ import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -62,9 +61,8 @@ def test_text_that_is_not_utf_8_and_far_dates_are_printed(monkeypatch: pytest.Mo
     raw = bson.encode({"_id": TOKEN, "fullDocument": document}).replace(b"a?", b"a\xff")
 
     @contextmanager
-    def watch(client: MongoClient[dict[str, Any]], *_: Any) -> Iterator[SimpleNamespace]:
-        event = bson.decode(raw, client.codec_options)
-        yield SimpleNamespace(alive=True, try_next=lambda: event)
+    def watch(client: MongoClient[dict[str, Any]], *_: Any) -> Iterator[Any]:
+        yield [bson.decode(raw, client.codec_options)]
 
     monkeypatch.setattr(module, "_watch", watch)
     result = invoke("--json", "-n", "1")
@@ -75,12 +73,12 @@ def test_text_that_is_not_utf_8_and_far_dates_are_printed(monkeypatch: pytest.Mo
 class _Endless:
     """A stream whose events never end; at the third, the process is asked to end."""
 
-    alive = True
     seen = 0
 
-    def try_next(self) -> dict[str, Any]:
-        self.seen += 1
-        return {"_id": TOKEN, "operationType": "insert"}
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        while True:
+            self.seen += 1
+            yield {"_id": TOKEN, "operationType": "insert"}
 
 
 def test_a_signal_while_an_event_is_printed_ends_the_command_with_status_0(
