@@ -68,12 +68,12 @@ class SignalFolder:
         self._poll_interval = _POLL_LOCAL if is_local(folder) else _POLL_REMOTE
         self._next_poll = 0.0
         self._is_read_only = False
-        self._present: dict[str, str] = {}  # the digests of ids by the files' paths
+        self._present: dict[str, ReceivedSignal] = {}  # by the files' paths
 
     @property
     def present(self) -> frozenset[str]:
         """The digests of the ids of signals in files that were present at the last poll."""
-        return frozenset(self._present.values())
+        return frozenset(digest(each.id) for each in self._present.values())
 
     def receive(self, handled: Container[str]) -> list[ReceivedSignal]:
         """Return new signals, whose ids are not `handled`; none before the next poll is due.
@@ -82,11 +82,11 @@ class SignalFolder:
         """
         if self._clock() < self._next_poll:
             return []
-        read = [(each.path, self._read(each)) for each in self._listed()]
-        signals = [(path, each) for path, each in read if each is not None]
-        self._present = {path: digest(each.id) for path, each in signals}
-        new = [each for path, each in signals if self._present[path] not in handled]
-        processed = len(signals) - len(new)
+        known, files = self._present, self._listed()
+        read = [(each.path, known.get(each.path) or self._read(each)) for each in files]
+        self._present = {path: each for path, each in read if each is not None}
+        new = [each for each in self._present.values() if digest(each.id) not in handled]
+        processed = len(self._present) - len(new)
         if processed >= _MAX_PROCESSED and self._is_read_only:
             raise StreamError(
                 f"the folder of signals {self._address} has {processed} files of processed "
@@ -99,7 +99,7 @@ class SignalFolder:
     def remove(self, handled: Container[str]) -> None:
         """Remove the files of signals that a committed batch has processed."""
         for path, known in list(self._present.items()):
-            if known in handled:
+            if digest(known.id) in handled:
                 try:
                     self._folder.remove(path)
                 except OSError:
