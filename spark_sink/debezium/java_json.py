@@ -62,6 +62,7 @@ class JavaJson:
         self.relaxed = relaxed
         self.separator = separator
         self._plus = plus
+        long = "%d" if relaxed else '{"$numberLong": "%d"}'
         self._writers: dict[int, Callable[[bytes], str]] = {
             values.STRING: lambda data: _text(data[4:-1]),
             INT32: lambda data: f"{_INT(data)[0]}",
@@ -69,8 +70,8 @@ class JavaJson:
             values.OBJECT_ID: lambda data: f'{{"$oid": "{data.hex()}"}}',
             DOCUMENT: self._document,
             values.ARRAY: self._array,
-            values.DATE: lambda data: self.date(_LONG(data)[0]),
-            values.INT64: lambda data: self.long(_LONG(data)[0]),
+            values.DATE: lambda data: self._object("$date", self._time(*_LONG(data))),
+            values.INT64: lambda data: long % _LONG(data),
             values.BOOLEAN: lambda data: "true" if data[0] else "false",
             values.NULL: lambda _: "null",
             values.CODE: lambda data: self._object("$code", _text(data[4:-1])),
@@ -138,15 +139,8 @@ class JavaJson:
         text = "NaN" if value != value else "Infinity" if value > 0 else "-Infinity"
         return self._object("$numberDouble", f'"{text}"') if self.relaxed else text
 
-    def long(self, number: int) -> str:
-        """Return the text of a long."""
-        return f"{number}" if self.relaxed else f'{{"$numberLong": "{number}"}}'
-
-    def date(self, milliseconds: int) -> str:
-        """Return the text of a date; `milliseconds` are since 1970."""
-        return f'{{"$date": {self._time(milliseconds)}}}'
-
     def _time(self, milliseconds: int) -> str:
+        """Return the text of a date's value; `milliseconds` are since 1970."""
         if not self.relaxed:
             return f"{milliseconds}"
         if not 0 <= milliseconds <= _LAST_ISO_DATE:

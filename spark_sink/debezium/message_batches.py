@@ -71,19 +71,18 @@ def table_options(given: Mapping[str, str]) -> MessageOptions:
 class Messages:
     """Makes messages of batches of rows, for Spark's tasks.
 
-    The rows have the column `event`, and `token` if messages are to be put into order: then the
-    messages have the columns of `ORDERED`, otherwise topic, key and value.
+    The rows have the column `event`, and the messages topic, key and value. With the option
+    `transactions` the rows also have `token`, and the messages the columns of `ORDERED`.
     """
 
     options: MessageOptions
-    ordered: bool = False
     clock: Callable[[], int] = time.time_ns
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Return the messages of each batch as batches. Raises StreamError as `of_rows`."""
         maker = MessageMaker(self.options, self.clock)
         for part, made in chain.from_iterable(_made_of(maker, batch) for batch in batches):
-            if self.ordered:
+            if self.options.transactions:
                 token = part["token"].take(made["row"]).cast(pa.string())
                 yield pa.RecordBatch.from_arrays([token, *made.columns[1:]], schema=_ORDERED)
             else:
@@ -285,5 +284,5 @@ def to_debezium(rows: DataFrame, prefix: str, **options: Any) -> DataFrame:
     wanted = rows.where(F.col("op").isNotNull() | (F.col("operationType") == HEARTBEAT))
     if not given.transactions:
         return wanted.select("event").mapInArrow(Messages(given), columns)
-    ordered = wanted.select("event", "token").mapInArrow(Messages(given, ordered=True), ORDERED)
+    ordered = wanted.select("event", "token").mapInArrow(Messages(given), ORDERED)
     return ordered.repartition(1).mapInArrow(WithTransactions(given), columns)

@@ -42,11 +42,6 @@ def fragment_position(value: Slice) -> dict[str, int | None]:
     return {name: fields.get(name.encode(), _NOTHING).whole_number() for name in ("fragment", "of")}
 
 
-def transaction_name(session: bytes, number: int | None) -> str:
-    """Return the name of a transaction, from the bytes of `lsid.id` and `txnNumber`."""
-    return f"{session.hex()}:{number}"
-
-
 def join_fragments(events: Iterable[bytes]) -> Iterator[bytes]:
     """Return the events, fragments joined, each with the token of its last fragment.
 

@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from spark_sink.debezium.message_batches import MESSAGE_ROWS, UNIQUE, Messages, table_options
-from spark_sink.events.header import OPERATIONS, transaction_name
+from spark_sink.events.header import OPERATIONS
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, QUARANTINE, TRANSACTIONS
 from spark_sink.rows.arrow_types import arrow_schema
@@ -121,7 +121,7 @@ class Transactions:
 def _transaction_of(event: bytes) -> str:
     fields = fields_of(event)
     session = fields_of(fields[b"lsid"].value)[b"id"].value[_BINARY_HEAD:]
-    return transaction_name(session, fields[b"txnNumber"].whole_number())
+    return f"{session.hex()}:{fields[b'txnNumber'].whole_number()}"
 
 
 @dataclass

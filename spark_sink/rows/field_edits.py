@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import hmac
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from shard_client.bson.values import ARRAY, DOCUMENT, NULL, OBJECT_ID, STRING, UNDEFINED
@@ -36,6 +36,7 @@ from spark_sink.events.update_events import PATHS, Parts, Paths, listed, path_of
 
 _DOCUMENTS = (b"fullDocument", b"fullDocumentBeforeChange")
 _DESCRIPTION, _KEY = b"updateDescription", b"documentKey"
+_UPDATED, _REMOVED, _TRUNCATED = b"updatedFields", b"removedFields", b"truncatedArrays"
 _Path = tuple[bytes, ...]
 _NULL = Slice(NULL, b"")
 
@@ -117,54 +118,33 @@ class FieldEdit:
         if description.kind != DOCUMENT:
             return description
         fields = fields_of(description.value)
-        paths = Paths(fields)
-        kept: list[tuple[bytes, Parts]] = []
-
-        def edited(dotted: bytes) -> tuple[bytes | None, _Path | None]:
-            known = paths.parts(dotted)
-            path, within = self._path(known or _divided(dotted), is_exact=known is not None)
-            if path is None:
-                return None, None
-            if known is not None:
-                kept.append((path_of(path), path))
-            return path_of(path), within
-
-        found = {
-            **self._described_fields(fields, edited),
-            **({PATHS: listed(kept)} if paths.are_exact else {}),
-        }
+        paths, kept, found = Paths(fields), list[tuple[bytes, Parts]](), dict(fields)
+        for name in (_UPDATED, _REMOVED, _TRUNCATED):
+            if name not in fields or not fields[name].is_nested:
+                continue
+            left: list[tuple[bytes, Slice]] = []
+            for key, value in elements_of(fields[name].value):
+                array = fields_of(value.value) if name == _TRUNCATED else {}
+                dotted = key if name == _UPDATED else _text(array.get(b"field", value))
+                known = paths.parts(dotted)
+                parts = known or _divided(dotted)
+                path, within = self._path(parts, is_exact=known is not None)
+                if path is None:
+                    continue
+                new = dotted if path == parts else path_of(path)
+                if known is not None:
+                    kept.append((new, path))
+                if name == _UPDATED:
+                    left.append((new, value if within is None else self._edited(value, within)))
+                else:
+                    text = string_of(new)
+                    whole = document_slice({**array, b"field": text}.items())
+                    left.append((key, whole if array else text))
+            made = [value for _, value in left]
+            found[name] = document_slice(left) if name == _UPDATED else array_of(made)
+        if paths.are_exact:
+            found[PATHS] = listed(kept)
         return description if found == fields else document_slice(found.items())
-
-    def _described_fields(
-        self,
-        fields: Mapping[bytes, Slice],
-        edited: Callable[[bytes], tuple[bytes | None, _Path | None]],
-    ) -> dict[bytes, Slice]:
-        """Return the fields of a description; `edited` gets its paths in their order."""
-        found = dict(fields)
-        updates, removals, arrays = (
-            elements_of(found[name].value) if name in found and found[name].is_nested else None
-            for name in (b"updatedFields", b"removedFields", b"truncatedArrays")
-        )
-        if updates is not None:
-            kept = []
-            for dotted, value in updates:
-                path, within = edited(dotted)
-                if path is not None:
-                    kept.append((path, value if within is None else self._edited(value, within)))
-            found[b"updatedFields"] = document_slice(kept)
-        if removals is not None:
-            left = [edited(_text(each))[0] for _, each in removals]
-            found[b"removedFields"] = array_of(string_of(e) for e in left if e is not None)
-        if arrays is not None:
-            truncated = []
-            for _, each in arrays:
-                array = fields_of(each.value)
-                path, _ = edited(_text(array[b"field"]))
-                if path is not None:
-                    truncated.append(document_slice({**array, b"field": string_of(path)}.items()))
-            found[b"truncatedArrays"] = array_of(truncated)
-        return found
 
     def _path(self, parts: Parts, *, is_exact: bool) -> tuple[Parts | None, _Path | None]:
         """Return a path of a description with this edit, None if it is left out.

@@ -151,7 +151,10 @@ class DocumentWriter:
                 left.append(change)
             else:
                 requests.append((change, UpdateOne(self._guarded(change), assignment)))
-        requests = self._rewritten(collection, left + self._unmatched(collection, requests))
+        unmatched = self._unmatched(collection, requests)
+        if not self.options.ignores_missing:
+            left += unmatched
+        requests = self._rewritten(collection, left)
         for _ in range(_ATTEMPTS):
             requests = self._rewritten(collection, self._unmatched(collection, requests))
         if requests:

@@ -97,7 +97,7 @@ def of_collection(
 def of_events(events: Sequence[RawBSONDocument], options: MessageOptions) -> list[Message]:
     """Return the messages of events, made of rows in batches as Spark's tasks make them."""
     rows = EventRows().batches(runs_of(events))
-    made: Iterable[pa.RecordBatch] = Messages(options, ordered=options.transactions)(rows)
+    made: Iterable[pa.RecordBatch] = Messages(options)(rows)
     if options.transactions:
         made = WithTransactions(options)(made)
     return [Message(*row.values()) for batch in made for row in batch.to_pylist()]

@@ -41,7 +41,7 @@ def messages(*events: bytes, **more: Any) -> list[tuple[str, Any, Any]]:
     tokens = [f"{index:06}" for index in range(len(events))]
     batch = pa.RecordBatch.from_pydict({"event": list(events), "token": tokens})
     options = MessageOptions("fulfillment", **more)
-    made = Messages(options, ordered=options.transactions, clock=lambda: NOW)([batch])
+    made = Messages(options, clock=lambda: NOW)([batch])
     if options.transactions:
         made = WithTransactions(options)(reversed(list(made)))
     rows = [row for each in made for row in each.to_pylist()]

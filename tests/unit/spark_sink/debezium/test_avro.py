@@ -57,7 +57,7 @@ def made(options: MessageOptions, *events: bytes) -> list[tuple[str, Any, Any]]:
     """Return the messages of events, as Spark's tasks make them."""
     tokens = [f"{index:06}" for index in range(len(events))]
     batch = pa.RecordBatch.from_pydict({"event": list(events), "token": tokens})
-    found = Messages(options, ordered=options.transactions, clock=lambda: NOW)([batch])
+    found = Messages(options, clock=lambda: NOW)([batch])
     if options.transactions:
         found = WithTransactions(options)(found)
     return [tuple(row.values()) for each in found for row in each.to_pylist()]

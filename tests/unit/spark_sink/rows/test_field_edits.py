@@ -202,6 +202,7 @@ SECRET = "4711-0815"
         ({"updatedFields": {"card.2": {"number": [SECRET]}}}, {"card.2": {"number": ["x"]}}),
         ({"updatedFields": {"card": [[{"number": SECRET}]]}}, {"card": [[{"number": "x"}]]}),
         ({"updatedFields": {"p.0.q": SECRET}}, {"p.0.q": "x"}),  # 0 may be a name
+        ({"updatedFields": {"others.01": 1}}, {"others.01": 1}),  # no index has such digits
         (
             {"updatedFields": {"p.0.q": SECRET}, "disambiguatedPaths": {"p.0.q": ["p", "0", "q"]}},
             {"p.0.q": "x"},
