@@ -179,7 +179,6 @@ class ClientReader:
         except CommandError as error:
             if not self._continues(error):
                 raise
-            self._record_failure(error)
             return self._move()
         if batch.closed and self.stream.merged.ended:
             self.stream.stop_reading()
@@ -318,28 +317,23 @@ class ClientReader:
         """Return whether it continues on another stream after its own has failed with ``error``.
 
         An unfiltered or a wider stream fails by an event that is too large, or lacks an image that
-        is required; the client's own stream may not have that event. It also continues when the
-        wider stream has ended, or other readers have overtaken its filter.
-        """
-        view = self.log_reader.view
-        if not isinstance(view, PartialView):
-            return False
-        if view.wider_stream_ended or error.code == ErrorCode.CappedPositionLost:
-            return True
-        lost_history = error.code == ErrorCode.ChangeStreamHistoryLost
-        return not lost_history and RESUMABLE_LABEL not in error.labels
-
-    def _record_failure(self, error: CommandError) -> None:
-        """Record why it leaves a stream that serves others as well.
-
-        After a failure the client reads its own stream for a while.
+        is required; the client's own stream, which it reads for a while then, may not have that
+        event. It also continues when the wider stream has ended, or other readers have overtaken
+        its filter.
         """
         view, own = self.log_reader.view, self._candidates.own
-        if isinstance(view, PartialView) and view.wider_stream_ended:
+        if not isinstance(view, PartialView):
+            return False
+        if view.wider_stream_ended:
             self._beyond = view.low_watermark
-        elif error.code != ErrorCode.CappedPositionLost and self._source is not own:
-            self._streams.record_failure(self._candidates, self._source, error, self._since)
-            self._record_source(own)
+        elif error.code != ErrorCode.CappedPositionLost:
+            lost_history = error.code == ErrorCode.ChangeStreamHistoryLost
+            if lost_history or RESUMABLE_LABEL in error.labels:
+                return False
+            if self._source is not own:
+                self._streams.record_failure(self._candidates, self._source, error, self._since)
+                self._record_source(own)
+        return True
 
     def _record_source(self, source: Source) -> None:
         """Record which source the client reads from now on."""

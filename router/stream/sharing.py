@@ -165,7 +165,8 @@ class SharingDemand:
             return
         state.let_through = traffic.let_through
         costly = traffic.unwatched_bytes > len(state.parts) * _BYTES_OF_A_SCAN
-        late = traffic.is_behind(now - self._hold) and state.let_through < _FRACTION_TO_STAY
+        behind = traffic.behind_since is not None and traffic.behind_since <= now - self._hold
+        late = behind and state.let_through < _FRACTION_TO_STAY
         if (costly or late) and self.is_shared(scan, now):
             state.paused_until = now + _PAUSE_IN_HOLDS * self._hold
             state.let_through = 0.0

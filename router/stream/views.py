@@ -93,10 +93,6 @@ class Traffic:
         self._passed += events
         self._passed_bytes += size
 
-    def is_behind(self, time: float) -> bool:
-        """Return whether the router has had events to pass on without a pause since ``time``."""
-        return self.behind_since is not None and self.behind_since <= time
-
     @property
     def let_through(self) -> float:
         """How often an event is let through, by any filter or namespace."""
