@@ -189,7 +189,7 @@ async def assemble(
         report = node.become if peers is None else peers.announce
         version, known = ClusterVersion(*servers, report), asyncio.Event()
         # The first process keeps the version current for all.
-        tasks.run(_read_version, version, known, number <= 1)
+        tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
         yield await owned.enter_async_context(_ports(settings, node, known))
 
 
@@ -320,10 +320,3 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
         checks = ServerChecks(*servers)
         owned.push_async_callback(checks.close)
         return await checks.results(whole=True)
-
-
-async def _read_version(version: ClusterVersion, first: asyncio.Event, keep: bool) -> None:
-    await version.read()
-    first.set()
-    if keep:
-        await version.keep_current()

@@ -114,31 +114,28 @@ class ClusterVersion:
         self._known: dict[str, ServerIdentity] = {}
         self._told: ServerIdentity | None = None
 
-    async def read(self) -> None:
-        """Try until at least one server has answered."""
+    async def keep_current(self, known: asyncio.Event, *, once: bool = False) -> None:
+        """Ask all servers, often until one has answered, which sets ``known``, then each minute.
+
+        They are asked immediately when a new connection reports a changed version. With ``once``
+        it ends with the first answer.
+        """
         while True:
             try:
                 await self._ask_all()
+                known.set()
             except _Failure as error:
-                log.warning(
-                    "No server of the cluster answers; trying on",
-                    error=str(error),
-                )
-                await asyncio.sleep(self._retry_pause)
-            else:
+                report = log.debug if known.is_set() else log.warning
+                report("No server of the cluster answers; trying on", error=str(error))
+            except Exception:  # the reading of versions must continue
+                log.exception("Unexpected error")
+            if once and known.is_set():
                 return
-
-    async def keep_current(self) -> None:
-        """Ask each minute, and immediately when a new connection reports a changed version."""
-        while True:
+            pause = self._refresh_pause if known.is_set() else self._retry_pause
             with suppress(TimeoutError):
-                async with asyncio.timeout(self._refresh_pause):
+                async with asyncio.timeout(pause):
                     await self._cluster.versions_changed.wait()
             self._cluster.versions_changed.clear()
-            try:
-                await self._ask_all()
-            except _Failure as error:
-                log.debug("Cannot read versions", error=str(error))
 
     async def _ask_all(self) -> None:
         """Update ``_known``; raises the last failure if no version is known."""
