@@ -2,41 +2,26 @@
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import Callable
-from typing import Self
 
 
 class FairLimit:
     """Admits clients' requests for an amount, as long as the sum stays within a limit.
 
-    A client that holds nothing gets any amount for which there is room. ``share`` bounds what a
-    client may hold beyond that, so that there is room for others. Waiting requests are admitted in
+    A client that holds nothing gets any amount for which there is room; beyond that it holds at
+    most what remains free, so half of the limit if it is alone. Waiting requests are admitted in
     turn, by client and size; a request that does not fit delays no smaller one.
 
     Args:
         limit: the most that all clients together may have.
-        share: takes the amount that a client would hold, and the amount that would remain free;
-            returns whether the client may hold it.
     """
 
-    def __init__(self, limit: int, share: Callable[[int, int], bool]) -> None:
+    def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._share = share
         self._held: Counter[str] = Counter()
         # Waiting requests by client and size, in turn; of one client and size in order of arrival.
         self._waiting: dict[tuple[str, int], dict[asyncio.Future[None], None]] = {}
         self.held = 0
         """The amount that all clients hold together."""
-
-    @classmethod
-    def of_messages(cls, limit: int) -> Self:
-        """Return a limit of bytes, of which a client has at most what remains free."""
-        return cls(limit, lambda own, free: own <= free)
-
-    @classmethod
-    def of_logins(cls, most: int) -> Self:
-        """Return a limit of logins in progress, of which an address has at most half."""
-        return cls(most, lambda own, _free: own <= most // 2)
 
     async def admit(self, client: str, size: int = 1) -> None:
         """Wait until a client may hold ``size`` more; ``release`` returns it.
@@ -91,4 +76,4 @@ class FairLimit:
 
     def _fits(self, client: str, size: int) -> bool:
         free, own = self._limit - self.held - size, self._held.get(client, 0)
-        return free >= 0 and (not own or self._share(own + size, free))
+        return free >= 0 and (not own or own + size <= free)

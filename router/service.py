@@ -8,13 +8,13 @@ from contextlib import (
     AbstractAsyncContextManager,
     AsyncExitStack,
     asynccontextmanager,
-    suppress,
 )
 from dataclasses import replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple
 
+import anyio
 import structlog
 from bson.objectid import ObjectId
 
@@ -295,9 +295,8 @@ async def _ports(settings: Settings, node: Node, known: asyncio.Event) -> AsyncI
             most = supported_connections(MOST_CLIENTS, part=FOR_FEEDS)
             port = FeedPort(node, settings.feed, most=most, handshakes=handshakes)
             feed = await owned.enter_async_context(port)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(_IDENTITY_WAIT):
-                await known.wait()
+        with anyio.move_on_after(_IDENTITY_WAIT):
+            await known.wait()
         yield node, listener, feed
 
 

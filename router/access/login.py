@@ -388,7 +388,7 @@ class AccessControl:
     ) -> None:
         self._certificates = certificates
         self.cluster = cluster
-        self.in_progress = FairLimit.of_logins(limits.logins_in_progress)
+        self.in_progress = FairLimit(limits.logins_in_progress)
         self.failed_delay = limits.failed_login_delay
         """Seconds before a refused login is answered."""
         self.users = Users(cluster, refresh)

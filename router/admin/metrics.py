@@ -9,7 +9,6 @@ from itertools import accumulate
 from typing import Any, Final, NamedTuple, get_args
 
 from bson.timestamp import Timestamp
-from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -146,13 +145,11 @@ def exposition(status: RouterStatus, accept: str) -> tuple[bytes, str]:
         status: the status of all processes; counts are summed over them.
         accept: the request's Accept header, which selects the format; text if it is malformed.
     """
-    registry = CollectorRegistry()
-    registry.register(StatusCollector(status))
     try:
         encode, content_type = choose_encoder(accept)
     except (TypeError, ValueError):  # it names a version that is no number
         encode, content_type = choose_encoder("")
-    return encode(registry), content_type
+    return encode(StatusCollector(status)), content_type
 
 
 class StatusCollector(Collector):

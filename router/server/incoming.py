@@ -79,7 +79,7 @@ class Shared:
         self.counters = counters
         self.turns = Turns()
         self.turns_before_login = Turns(MOST_BEFORE_LOGIN)
-        self.intake = FairLimit.of_messages(limits.messages_bytes)
+        self.intake = FairLimit(limits.messages_bytes)
 
 
 class Incoming:

@@ -67,7 +67,7 @@ class Listener(AcceptingPort):
     async def __aenter__(self) -> Self:
         await super().__aenter__()
         if not self._for_workers:
-            self.run(self._cut_late_clients)
+            self.run(self._check_deadlines)
         return self
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
@@ -209,9 +209,12 @@ class Listener(AcceptingPort):
             connectionCount=self._counters.connections,
         )
 
-    async def _cut_late_clients(self) -> None:
-        loop = asyncio.get_running_loop()
+    async def _check_deadlines(self) -> None:
         while True:
             await asyncio.sleep(self._check_interval)
-            for connection in list(self._connections):
-                connection.check_deadlines(loop.time())
+            self._cut_late_clients()  # whose variables go: they would keep the last connection
+
+    def _cut_late_clients(self) -> None:
+        now = asyncio.get_running_loop().time()
+        for connection in list(self._connections):
+            connection.check_deadlines(now)

@@ -134,7 +134,7 @@ async def test_the_router_adds_the_same_steps(
     where: str,
 ) -> None:
     """One command for each of the client's, one connection, and one delay at the end."""
-    server, in_progress = Server(), FairLimit.of_logins(1)
+    server, in_progress = Server(), FairLimit(1)
     access: Any = SimpleNamespace(cluster=None, in_progress=in_progress, failed_delay=DELAY)
     monkeypatch.setattr(CatalogPrimary, "connect", lambda _self: server.connect())
     monkeypatch.setattr(CatalogPrimary, "serves", lambda *_: True)

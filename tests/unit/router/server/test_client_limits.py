@@ -113,7 +113,7 @@ async def answer(asked: Asked) -> None:
 @asynccontextmanager
 async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit]]:
     """Listen with authorization; logins are relayed to a scripted mongos."""
-    in_progress = FairLimit.of_logins(limits.logins_in_progress)
+    in_progress = FairLimit(limits.logins_in_progress)
     own: Any = SimpleNamespace(in_progress=in_progress)
 
     def login(peer: str, _certificate: object) -> Login:
@@ -167,7 +167,7 @@ async def asked(intake: FairLimit, client: str, size: int) -> "asyncio.Task[None
 
 
 async def test_a_small_message_waits_for_no_larger_one_of_its_client() -> None:
-    intake = FairLimit.of_messages(100)
+    intake = FairLimit(100)
     await intake.admit("a", 25)
     larger = await asked(intake, "a", 40)
     small = await asked(intake, "a", 20)
@@ -181,7 +181,7 @@ async def test_a_small_message_waits_for_no_larger_one_of_its_client() -> None:
 
 
 async def test_a_message_whose_client_has_gone_holds_nothing() -> None:
-    intake = FairLimit.of_messages(100)
+    intake = FairLimit(100)
     await intake.admit("a", 60)
     waiting = await asked(intake, "b", 60)
     admitted = await asked(intake, "c", 60)
@@ -264,7 +264,7 @@ async def flooded(router: Facade, clients: int) -> list[int]:
 
 @pytest.mark.parametrize(("login", "most"), [(False, 8), (True, 1)])
 async def test_pipelined_messages_leave_the_loop_to_others(login: bool, most: int) -> None:
-    own: Any = SimpleNamespace(in_progress=FairLimit.of_logins(1))
+    own: Any = SimpleNamespace(in_progress=FairLimit(1))
 
     def logins(peer: str, _certificate: object) -> Login:
         return Login(own, peer)
