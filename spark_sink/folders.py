@@ -27,24 +27,6 @@ def is_local(address: str) -> bool:
     return "://" not in address or address.startswith("file://")
 
 
-def open_folder(address: str) -> tuple[fs.FileSystem, str]:
-    """Return the file system of a folder, given as a path or a URI, and its path there.
-
-    Raises OptionError if pyarrow does not know the URI.
-    """
-    scheme, found, rest = address.partition("://")
-    uri = f"{_SCHEMES.get(scheme, scheme)}://{rest}" if found else Path(address).resolve().as_uri()
-    try:
-        files, root = fs.FileSystem.from_uri(uri)
-    except (OSError, ValueError) as error:
-        raise OptionError(
-            f"the folder {address} cannot be read here: use a path, or a URI of s3, gs, hdfs or "
-            "file",
-            error,
-        ) from None
-    return files, str(root)
-
-
 class Folder:
     """A folder, given as a path or a URI; the paths of methods are relative to it.
 
@@ -52,7 +34,20 @@ class Folder:
     """
 
     def __init__(self, address: str) -> None:
-        files, root = open_folder(address)
+        scheme, found, rest = address.partition("://")
+        uri = (
+            f"{_SCHEMES.get(scheme, scheme)}://{rest}"
+            if found
+            else Path(absolute(address)).as_uri()
+        )
+        try:
+            files, root = fs.FileSystem.from_uri(uri)
+        except (OSError, ValueError) as error:
+            raise OptionError(
+                f"the folder {address} cannot be read here: use a path, or a URI of s3, gs, hdfs "
+                "or file",
+                error,
+            ) from None
         self.files = fs.SubTreeFileSystem(root, files)
         """The folder as a file system of its own."""
 

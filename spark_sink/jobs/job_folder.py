@@ -20,7 +20,7 @@ from typing import Any
 from spark_sink.errors import OptionError, StreamError, say
 from spark_sink.events.documents import from_json
 from spark_sink.events.positions import key_of
-from spark_sink.folders import Folder, absolute, is_local, open_folder
+from spark_sink.folders import Folder, absolute, is_local
 from spark_sink.source.offsets import Offset
 
 BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
@@ -126,7 +126,7 @@ class JobFolder:
         if not local:
             yield
             return
-        path = Path(open_folder(local[0])[1]) / "job.lock"
+        path = Path(Folder(local[0]).files.base_path) / "job.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+") as file:
             try:

@@ -11,6 +11,8 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial, reduce
+from itertools import groupby
+from operator import attrgetter
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
@@ -255,11 +257,9 @@ class CurrentTable:
         ddl_events: Sequence[DdlEvent],
     ) -> ChangeReport:
         """Stage rows of files, and changes, with the namespaces that DDL events give them."""
-        by_file: dict[str, list[ChangeGroup]] = {}
-        for each in groups:
-            by_file.setdefault(each.path, []).append(each)
-        stage = self.address, self._epoch
-        tasks = [partial(stage_moved, *stage, ddl_events, own) for own in by_file.values()]
+        of_file, stage = attrgetter("path"), (self.address, self._epoch)
+        by_file = groupby(sorted(groups, key=of_file), of_file)
+        tasks = [partial(stage_moved, *stage, ddl_events, [*own]) for _, own in by_file]
         events, columns = self.state.not_applied(ddl_events), self.form.base_columns
         files = (path for each in moved for path in each.paths)
         tasks += [partial(stage_file, *stage, events, columns, path) for path in files]

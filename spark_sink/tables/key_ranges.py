@@ -143,13 +143,15 @@ class KeyRanges:
                 last[index] = _end(last[index], first[index + 1])
         ends: dict[str, str] = {}  # of partitions
         for name, end in zip(partition, last, strict=True):
-            ends[name] = max(ends.get(name, ""), end)
+            if end > ends.get(name, ""):
+                ends[name] = end
         files["last"] = [ends[name] for name in partition]
         starts, reached = [0][: len(first)], ""
         for index, (begin, end) in enumerate(zip(first, files["last"], strict=True)):
             if begin > reached and index:
                 starts.append(index)
-            reached = max(reached, end)
+            if end > reached:
+                reached = end
         return cls(files, [*map(range, starts, [*starts[1:], len(first)])])
 
     def __len__(self) -> int:

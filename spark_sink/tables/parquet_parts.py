@@ -86,8 +86,8 @@ class Parts:
         partitions: the columns whose values name the folders; the files do not contain them.
         statistics_columns: the columns whose least and greatest values are in the commit, so that
             readers leave out files.
-        indexed: further columns whose least and greatest values are in the files.
-        unique: the columns whose values rarely repeat, and which get no dictionary.
+        unique: the columns whose values rarely repeat, and which get no dictionary. The files have
+            the least and greatest values of all other columns, too.
         summed: whether the files get checksums.
     """
 
@@ -98,7 +98,6 @@ class Parts:
         partitions: Sequence[str] = (),
         *,
         statistics_columns: Sequence[str] = WITH_STATISTICS,
-        indexed: Sequence[str] = (),
         unique: Sequence[str] = WITHOUT_DICTIONARY,
         summed: bool = True,
     ) -> None:
@@ -111,7 +110,7 @@ class Parts:
         self._form = {
             **_COMPRESSION,
             "use_dictionary": [name for name in names if name not in unique],
-            "write_statistics": [n for n in names if n in (*statistics_columns, *indexed)],
+            "write_statistics": [n for n in names if n in statistics_columns or n not in unique],
         }
         self._folder = Folder(root)
         self._pending: dict[Partition, list[pa.Table]] = defaultdict(list)

@@ -273,7 +273,6 @@ class _RangeFiles:
             form.file_schema,
             (KEY_RANGE,),
             statistics_columns=form.statistics_columns,
-            indexed=() if form.document_schema is None else form.document_schema.fieldNames(),
             unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
             summed=False,
         )

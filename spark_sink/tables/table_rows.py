@@ -84,18 +84,18 @@ def namespaces_in(log: DeltaLog) -> set[tuple[str, str]]:
     return found
 
 
-def require_whole(log: DeltaLog, rows_of: str = "") -> None:
+def require_whole(log: DeltaLog, name: str = "") -> None:
     """Raise StreamError if an older version was restored beneath the state of a later one.
 
     If the commits of both have expired, the files are compared with the state. A current table must
-    have the partitions of its state. Another table, whose name is `rows_of`, must have rows of the
-    newest batch that wrote some; the name is empty if others may remove rows from the table.
+    have the partitions of its state. Another table, whose `name` is given, must have rows of the
+    newest batch that wrote some; without a name others may remove rows from the table.
     """
     state, newest = log.state(), None
     if state and log.version is not None:
         with log.stream_errors():
             newest = newest_in(Folder(log.address), log.version)
-    is_whole = _has_rows_of(log, state, rows_of) if newest is None else newest == state
+    is_whole = _has_rows_of(log, state, name) if newest is None else newest == state
     if not is_whole:
         raise restored_error(log.address)
 
