@@ -19,6 +19,15 @@ _Transform = TypeVar("_Transform")
 _VALID = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789.-")
 
 
+def _texts(given: Mapping[str, Any]) -> dict[str, str]:
+    """Return values as texts: those that are none as JSON, without those that are None."""
+    known = {name: each for name, each in given.items() if each is not None}
+    return {
+        name: each if isinstance(each, str) else json.dumps(each, default=dict)
+        for name, each in known.items()
+    }
+
+
 def _transform(kind: type[_Transform], owner: str) -> Callable[[str], _Transform]:
     """Return a parser of a transform's properties."""
 
@@ -26,11 +35,7 @@ def _transform(kind: type[_Transform], owner: str) -> Callable[[str], _Transform
         found = json.loads(text)
         if not isinstance(found, dict):
             raise ValueError("must be an object of the transform's properties")
-        texts = {
-            name: each if isinstance(each, str) else json.dumps(each)
-            for name, each in found.items()
-        }
-        return parsed(kind, canonical(texts, option_names(kind), owner=owner), owner)
+        return parsed(kind, _texts(canonical(found, option_names(kind), owner=owner)), owner)
 
     return parse
 
@@ -84,13 +89,7 @@ class MessageOptions:
 
         `owner` follows an option's name in messages, such as " of the sink". Raises OptionError.
         """
-        named = canonical(given, option_names(cls), owner=owner)
-        texts = {
-            name: json.dumps(dict(value)) if isinstance(value, Mapping) else value
-            for name, value in named.items()
-            if value is not None
-        }
-        return parsed(cls, texts, owner)
+        return parsed(cls, _texts(canonical(given, option_names(cls), owner=owner)), owner)
 
     def __post_init__(self) -> None:
         if not self.prefix:
