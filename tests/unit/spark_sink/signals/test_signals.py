@@ -211,8 +211,8 @@ def test_a_signal_is_processed_once() -> None:
     assert query.batch(s=once, t=once) == ["b.z", "b.z"]
     assert query.rest() == ["b.z"] * 4
     assert query.batch(s=once, t=once) == []
-    query.batch(bad=signal(data_collections=[]), worse="the file is not JSON")
-    assert query.notified[-2:] == [("bad", "REFUSED"), ("worse", "REFUSED")]
+    query.batch(bad=signal(data_collections=[]), **{"long" * 900: "the file is not JSON"})
+    assert query.notified[-2:] == [("bad", "REFUSED"), ("long" * 150, "REFUSED")]
     told = len(query.notified)
     query.batch(bad=signal(data_collections=[]))
     assert len(query.notified) == told
