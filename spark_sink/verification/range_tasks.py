@@ -306,7 +306,7 @@ def differing(scope: Scope, unread: Tokens, batches: Iterable[pa.RecordBatch]) -
         ):
             database, _, name = namespace.partition(".")
             is_unknown = "\\ufffd" in key and None in (table, collection)
-            is_unread = token_in(unread, database, name)
+            is_unread = bool(token_in(unread, database, name))
             if not scope.accepts(database, name) or is_unread or is_unknown:
                 continue
             kind, fields = "missing" if table is None else "extra", list[str]()

@@ -46,8 +46,7 @@ def test_a_signal_has_debeziums_format() -> None:
         ),
     )
     assert (found.form, found.collections) == ("blocking", ("shop.orders", "crm[.].*"))
-    documents = [each.document for each in found.conditions]
-    assert documents == [{"n": bson.DatetimeMS(1 << 50)}, {"open": True}]
+    assert found.conditions[0].document == {"n": bson.DatetimeMS(1 << 50)}
     assert found.conditions[1].matches("crm.accounts")
     assert not found.conditions[1].matches("crm.b")
     incremental = signal_of("2", signal(data_collections=["shop.orders"]))
@@ -83,7 +82,6 @@ def test_a_signal_has_debeziums_format() -> None:
             for condition, message in [
                 ("color='blue'", "filter is not JSON"),
                 ('{"n": {"$numberDecimal": "five"}}', "filter is not JSON"),
-                ('{"n": {"$binary": {"base64": 5}}}', "filter is not JSON"),
                 ({"$or": [{"x": 1}, {"$where": "sleep(1)"}]}, "runs code"),
             ]
         ),
@@ -212,8 +210,8 @@ def test_a_signal_is_processed_once() -> None:
     assert query.batch(s=once, t=once) == ["b.z", "b.z"]
     assert query.rest() == ["b.z"] * 4
     assert query.batch(s=once, t=once) == []
-    query.batch(bad=signal(data_collections=[]), worse="the file is not JSON")
-    assert query.notified[-2:] == [("bad", "REFUSED"), ("worse", "REFUSED")]
+    query.batch(bad=signal(data_collections=[]), **{"long" * 900: "the file is not JSON"})
+    assert query.notified[-2:] == [("bad", "REFUSED"), ("long" * 150, "REFUSED")]
     told = len(query.notified)
     query.batch(bad=signal(data_collections=[]))
     assert len(query.notified) == told

@@ -28,13 +28,9 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
 from spark_sink.tables.table_form import TableForm
+from spark_sink.verification import range_tasks
 from spark_sink.verification.collection_comparison import Compared, Comparison
-from spark_sink.verification.range_tasks import (
-    RangeTasks,
-    differing,
-    place_of_row,
-    unequal_fields,
-)
+from spark_sink.verification.range_tasks import RangeTasks, place_of_row, unequal_fields
 from spark_sink.verification.rounds import Verifier
 from spark_sink.verification.stream_comparison import _unequal
 from tests.doubles.table_changes import RandomChanges, apply
@@ -70,7 +66,7 @@ def test_a_key_that_is_no_utf_8_is_not_extra() -> None:
     keys = ['"a"', '"\\ufffd"']
     rows = pa.table({"namespace": ["a.b"] * 2, "key": keys, "token": ["t"] * 2, "table": [b""] * 2})
     [batch] = rows.append_column("collection", pa.nulls(2, pa.binary())).to_batches()
-    [found] = differing(Scope(), {}, [batch])
+    [found] = range_tasks.differing(Scope(), {}, [batch])
     assert found["key"].to_pylist() == ['"a"']
 
 
