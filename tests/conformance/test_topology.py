@@ -92,8 +92,8 @@ async def test_a_cluster_without_shards_returns_a_closed_cursor() -> None:
         settings = Settings.model_validate(
             {"sharding": {"configDB": cluster.configdb}, "upstream": cluster.mongos_uri}
         )
-        async with assemble(settings, []) as parts:
-            port = await parts.listener.listen(["127.0.0.1"], 0)
+        async with assemble(settings, []) as (_, listener, _):
+            port = await listener.listen(["127.0.0.1"], 0)
             async with await RawClient.connect(port) as client:
                 for database, target, options in (
                     ("db", "a", {}),
