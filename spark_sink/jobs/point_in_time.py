@@ -9,7 +9,7 @@ from __future__ import annotations
 import warnings
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby, islice
 from operator import itemgetter
 from typing import Any
@@ -37,14 +37,14 @@ from spark_sink.jobs.job_folder import (
 )
 from spark_sink.jobs.tables_job import table_form
 from spark_sink.jobs.task_writer import COUNT_COLUMNS, Transactions
-from spark_sink.options.scope import Scope
+from spark_sink.options.scope import Gained, Scope
 from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import TableScope, unread_after, unread_names
+from spark_sink.tables.ddl_events import TableScope, collections_of, unread_after, unread_names
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import BASE, COMMIT_SECONDS, TABLE
@@ -329,17 +329,31 @@ class _History:
     def scope(self, cut: Timestamp) -> TableScope | None:
         """Return the table's scope after the newest batch before a cut, if its commit is kept.
 
-        Raises StreamError if the job has left out events before the cut, and not read the
-        collections since.
+        Its collections `unread` include those that this batch has, but as of a later time. Raises
+        StreamError if the job has left out events before the cut, and not read the collections
+        since.
         """
-        end = next((end for _, end, _ in self._before(cut)), Offset(AtTime(cut)))
+        ends = (end for _, end, _ in self._before(cut))
+        end = next(ends, Offset(AtTime(cut)))
         if end.sought is not None:
             raise StreamError(
                 f"the job in {self._folder.address} has left out the events from "
                 f"{_cut_of(Offset(end.sought)).as_datetime().isoformat()} to "
                 f"{_cut_of(end).as_datetime().isoformat()}: give an earlier or a later time"
             )
-        return _scope_at(self._folder.record(), end)
+        found, log = _scope_at(self._folder.record(), end), self.logs.get(BRONZE)
+        if found is None or log is None:
+            return found
+        late = [each for each in snapshot_ends(log) if each["readUntil"] >= cut]
+        ids = {each.get("requested") for each in late}
+        names = {name for each in late for name in collections_of(each) or ()}
+        unread = {
+            part: token
+            for each in (ends if names else ())
+            for part, token in each.unread_at_end.items()
+            if (part.id in ids if isinstance(part, Gained) else part in names)
+        }
+        return replace(found, unread={**unread, **found.unread})
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""

@@ -105,7 +105,8 @@ def _rescued(log: DeltaLog) -> int | None:
 
 def verified_line(found: Mapping[str, Any]) -> str:
     """Return what the commits of a table say about its verification, as a line of text."""
-    return f"through {found['through']}: {found['rows']:,} rows, {found['differences']} differences"
+    rows, differences = found["rows"], found["differences"]
+    return f"through {found['through']}: {rows:,} rows and keys, {differences} differences"
 
 
 def _planned(progress: dict[str, Any]) -> str:

@@ -130,12 +130,11 @@ class Gained:
 
     def accepts(self, database: str, collection: str) -> bool:
         """Return whether a collection is one of them."""
-        name, own = f"{database}.{collection}", (database, collection)
-        return (
-            self.scope.accepts(*own)
-            and not (self.before is not None and self.before.accepts(*own))
-            and (not self.patterns or own in self.names or matches_any(self.patterns, name))
-        )
+        own, name = (database, collection), f"{database}.{collection}"
+        is_named = not self.patterns or own in self.names
+        is_chosen = is_named or matches_any(self.patterns, name)
+        is_old = self.before is not None and self.before.accepts(*own)
+        return is_chosen and not is_old and self.scope.accepts(*own)
 
     def __str__(self) -> str:
         return f"collections of {self.scope}" + (f" outside of {self.before}" * bool(self.before))

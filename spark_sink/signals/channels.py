@@ -12,17 +12,16 @@ from typing import Any
 
 import bson
 from bson import ObjectId, json_util
-from bson.errors import BSONError
 from bson.timestamp import Timestamp
 from pyarrow import fs
 
 from spark_sink.errors import HistoryLostError, StreamError, say
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, key_of
-from spark_sink.events.slices import CODEC
+from spark_sink.events.slices import CODEC, UNREADABLE
 from spark_sink.folders import Folder, is_local
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy, StreamOptions
 from spark_sink.signals.query_snapshots import SIGNAL, QuerySnapshots
-from spark_sink.signals.signal import ReceivedSignal, digest
+from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, parsed_json
 from spark_sink.signals.state import SignalState
 from spark_sink.stream.event_stream import EventStream, StreamCursor
 from spark_sink.stream.router_client import RouterClient
@@ -142,11 +141,11 @@ class SignalFolder:
         if text is None:
             return None  # removed meanwhile
         try:
-            document = json_util.loads(text)
-        except (ValueError, TypeError, BSONError, RecursionError) as error:
+            document = parsed_json(text, "the file")
+        except SignalError as error:
             if file.mtime is not None and self._now() - file.mtime.timestamp() < _WRITE_TIMEOUT:
                 return None
-            return ReceivedSignal(name, f"the file is not JSON: {error}")
+            return ReceivedSignal(name, str(error))
         if not isinstance(document, dict):
             return ReceivedSignal(name, "the file must contain a JSON object")
         return ReceivedSignal(_id_text(document.get("id") or name), document)
@@ -229,7 +228,10 @@ class SignalCollection:
 
 
 def _received(event: bytes) -> ReceivedSignal:
-    document = bson.decode(event, CODEC)
+    try:
+        document = bson.decode(event, CODEC)
+    except UNREADABLE as error:
+        return ReceivedSignal(Token.of(event).data, f"the signal cannot be read: {error}")
     signal = document.get("fullDocument") or {}
     identifier = _id_text(signal.get("_id"))
     if len(event) > _MAX_BYTES:

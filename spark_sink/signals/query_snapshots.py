@@ -293,7 +293,7 @@ class QuerySnapshots:
         docs/spark-reference.md#notifications lists them.
         """
         found = {
-            "id": identifier,
+            "id": identifier[:_MAX_LENGTH],
             "aggregate_type": aggregate,
             "type": kind,
             "additional_data": {name: text[:_MAX_LENGTH] for name, text in texts.items()},

@@ -16,7 +16,7 @@ from bson import json_util
 from bson.errors import BSONError
 
 from spark_sink.options.java_patterns import compiled, matches_any
-from spark_sink.snapshot.plan import bound_text, value_of
+from spark_sink.snapshot.plan import ANY_DATE, bound_text, value_of
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
@@ -35,6 +35,8 @@ _FIELDS = {
 _MAX_ID_LENGTH = 200
 # These run code on the servers.
 _CODE = frozenset({"$where", "$function", "$accumulator"})
+# What json_util.loads raises, such as for a $numberDecimal without digits.
+_NO_JSON = (ValueError, TypeError, LookupError, ArithmeticError, BSONError, RecursionError)
 
 
 class SignalError(ValueError):
@@ -119,7 +121,7 @@ def digest(identifier: str) -> str:
 
 def _data(data: Any) -> Mapping[str, Any]:
     if isinstance(data, str):  # as Debezium's other connectors write it
-        data = _parsed(data, "data")
+        data = parsed_json(data, "data")
     if data is None:
         return {}
     if not isinstance(data, Mapping):
@@ -155,17 +157,18 @@ def _condition(entry: Any) -> DocumentFilter:
         raise SignalError("an additional condition has the fields data-collection and filter")
     condition = entry["filter"]
     if isinstance(condition, str):
-        condition = _parsed(condition, "filter")
+        condition = parsed_json(condition, "filter")
     if not isinstance(condition, Mapping):
         raise SignalError("filter must be a filter of MongoDB, as a document or as JSON")
     _refuse_code(condition)
     return DocumentFilter(_pattern(entry["data-collection"]), bound_text(condition))
 
 
-def _parsed(text: str, name: str) -> Any:
+def parsed_json(text: str, name: str) -> Any:
+    """Return extended JSON as values of BSON. Raises SignalError, which names the text."""
     try:
-        return json_util.loads(text)
-    except (ValueError, TypeError, BSONError, RecursionError) as error:
+        return json_util.loads(text, json_options=ANY_DATE)
+    except _NO_JSON as error:
         raise SignalError(f"{name} is not JSON: {error}") from None
 
 

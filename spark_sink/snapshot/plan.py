@@ -25,9 +25,10 @@ from bson.timestamp import Timestamp
 from spark_sink.events.documents import stored
 from spark_sink.events.positions import AtTime, after
 
-_ANY_DATE = json_util.CANONICAL_JSON_OPTIONS.with_options(
+ANY_DATE = json_util.CANONICAL_JSON_OPTIONS.with_options(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
+"""Extended JSON with dates of all years."""
 _NEVER = Timestamp(0, 0)
 
 
@@ -143,7 +144,7 @@ def bound_text(value: Any) -> str:
 
 def value_of(text: str) -> Any:
     """Return the value that `bound_text` wrote."""
-    return json_util.loads(text, json_options=_ANY_DATE)["v"]
+    return json_util.loads(text, json_options=ANY_DATE)["v"]
 
 
 def filter_of(keys: Iterable[str]) -> dict[str, Any]:

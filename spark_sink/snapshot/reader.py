@@ -223,7 +223,7 @@ class ChunkReader:
                 if self._fall_back(error):
                     continue
                 if not _is_transient(error):
-                    raise _refused(self._task.chunk, error) from None
+                    raise _refused(self._task, error) from None
                 if read:
                     self._retries.reset()
                 self._retries.wait(error, f"a server with {self._task.chunk.collection}")
@@ -243,7 +243,8 @@ class ChunkReader:
         if self._last is not None:  # of any type, so that type bracketing does not apply
             begin = {"$literal": RawBSONDocument(self._last)["_id"]}
             rest = [{"$expr": {"$gte": ["$_id", begin]}}]
-        projection = dict.fromkeys(("_id", *collection.key), 1) if task.keys_only else None
+        paths = [each for each in collection.key if not each.startswith("_id.")]  # which collide
+        projection = dict.fromkeys(("_id", *paths), 1) if task.keys_only else None
         is_empty = True
         source = database.get_collection(name, read_concern=_At(concern))
         cursor = source.find(
@@ -302,15 +303,21 @@ def _is_transient(error: PyMongoError) -> bool:
     return is_transient(error) or (isinstance(error, OperationFailure) and error.code in _TRANSIENT)
 
 
-def _refused(chunk: Chunk, error: PyMongoError) -> StreamError:
-    if isinstance(error, OperationFailure) and error.code in (13, 18):
-        return StreamError(
-            f"not allowed to read {chunk.collection}: the user in option 'uri' needs the privilege "
-            "find on what a snapshot reads",
-            error,
-        )
-    return StreamError(
-        f"cannot read {chunk.collection} for a snapshot: a router passes such reads to the mongos "
-        "that it is started with (--upstream)",
-        error,
+def _refused(task: SnapshotTask, error: PyMongoError) -> StreamError:
+    code = error.code if isinstance(error, OperationFailure) else None
+    text = (
+        f"cannot read {task.chunk.collection} for a snapshot: a router passes such reads to the "
+        "mongos that it is started with (--upstream)"
     )
+    if code in (13, 18):
+        text = (
+            f"not allowed to read {task.chunk.collection}: the user in option 'uri' needs the "
+            "privilege find on what a snapshot reads"
+        )
+    elif task.condition and code not in (None, *_UNSUPPORTED):
+        text = (
+            f"cannot read {task.chunk.collection} for a snapshot with a filter: correct the "
+            "documents for which it fails. If it is a signal's, you can also send stop-snapshot, "
+            "and leave out the batch with job seek"
+        )
+    return StreamError(text, error)

@@ -81,6 +81,8 @@ _ATTEMPTS = 10
 """How often a table's epoch is raised if other commits are faster."""
 _EXCHANGES = 100
 """How often files are exchanged if other commits are faster."""
+_REARRANGING = {"OPTIMIZE", "VACUUM START", "VACUUM END"}
+"""The operations of commits that keep all rows, and the partitions that they are in."""
 _OF_COLUMNS = ("min.", "max.", "null_count.")
 """The prefixes that statistics of columns have in what the log says about files."""
 _NO_FILES = pa.schema(
@@ -405,26 +407,44 @@ class DeltaLog:
         transactions = [Transaction(APPLICATION, number)]
         if batch is not None:
             transactions.append(Transaction(batch.query, batch.number))
-        properties = CommitProperties({STATE: state}, app_transactions=transactions)
+        # delta-rs would commit beside a compaction of the files that it replaces.
+        retries = 0 if filters else None
+        properties = CommitProperties({STATE: state}, retries, transactions)
         if self._table is None:
             self._create(actions, schema, properties)
             return
         with self.stream_errors():
-            self._table.create_write_transaction(
-                [*actions],
-                "overwrite" if filters else "append",  # only the former changes the schema
-                _schema(schema) if filters else self._table.schema(),
-                self.partitions,
-                partition_filters=filters or None,
-                commit_properties=properties,
-                post_commithook_properties=_NO_CLEANUP,
-            )
+            while True:
+                try:
+                    self._table.create_write_transaction(
+                        [*actions],
+                        "overwrite" if filters else "append",  # only the former changes the schema
+                        _schema(schema) if filters else self._table.schema(),
+                        self.partitions,
+                        partition_filters=filters or None,
+                        commit_properties=properties,
+                        post_commithook_properties=_NO_CLEANUP,
+                    )
+                except CommitFailedError:
+                    if filters and self._is_rearranged():
+                        continue
+                    raise
+                break
         self._state = number, dict(state)
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
             with self.stream_errors():
                 self._table.cleanup_metadata()
                 self._states.clean(number)
+
+    def _is_rearranged(self) -> bool:
+        """Read later commits; return whether there are some, and they keep all rows."""
+        before = self.version or 0
+        self.reload()
+        assert self._table is not None
+        later = self._table.version() - before
+        names = {each["operation"] for each in self._table.history(later)} if later else {""}
+        return names <= _REARRANGING
 
     def exchange(
         self, former: Collection[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]

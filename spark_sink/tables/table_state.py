@@ -78,6 +78,10 @@ class TableState:
 
     def after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:
         """Return the state after what tasks have read, with these DDL events."""
+        ends = [e for e in map(bson.decode, read.ddl) if e["operationType"] == SNAPSHOT_END]
+        # The events after a snapshot of the mode begin at its time, though it may be read later.
+        begun = [each["clusterTime"] for each in ends if not each.get("requested")]
+        before = [high_water_mark(next_tick(time)) for time in begun] or [self.through]
         # A snapshot of some collections ends at a time that the stream may not have reached yet.
         reached = (each.token for each in ddl_events if each.collections is None)
         # Later events are beyond `through`, so that one mark stands for those up to there.
@@ -85,13 +89,11 @@ class TableState:
         passed = (mark for mark in self.complete_in.values() if mark <= self.through)
         state = replace(
             self,
-            through=max([self.through, read.through, *reached]) or read.streamed,
+            through=max([*before, read.through, *reached]) or read.streamed,
             complete_from=max([self.complete_from, *passed]),
             complete_in=ahead,
         )
-        for event in map(bson.decode, read.ddl):
-            if event["operationType"] != SNAPSHOT_END:
-                continue
+        for event in ends:
             token = high_water_mark(next_tick(event["readUntil"]))
             collections = collections_of(event)
             if collections is None:

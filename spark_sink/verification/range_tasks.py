@@ -296,7 +296,8 @@ def differing(scope: Scope, unread: Tokens, batches: Iterable[pa.RecordBatch]) -
     """Return how the BSON in `table` differs from that in `collection`: for `mapInArrow`.
 
     Null stands for a missing document. Collections outside of the scope, and those that the table
-    must read again, are not compared.
+    must read again, are not compared. A key with bytes that are no UTF-8 finds no document: it is
+    neither missing nor extra.
     """
     for batch in batches:
         found = []
@@ -305,7 +306,9 @@ def differing(scope: Scope, unread: Tokens, batches: Iterable[pa.RecordBatch]) -
             strict=True,
         ):
             database, _, name = namespace.partition(".")
-            if not scope.accepts(database, name) or token_in(unread, database, name):
+            is_unknown = "\\ufffd" in key and None in (table, collection)
+            is_unread = bool(token_in(unread, database, name))
+            if not scope.accepts(database, name) or is_unread or is_unknown:
                 continue
             kind, fields = "missing" if table is None else "extra", list[str]()
             if table is not None and collection is not None:

@@ -6,13 +6,13 @@ round that the job's end has interrupted continues with the next start.
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import bson
-from bson import json_util
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
@@ -37,8 +37,10 @@ from spark_sink.verification.collection_comparison import (
     document_options,
 )
 
-# Differences of a round that are repaired, and shown; and the keys of one signal.
-_MOST_KEPT, _SHOWN, _KEYS_OF_SIGNAL = 1_000, 20, 100
+# Differences of a round that are repaired, and shown.
+_MOST_KEPT, _SHOWN = 1_000, 20
+# The most keys of one signal, and their characters: longer filters are refused.
+_KEYS_OF_SIGNAL, _KEY_CHARACTERS = 100, 15_000
 _POLL_SECONDS = 0.5
 # Seconds from a failure of a round to its continuation.
 _RETRY_SECONDS = 30.0
@@ -146,11 +148,14 @@ class Verifier:
         for each in differences:
             by_name.setdefault(each["namespace"], []).append(each["key"])
         for name, keys in by_name.items():
-            for start in range(0, len(keys), _KEYS_OF_SIGNAL):
-                chosen = filter_of(keys[start : start + _KEYS_OF_SIGNAL])
-                text = json_util.dumps(chosen, json_options=json_util.CANONICAL_JSON_OPTIONS)
-                condition = {"data-collection": name, "filter": text}
-                data = {"data-collections": [name], "additional-conditions": [condition]}
+            pattern, longest = re.escape(name), max(map(len, keys))
+            step = min(_KEYS_OF_SIGNAL, _KEY_CHARACTERS // longest) or len(keys)
+            for start in range(0, len(keys), step):
+                data: dict[str, Any] = {"data-collections": [pattern]}
+                if longest <= _KEY_CHARACTERS:  # else the whole collection is read
+                    chosen = filter_of(keys[start : start + step])
+                    condition = {"data-collection": pattern, "filter": chosen}
+                    data["additional-conditions"] = [condition]
                 send(self._folder.signals, {"type": "execute-snapshot", "data": data})
 
 

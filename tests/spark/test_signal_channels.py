@@ -39,7 +39,7 @@ def test_signals_in_a_folder(tmp_path: Path) -> None:
     assert look(sent) == []
     (place / "b.json").write_text('{"id": "other", "type": "stop-snapshot"}')
     (place / "a.json").write_text('{"id": null}')
-    (place / "c.json").write_text("[]")
+    (place / "c.json").write_text('{"n": {"$numberDecimal": "five"}}')
     (place / "notes.txt").write_text("{}")
     (place / "_d.json").write_text("{}")
     (place / "e.json").write_text("x" * 70_000)

@@ -6,6 +6,7 @@ import itertools
 import json
 from dataclasses import replace
 from typing import Any
+from unittest.mock import MagicMock
 
 import bson
 import pytest
@@ -306,6 +307,14 @@ def test_a_collection_that_is_renamed_as_its_read_begins_is_read() -> None:
     assert identifiers(chunk_reader(ServerReplies([]))) == []
 
 
+def test_a_shard_key_within_the_id_is_read_with_the_id() -> None:
+    documents: Any = ServerReplies([])
+    documents.find = MagicMock(wraps=documents.find)
+    chunk = Chunk(Collection("db", "c", key=("_id.a", "b")))
+    identifiers(ChunkReader(documents, SnapshotTask(chunk, MARK, keys_only=True), lambda: LATER))
+    assert documents.find.call_args.args[1] == {"_id": 1, "b": 1}
+
+
 def test_a_lost_connection_repeats_no_document() -> None:
     documents = ServerReplies([1, 2, AutoReconnect()], [1, 2, 3])
     assert [number for _, number in identifiers(chunk_reader(documents))] == [1, 2, 3]
@@ -319,3 +328,7 @@ def test_a_chunk_fails_in_bounded_time_and_a_refusal_immediately() -> None:
     assert len(documents.asked) == 4
     with pytest.raises(StreamError, match="privilege find"):
         identifiers(chunk_reader(ServerReplies([OperationFailure("no", 13)])))
+    task = SnapshotTask(CHUNK, MARK, {"$expr": {"$toInt": "$x"}})
+    failing: Any = ServerReplies([OperationFailure("no number", 241)])
+    with pytest.raises(StreamError, match=r"db\.c for a snapshot with a filter: correct the docum"):
+        identifiers(ChunkReader(failing, task, lambda: LATER))

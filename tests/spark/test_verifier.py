@@ -87,7 +87,9 @@ def test_differences_are_found_and_repaired(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     shop.insert(30)
-    shop.client[shop.database].items.insert_many([{"_id": n} for n in range(3)])
+    # A pattern that is its name does not match it, and a filter with two `_id`s is too long.
+    items = shop.client[shop.database]["items[1"]
+    items.insert_many([{"_id": f"{n}{'x' * 21_000}"} for n in range(3)])
     folder, metrics = JobFolder(str(tmp_path)), JobMetrics()
     change_at_random(shop, 1, 40)
     job = QuickJob(spark, shop, folder, metrics)

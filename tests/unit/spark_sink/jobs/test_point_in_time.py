@@ -24,7 +24,7 @@ from spark_sink.events.positions import AtTime, Token
 from spark_sink.jobs import recovery
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import versions_at
-from spark_sink.options.scope import Scope
+from spark_sink.options.scope import Gained, Scope
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
@@ -106,17 +106,26 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     rename = change(2, "rename", "other", "x", to={"db": "shop", "coll": "items"})
     rows = [change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
     request = SnapshotRequest("again", "incremental", ("shop.late",), required=True)
-    signals = SignalState(requests=(request,), required_at=token(3))
+    gained = Gained("again-9", token(3), scope, Scope("crm"))
+    other = SnapshotRequest(gained.id, "incremental", required=True, gained=gained)
+    signals = SignalState(requests=(request, other), required_at=token(3))
     append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
-    read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(4))
+    # The job is behind, so it has read the documents of a later time.
+    read = change(5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(8))
     named = bson.decode(read["event"])
-    named["collections"] = [{"db": "shop", "coll": "items"}]
-    append(folder, 1, Offset(AtTime(time(9)), scope), [{**read, "event": bson.encode(named)}])
+    named["collections"] = [{"db": "shop", "coll": "items"}, {"db": "shop", "coll": "late"}]
+    events = named, {**named, "requested": gained.id}
+    ends = [{**read, "event": bson.encode(each)} for each in events]
+    append(folder, 1, Offset(AtTime(time(7)), scope), ends)
+    append(folder, 2, Offset(AtTime(time(9)), scope), [change(9, "drop", "shop", "none")])
 
     made = recovery.rebuild_table(None, folder, time(3), str(tmp_path / "then"))
-    assert made.state.unread == {("shop", "items"): token(2), ("shop", "late"): token(3)}
+    unread = {("shop", "items"): token(2), ("shop", "late"): token(3), gained: token(3)}
+    assert made.state.unread == unread
     monkeypatch.setattr("spark_sink.session.spark_session.job_session", lambda *_: nullcontext())
-    for inc, lacking in ((3, "it lacks documents of shop.items, shop.late: "), (8, "")):
+    lacks = "collections of database 'shop' outside of database 'crm', shop.items, shop.late"
+    lacks = f"it lacks documents of {lacks}: "
+    for inc, lacking in ((3, lacks), (7, lacks), (8, "")):
         into = ["--into", str(tmp_path / f"printed{inc}"), "--out", folder.address]
         printed = CliRunner().invoke(job, ["rebuild", "--to", f"{SECOND},{inc}", *into])
         assert printed.exit_code == 0

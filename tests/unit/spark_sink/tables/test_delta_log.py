@@ -303,6 +303,16 @@ def test_a_compaction_keeps_the_rows_of_what_is_committed_meanwhile(
     assert len(DeltaTable(tmp_path).to_pyarrow_table()) == len(numbers) + 1
 
 
+def test_a_batch_replaces_the_rows_that_others_compact_meanwhile(tmp_path: Path) -> None:
+    table = appended(tmp_path, 4)
+    compacts_as_others(tmp_path)
+    table.replace(written(tmp_path, rows_of([1, 5])), SCHEMA, {}, batch(4), replaced=["1"])
+    assert tokens_of(tmp_path) == [f"82{number:06}" for number in (0, 1, 2, 5)]
+    DeltaTable(tmp_path).alter.set_table_properties({"n": "1"}, raise_if_not_exists=False)
+    with pytest.raises(StreamError, match="has been written by another query"):
+        table.replace([], SCHEMA, {}, batch(5), replaced=["1"])
+
+
 def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

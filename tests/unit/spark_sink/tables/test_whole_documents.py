@@ -23,6 +23,7 @@ from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import (
     DdlEvent,
     Namespace,
+    ddl_event_of,
     tokens_document,
     tokens_from,
     unread_after,
@@ -168,10 +169,21 @@ def test_many_documents_that_are_lost_make_their_collection_unread() -> None:
     assert TableState(("_id",), lost=tuple(few)).with_lost([]).lost == ()
 
 
+def test_the_events_after_a_snapshot_that_is_read_late_are_new() -> None:
+    marks = [high_water_mark(Timestamp(second, 1)) for second in range(10)]
+    state = TableState(("_id",)).after(ChangeReport(streamed=marks[7]), ())
+    end = {"_id": {"_data": marks[3]}, "operationType": "snapshotEnd"}
+    end |= {"clusterTime": Timestamp(3, 0), "readUntil": Timestamp(8, 0)}
+    found = bson.encode(end)
+    state = state.after(ChangeReport(ddl=[found]), [ddl_event_of(found)])
+    assert state.through == marks[3]
+    assert state.not_applied([drop(marks[5], A)])
+
+
 def test_collections_that_were_read_leave_the_state_once_the_stream_has_passed_them() -> None:
     """Otherwise each later commit would name them."""
     marks = [high_water_mark(Timestamp(second, 1)) for second in range(10)]
-    event = {"operationType": "snapshotEnd", "readUntil": Timestamp(5, 0)}
+    event = {"operationType": "snapshotEnd", "readUntil": Timestamp(5, 0), "requested": True}
     event["collections"] = [{"db": "shop", "coll": name} for name in ("a", "b")]
     state = TableState(("_id",), marks[1]).after(
         ChangeReport(through=marks[3], ddl=[bson.encode(event)]), ()

@@ -20,6 +20,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.slices import fields_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
+from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.extended_json import canonical_json
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
@@ -27,6 +28,7 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
 from spark_sink.tables.table_form import TableForm
+from spark_sink.verification import range_tasks
 from spark_sink.verification.collection_comparison import Compared, Comparison, KeptComparison
 from spark_sink.verification.range_tasks import RangeTasks, place_of_row, unequal_fields
 from spark_sink.verification.rounds import Verifier
@@ -47,7 +49,7 @@ from tests.spark.field_names import doubled
         (doubled(("n", 1)), doubled(("n", 1.0), ("m", 1)), ["m", "n"]),
     ],
 )
-def test_documents_are_lastas_sequences_of_fields(
+def test_documents_are_compared_as_sequences_of_fields(
     table: RawBSONDocument, collection: RawBSONDocument, fields: list[str]
 ) -> None:
     assert unequal_fields(bytes(table.raw), bytes(collection.raw)) == fields
@@ -58,6 +60,14 @@ def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
         key = canonical_json(fields_of(bson.encode({"_id": value}))[b"_id"])
         assert key is not None
         assert filter_of([key]) == {"_id": {"$in": [value]}}
+
+
+def test_a_key_that_is_no_utf_8_is_not_extra() -> None:
+    keys = ['"a"', '"\\ufffd"']
+    rows = pa.table({"namespace": ["a.b"] * 2, "key": keys, "token": ["t"] * 2, "table": [b""] * 2})
+    [batch] = rows.append_column("collection", pa.nulls(2, pa.binary())).to_batches()
+    [found] = range_tasks.differing(Scope(), {}, [batch])
+    assert found["key"].to_pylist() == ['"a"']
 
 
 @pytest.mark.parametrize("soft", [False, True])
