@@ -108,7 +108,7 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     rows = [first, change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
     request = SnapshotRequest("again", "incremental", ("shop.late",), required=True)
     gained = Gained("again-9", token(3), scope, Scope("crm"))
-    other = SnapshotRequest(gained.id, "incremental", (), required=True, gained=gained)
+    other = SnapshotRequest(gained.id, "incremental", required=True, gained=gained)
     signals = SignalState(requests=(request, other), required_at=token(3))
     append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
     # The job is behind, so it has read the documents of a later time.
