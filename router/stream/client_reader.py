@@ -306,10 +306,11 @@ class ClientReader:
 
     def _should_open(self, source: Source) -> bool:
         """Return whether to move to ``source``, whose main stream cannot be joined now."""
-        if source is self._candidates.own:
-            return self._streams.admits(source.key, self._quota)
-        if self._streams.serves(source.key):
-            return False
+        streams, is_own = self._streams, source is self._candidates.own
+        if streams.serves(source.key):
+            return is_own
+        if is_own:
+            return streams.admission.streams_left(self._quota) > len(streams.moving)
         needs = self.log_reader.needs
         return self._may_begin(source, cluster_time_of(needs)) and self._may_narrow(source, needs)
 

@@ -257,10 +257,6 @@ class OpenStreams:
         main = self.stream_to_join(key)
         return key in self._locating or (main is not None and main.healthy)
 
-    def admits(self, key: bytes, quota: Quota) -> bool:
-        """Return whether ``quota`` may read the stream ``key`` beside those that move now."""
-        return self.serves(key) or self.admission.streams_left(quota) > len(self.moving)
-
     def is_recent(self, time: Timestamp) -> bool:
         """Return whether a reader that starts at ``time`` has no backlog to read."""
         newest = self.cluster.clock.time or time
