@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Set
-from typing import Final, Self
+from typing import Self
 
 import structlog
 from bson.timestamp import Timestamp
@@ -24,9 +24,6 @@ from shard_client.error_codes import ErrorCode
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 
 log = structlog.get_logger()
-
-_SHORTEST: Final = 1e-6
-"""Seconds below which there is no wait: a timer may fire earlier by a rounding error."""
 
 
 class ClientReader:
@@ -188,7 +185,7 @@ class ClientReader:
         """Wait until it ``is_ready`` or interrupted, or the loop's time is ``deadline``."""
         while self.interrupted is None and not self.is_ready:
             left = deadline - self._loop.time()
-            if left <= _SHORTEST:
+            if left <= 0:
                 break
             await self._wait(left)
 

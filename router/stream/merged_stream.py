@@ -235,6 +235,16 @@ class MergedStream:
             and self.watermark(slowest) < self.merger.last_key
         )
 
+    @property
+    def awaits_watermarks(self) -> bool:
+        """Whether the stream goes on only once a watermark has advanced.
+
+        The slowest shard holds back events while nothing is ready, or a removed shard's remote
+        cannot be closed yet.
+        """
+        leaving = self.membership.leaving
+        return self._slowest_holds_back or any(map(self._can_advance, leaving))
+
     def is_needed(self, number: int) -> bool:
         """Return whether the stream goes on only once this remote's watermark has advanced."""
         if self._slowest_holds_back and self.watermark(number) < self.merger.last_key:
@@ -244,13 +254,13 @@ class MergedStream:
     def laggards(self) -> dict[int, Timestamp]:
         """Return the remotes that are waited for, and the times that their watermarks must pass.
 
-        If the slowest shard holds back events while nothing is ready, and can advance, these are
-        all remotes that hold back any buffered event, the slowest shard first, with the time of
-        the last such event; then those of removed shards, with the time of the removal. Remotes
-        that have not replied yet, and remotes whose streams have ended, are left out.
+        While nothing is ready these are all remotes that hold back any buffered event, the slowest
+        shard first, with the time of the last such event; then those of removed shards, with the
+        time of the removal. Remotes that have not replied yet, and remotes whose streams have
+        ended, are left out.
         """
         merger, times = self.merger, dict[int, Timestamp]()
-        if self._slowest_holds_back and self.error is None:
+        if self.is_held_back and self.error is None:
             tail = merger.last_key
             with suppress(ValueError):  # a damaged token has no cluster time to pass
                 times = dict.fromkeys(merger.remotes_below(tail), cluster_time_of(tail))

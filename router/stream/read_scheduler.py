@@ -51,8 +51,9 @@ class ReadScheduler:
         self._loop = asyncio.get_running_loop()
         self._unread = False
         """Whether no client has read for so long that remotes are paused and get no no-ops."""
-        self._next_check: asyncio.Handle | None = None
-        self._check_at = 0.0
+        self._soon: asyncio.Handle | None = None
+        self._soon_at = 0.0
+        self._later: asyncio.TimerHandle | None = None
 
     def client_reads(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""
@@ -63,8 +64,9 @@ class ReadScheduler:
 
     def close(self) -> None:
         """Write no more no-ops, once the remotes are closed."""
-        if self._next_check is not None:
-            self._next_check.cancel()
+        for timer in (self._soon, self._later):
+            if timer is not None:
+                timer.cancel()
 
     # GetMores.
 
@@ -88,7 +90,7 @@ class ReadScheduler:
         cursor.aim_at(min(size, self._memory.batch_bytes))
         needed = stream.is_needed(number)
         if events or needed:
-            self.write_noops(now)
+            self.write_noops(now, arriving=True)
         key = stream.watermark(number)
         watermark = cluster_time_of(key) if key else None
         if watermark is not None and remote.overdue.waiting:
@@ -154,47 +156,57 @@ class ReadScheduler:
 
     # No-op writes.
 
-    def write_noops(self, now: float) -> None:
+    def write_noops(self, now: float, *, arriving: bool = False) -> None:
         """Schedule no-op writes to the members that keep events back.
 
-        Without a delay, they are made in the next iteration of the event loop, since more batches
-        may have arrived.
+        ``arriving`` is set while a batch is processed: a write without a delay is then scheduled in
+        the next iteration of the event loop, since more batches may have arrived.
         """
-        self._check_within(self._flow.noop_delay(now, self._remotes))
+        self._schedule(self._flow.noop_delay(now, self._remotes), arriving=arriving)
 
-    def _check_within(self, delay: float) -> None:
-        """Look for members that keep events back, in ``delay`` seconds at the latest."""
+    def _schedule(self, delay: float, *, arriving: bool) -> None:
         at = self._loop.time() + delay
-        if self._next_check is not None:
-            if self._check_at <= at:
+        if self._soon is not None:
+            if self._soon_at <= at:
                 return
-            self._next_check.cancel()
-        self._check_at = at
-        if delay > 0:
-            self._next_check = self._loop.call_later(delay, self._write_noops)
-        else:
-            self._next_check = self._loop.call_soon(self._write_noops)
+            self._soon.cancel()
+            self._soon = None
+        if self._stream.awaits_watermarks:
+            self._soon_at = at
+            if delay > 0:
+                self._soon = self._loop.call_later(delay, self._write_noops)
+            elif arriving:
+                self._soon = self._loop.call_soon(self._write_noops)
+            else:
+                self._write_noops()
 
     def _write_noops(self) -> None:
-        self._next_check = None
+        self._soon = None
         if self._unread:
             return
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
         dense, number = rounds.dense(now), rounds.interval_number(now)
-        next_round = rounds.next_start(now) + COLLECTING
         for laggard, latest in self._stream.laggards().items():
             remote = self._remotes.get(laggard)
             # A remote that fails, or is getting a no-op write, is checked again when that is over.
             if remote is None or remote.cursor.failing_for is not None:
                 continue
-            if remote.noop.state == "idle" and not (dense and remote.round == number):
+            if dense and remote.round == number:
+                again = min(again, rounds.next_start(now) + COLLECTING)
+                continue
+            if remote.noop.state == "idle":
                 remote.round, remote.asked = number, latest
                 self._move_past(remote, latest, now)
             if remote.noop.state == "idle":
-                soonest = next_round if dense else now + _SOONEST
-                again = min(again, max(remote.noop.again, soonest))
-        if again < inf:
-            self._check_within(again - now)
+                again = min(again, max(remote.noop.again, now + _SOONEST))
+        if self._later is not None:
+            self._later.cancel()
+        self._later = None if again == inf else self._loop.call_at(again, self._write_again)
+
+    def _write_again(self) -> None:
+        self._later = None
+        if self._soon is None:
+            self._write_noops()
 
     def _move_past(self, remote: Remote, latest: Timestamp, now: float) -> None:
         """Write a no-op, or only ask for the watermark if the oplog is past the events already."""
@@ -250,7 +262,7 @@ class ReadScheduler:
         if moved:
             remote.reached = max(remote.reached, next_tick(past))
             remote.overdue.expect_beyond(past, now)
-        self._check_within(0.0)
+        self._schedule(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
         """Request the remote's watermark, as of now or of ``takes`` seconds from now.

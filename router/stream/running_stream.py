@@ -376,7 +376,7 @@ class RunningStream:
             if self.merged.error is None:
                 self.merged.membership.listed(listed.hosts.keys(), listed.draining, listed.by)
                 self._remotes.follow_merge()
-            self._read_scheduler.write_noops(self._loop.time())
+            self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()
         self._draining = None
 
