@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Set
+from math import inf
 from typing import Final, Self
 
 import structlog
@@ -126,8 +127,15 @@ class ClientReader:
                 ):
                     raise  # its own stream would need the same servers, and as long
                 streams.record_failure(self._candidates, source, error, begun)
-        enter = streams.find_or_open if after is None else streams.find_or_open_patiently
-        return own, *await enter(own.request, *wanted)
+        try:
+            return own, *await streams.find_or_open(own.request, *wanted)
+        except CommandError as error:
+            if after is None or RESUMABLE_LABEL not in error.labels:
+                raise
+            log.info("a client waits for the shard list", error=str(error))
+        # The client has an open cursor, which an outage of the config server does not end.
+        await streams.cluster.shards(inf)
+        return own, *await streams.find_or_open(own.request, *wanted)
 
     # Reading.
 
