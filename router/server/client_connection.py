@@ -38,7 +38,7 @@ from shard_client.wire.bson_slices import find
 from shard_client.wire.compression import NEVER_COMPRESSED
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import compress_frame
+from shard_client.wire.frames import EXHAUST_ALLOWED, compress_frame
 
 log = structlog.get_logger(component="NETWORK")
 
@@ -231,7 +231,7 @@ class ClientConnection:
             command=document,
             client=self.client,
             node=self._node,
-            exhaust=request.takes_exhaust,
+            exhaust=bool(request.flags & EXHAUST_ALLOWED),
             on_behalf_of=take_user(document) if self.client.is_worker else None,
             raw=request.body() if again is None else None,
         )
@@ -290,7 +290,7 @@ class ClientConnection:
             answer = [encode(reply_document(answer.fields, self._node.times()))]
         assert isinstance(answer, list)
         reply_id = _new_id()
-        if request.query is not None or request.wants_reply:
+        if request.wants_reply:
             frame = reply_frame(
                 request, answer, reply_id=reply_id, response_to=response_to, more_to_come=more
             )
