@@ -54,7 +54,7 @@ _PROGRAM = "router.workers.worker"
 class Child:
     """The parent's handle of one worker, created by ``start``.
 
-    Connections and messages (``WorkerRuntime`` has them) go over ``channel``. ``drained`` is set
+    Connections and messages (docs/workers.md) go over ``channel``. ``drained`` is set
     when the worker has ended its drain, or is gone. ``clients`` are the addresses of the drivers
     that it serves, by the numbers of their connections.
     """
