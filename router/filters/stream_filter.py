@@ -30,11 +30,6 @@ class StreamFilter:
     condition: Condition
     projections: Sequence[Projection]
 
-    @property
-    def tried(self) -> int:
-        """The number of conditions that every event costs, however few the filter lets through."""
-        return self.condition.tried
-
     def project(self, event: bytes, allowance: Allowance | None = None) -> bytes:
         """Return an event that meets the condition as the stream shows it.
 

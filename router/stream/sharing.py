@@ -179,10 +179,6 @@ class SharingDemand:
         """Return what is counted of a scan, which may have no readers."""
         return self._scans.get(scan) or Scan()
 
-    def is_paused(self, scan: bytes, now: float) -> bool:
-        """Return whether a scan is not shared because the shards would send too much."""
-        return now < self.of(scan).paused_until
-
     def is_shared(self, scan: bytes, now: float) -> bool:
         """Return whether the parts of a scan should share it."""
         state = self.of(scan)
@@ -241,7 +237,9 @@ class Source:
     @property
     def cost(self) -> int:
         """The conditions of its filter that are tried on every event, where no namespace helps."""
-        return 0 if self.filter is None or self.namespace is not None else self.filter.tried
+        if self.filter is None or self.namespace is not None:
+            return 0
+        return self.filter.condition.tried
 
     def open(self, fan_out: FanOut, after: bytes) -> View:
         """Return the client's view of the stream of ``fan_out``, beyond the sort key ``after``."""
@@ -493,7 +491,7 @@ class SharingPolicy:
             return failure
         if way.mode == ALWAYS:
             return f"{way.parameter} is always"
-        if any(demand.is_paused(key, now) for key in keys):
+        if any(now < demand.of(key).paused_until for key in keys):
             return "the shared stream read much more than its readers"
         what = way.parameter.removeprefix("share").lower()
         count = max(len(demand.of(key).parts) for key in keys)
