@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import may_be_view
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
-from router.stream.admission import NOBODY, Quota
+from router.stream.admission import Quota
 from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
@@ -64,9 +64,7 @@ class ClientReader:
     # Opening.
 
     @classmethod
-    async def open(
-        cls, streams: OpenStreams, request: StreamRequest, quota: Quota = NOBODY
-    ) -> Self:
+    async def open(cls, streams: OpenStreams, request: StreamRequest, quota: Quota) -> Self:
         """Return a reader from the start of ``request`` on. Raises CommandError."""
         attributes = {"db.system.name": "mongodb", "db.namespace": request.database}
         with spans.recorded("open change stream", attributes) as span:
