@@ -48,7 +48,6 @@ class WorkerStart:
 
 _LEAST_WHEN_SILENT = 0.5
 _SILENT_FOR_LONG = 1.0
-_PROGRAM = "router.workers.worker"
 
 
 class Child:
@@ -71,7 +70,7 @@ class Child:
         self._asked_at = 0.0
 
     @classmethod
-    async def start(cls, start: WorkerStart, program: str = _PROGRAM) -> Self:
+    async def start(cls, start: WorkerStart, program: str = "router.workers.worker") -> Self:
         """Start a worker's process, which runs the module ``program``; raises OSError."""
         ours, theirs = socket_pair()
         with theirs:
