@@ -1,5 +1,6 @@
 """The status of one process for the admin port: what it, its workers and running jobs report."""
 
+import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -43,11 +44,12 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
     number = 1 if node.peers is None else node.peers.number
     waiting, targets = 0, defaultdict[str, dict[str, Any]](_no_figures)
     streams: list[Mapping[str, Any]] = []
-    async for stream in cursors.describe_gradually():
+    for stream in cursors.describe():
         waiting += stream["waiting"]
         _add(targets, stream)
         if details and len(streams) < _MOST_STREAMS:
             streams.append({**stream, "worker": number})
+        await asyncio.sleep(0)
     listed = cursors.describe_cursors(
         _MOST_CURSORS if details else _FARTHEST, node.now().timestamp()
     )

@@ -90,7 +90,7 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
             },
             "passedThrough": Int64(node.counters.passed_through),
         },
-        "mergerouter": _mergerouter(node, node.cursors.describe() if streams else []),
+        "mergerouter": _mergerouter(node, list(node.cursors.describe()) if streams else []),
     }
 
 

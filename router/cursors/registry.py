@@ -2,8 +2,9 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from heapq import nlargest
 from operator import itemgetter
 from typing import Any
@@ -49,7 +50,7 @@ class CursorRegistry:
         mongos: Lend | None = None,
         sent_time: Callable[[], bytes | None] | None = None,
     ) -> None:
-        self._make_id = new_id or _random_id
+        self._make_id = new_id or partial(secrets.randbits, 63)
         self.streams = streams
         self._settings = streams.resources.settings
         self.loads = streams.resources.loads
@@ -86,28 +87,22 @@ class CursorRegistry:
             raise _shutting_down()
         quota = Quota(owner.client, owner.user)
         ticket = self.admission.admit_cursor(quota, request_bytes)
-        try:
+        with ExitStack() as closing:
+            closing.callback(ticket.end)
             reader = await self._open_reader(request, quota)
-        except BaseException:
-            ticket.end()
-            raise
-        cursor = MergedCursor(
-            self._new_id(), request.namespace, owner, reader, ticket, user=user, api=api
-        )  # fmt: skip
-        try:
+            cursor = MergedCursor(
+                self._new_id(), request.namespace, owner, reader, ticket, user=user, api=api
+            )  # fmt: skip
+            closing.callback(cursor.close)
             first = cursor.first_batch()
             if self._closed:
                 raise _shutting_down()
-        except BaseException:
-            cursor.close()
-            raise
-        if first.closed:
-            cursor.close()
-        else:
-            self._departed.record_back(owner.client, request.namespace)
-            cursor.last_used = self._loop.time()
-            self._cursors[cursor.cursor_id] = cursor
-            self._schedule_check()
+            if not first.closed:
+                closing.pop_all()
+                self._departed.record_back(owner.client, request.namespace)
+                cursor.last_used = self._loop.time()
+                self._cursors[cursor.cursor_id] = cursor
+                self._schedule_check()
         return cursor, first
 
     @contextmanager
@@ -165,23 +160,15 @@ class CursorRegistry:
         """The number of moves of cursors to streams that serve others as well, and back."""
         return self.streams.moves_to_shared, self.streams.moves_to_own
 
-    def describe(self) -> list[dict[str, Any]]:
-        """Return descriptions of the open streams, for monitoring."""
-        return [stream.describe(ids) for stream, ids in self._readers().items()]
-
-    async def describe_gradually(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield what ``describe`` returns; give way to other tasks between two streams."""
-        for stream, ids in self._readers().items():
-            yield stream.describe(ids)
-            await asyncio.sleep(0)
-
-    def _readers(self) -> Mapping[RunningStream, list[int]]:
+    def describe(self) -> Iterator[dict[str, Any]]:
+        """Yield descriptions of the streams that are open at first, for monitoring."""
         readers: dict[RunningStream, list[int]] = {}
         for cursor_id, cursor in self._cursors.items():
             shared = cursor.running_stream
             if shared is not None:
                 readers.setdefault(shared, []).append(cursor_id)
-        return readers
+        for stream, ids in readers.items():
+            yield stream.describe(ids)
 
     def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         """Return descriptions of up to ``most`` open cursors, those farthest behind first.
@@ -349,10 +336,6 @@ class CursorRegistry:
                 log.info("idle cursor timed out", cursor=cursor_id)
                 self._remove(cursor_id)
         self._schedule_check()
-
-
-def _random_id() -> int:
-    return secrets.randbits(63)
 
 
 def _shutting_down() -> CommandError:

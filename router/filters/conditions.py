@@ -19,10 +19,8 @@ from router.filters.values import (
     STRINGS,
     key,
     number,
-    signed,
-    unsigned,
 )
-from shard_client.bson.values import CONTAINERS, DATE, DECIMAL, DOUBLE, REGEX, TIMESTAMP
+from shard_client.bson.values import CONTAINERS, DATE, DECIMAL, DOUBLE, INT64, REGEX, TIMESTAMP
 
 Required = frozenset[tuple[Path, Hashable]]
 """Pairs of path and key: an event that meets a condition has one of the keys at its path."""
@@ -247,7 +245,7 @@ def comparable(data: bytes, kind: int, start: int, end: int) -> Any:
     if kind in STRINGS:
         return data[start + 4 : end - 1]
     if kind == DATE:
-        return signed(data, start)
+        return number(data, INT64, start)
     if kind == TIMESTAMP:
-        return unsigned(data, start)
+        return int.from_bytes(data[start:end], "little")
     return data[start:end]

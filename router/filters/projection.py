@@ -5,6 +5,7 @@ arrays, element by element. Source: the documentation of ``$project``; tests/fil
 results against a real mongod.
 """
 
+from dataclasses import dataclass
 from typing import Final
 
 from router.filters.fields import UNIT_BYTES, Allowance
@@ -32,14 +33,12 @@ _UNNAMED: Final[Tree] = {}
 """What stands for a field that is not named."""
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class Projection:
     """An inclusion (``keeps``) or exclusion of the fields ``named``."""
 
-    __slots__ = ("_keeps", "_named")
-
-    def __init__(self, named: Tree, *, keeps: bool) -> None:
-        self._named = named
-        self._keeps = keeps
+    named: Tree
+    keeps: bool
 
     def apply(self, event: bytes, allowance: Allowance) -> bytes:
         """Return the event with its projected fields.
@@ -47,7 +46,7 @@ class Projection:
         Raises ValueError, IndexError or struct.error if it is malformed, and TooLargeError, a
         ValueError, if the ``allowance`` is not enough.
         """
-        return self._projected(event, DOCUMENT, 0, self._named, allowance)
+        return self._projected(event, DOCUMENT, 0, self.named, allowance)
 
     def _projected(
         self, data: bytes, kind: int, start: int, named: Tree | None, allowance: Allowance
@@ -69,10 +68,10 @@ class Projection:
             if kind == DOCUMENT and named is not None:
                 below = named.get(data[field + 1 : value - 1], _UNNAMED)
             if below is _UNNAMED:
-                if not self._keeps:
+                if not self.keeps:
                     parts.append(data[field:end])
                 continue
-            kept = self._keeps is (below is None)
+            kept = self.keeps is (below is None)
             if kept and inner == ARRAY if below is None else inner in CONTAINERS:
                 content = self._projected(data, inner, value, below, allowance)
             elif kept:
@@ -82,14 +81,9 @@ class Projection:
             parts.append(data[field:value] if kind == DOCUMENT else b"%c%d\0" % (inner, count))
             parts.append(content)
             count += 1
-        return _framed(parts, allowance)
-
-
-def _framed(parts: list[bytes], allowance: Allowance) -> bytes:
-    body = b"".join(parts)
-    if len(body) > UNIT_BYTES:
+        body = b"".join(parts)
         allowance.spend(len(body) // UNIT_BYTES)
-    return document_of(body)
+        return document_of(body)
 
 
 def compile_project(raw: bytes) -> Projection:

@@ -1,6 +1,7 @@
 """A stream's filter: the stages of a pipeline that the router evaluates itself."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final
 
 import bson
@@ -18,22 +19,16 @@ _MOST_BYTES: Final = 64 * 1024
 _MOST_STAGES: Final = 100
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class StreamFilter:
     """The stages of a stream as a condition on events and the projections that follow it.
 
-    ``identity`` is equal for filters of equal stages that are evaluated alike. ``tried`` is the
-    number of conditions that every event costs, however few the filter lets through.
+    ``identity`` is equal for filters of equal stages that are evaluated alike.
     """
 
-    __slots__ = ("condition", "identity", "projections", "tried")
-
-    def __init__(
-        self, identity: bytes, condition: Condition, projections: Sequence[Projection]
-    ) -> None:
-        self.identity = identity
-        self.condition = condition
-        self.projections = projections
-        self.tried = condition.tried
+    identity: bytes
+    condition: Condition
+    projections: Sequence[Projection]
 
     def project(self, event: bytes, allowance: Allowance | None = None) -> bytes:
         """Return an event that meets the condition as the stream shows it.

@@ -45,7 +45,6 @@ pack_length = Struct("<I").pack
 _double = Struct("<d").unpack_from
 unpack_int32 = Struct("<i").unpack_from
 _int64 = Struct("<q").unpack_from
-_uint64 = Struct("<Q").unpack_from
 _two_uint64 = Struct("<QQ").unpack_from
 
 _MOST_COEFFICIENT: Final = 10**34
@@ -87,16 +86,6 @@ def _decimal(data: bytes, start: int) -> Hashable:
         return 0
     exponent = (high >> 49 & 0x3FFF) - _BIAS
     return Decimal(f"{sign}{coefficient}E{exponent}")
-
-
-def signed(data: bytes, start: int) -> int:
-    """Return the signed 64-bit integer at ``start``: a date's milliseconds."""
-    return int(_int64(data, start)[0])
-
-
-def unsigned(data: bytes, start: int) -> int:
-    """Return the unsigned 64-bit integer at ``start``: a timestamp."""
-    return int(_uint64(data, start)[0])
 
 
 def key(data: bytes, kind: int, start: int, end: int) -> Hashable:

@@ -302,15 +302,12 @@ class CompletingReader:
         elif len(found.documents) < len(updates):
             self._lookups = len(found.documents)
         elif updates:
-            self._adapt(len(updates), found.size)
+            fitting = self._reads.target_bytes(self._held) * len(updates) // max(1, found.size)
+            most = min(self._reads.settings.most_lookups, self._lookups * _GROWTH)
+            self._lookups = max(1, min(most, fitting))
         if not completed and error is not None:
             raise error
         return completed
-
-    def _adapt(self, count: int, size: int) -> None:
-        fitting = self._reads.target_bytes(self._held) * count // max(1, size)
-        most = min(self._reads.settings.most_lookups, self._lookups * _GROWTH)
-        self._lookups = max(1, min(most, fitting))
 
 
 def _first_lookups(

@@ -122,8 +122,13 @@ def _lookup_by_scanning(event: bytes) -> Lookup | None:
 
 def _source(namespace: bytes, data: bytes) -> SourceCollection:
     """Return the collection of an event from its raw ``ns`` and the data of its token."""
-    named = _usual_source(namespace, data[_FRONT_OF_TOKEN:_END_OF_UUID])
-    return _any_source(namespace, data) if named is None else named
+    usual = _usual_source(namespace, data[_FRONT_OF_TOKEN:_END_OF_UUID])
+    if usual is not None:
+        return usual
+    token = ResumeToken.decode(data.decode("ascii"))
+    if token.uuid is None:
+        raise ProtocolError("its token has no UUID")
+    return SourceCollection(*_names(namespace), token.uuid.bytes, token.version)
 
 
 @lru_cache(maxsize=256)
@@ -135,13 +140,6 @@ def _usual_source(namespace: bytes, part: bytes) -> SourceCollection | None:
     return SourceCollection(
         *_names(namespace), bytes.fromhex(uuid.decode("ascii")), int(version) // 2
     )
-
-
-def _any_source(namespace: bytes, data: bytes) -> SourceCollection:
-    token = ResumeToken.decode(data.decode("ascii"))
-    if token.uuid is None:
-        raise ProtocolError("its token has no UUID")
-    return SourceCollection(*_names(namespace), token.uuid.bytes, token.version)
 
 
 def _names(namespace: bytes) -> tuple[str, str]:

@@ -182,8 +182,9 @@ class _Group:
         """Return the document with the whole document key, or None."""
         try:
             whole = RawBSONDocument(key.raw)
-            # A shard key with a string is looked up by its bytes, on the shard that owns them.
-            by_bytes = key.has_text_besides_id
+            # A shard key with a string, which a collection's collation may fold, is looked up by
+            # its bytes, on the shard that owns them.
+            by_bytes = any(field[:1] == b"\x02" for field in key.others)
             documents = (await self._read(whole, None, by_bytes=by_bytes)).documents
             if len(documents) > 1 and not by_bytes:
                 # The collection's own collation may treat several keys as equal. It has indexes, so

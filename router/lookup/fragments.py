@@ -32,9 +32,38 @@ _ORDER: Final = (
 def split(event: bytes) -> list[bytes]:
     """Return the documents that a client receives for ``event``: itself, or its fragments.
 
+    The smallest fields come first.
+
     Raises CommandError 7182500 if a single field is too large for a fragment.
     """
-    return [event] if len(event) <= MAX_WHOLE_BYTES else _fragments(event)
+    if len(event) <= MAX_WHOLE_BYTES:
+        return [event]
+    token = ResumeToken.parse(decode(token_of(event)))
+    if (kind := find(event, b"operationType")) is not None:
+        # Beside the token of version 1 that the stream resumes after, events have this version.
+        token = token.in_version(NEWEST, string_value(event, kind)) or token
+    fields = sorted(
+        (len(field), name, field) for name, field in raw_fields(event) if name != b"_id"
+    )
+    limit = MAX_WHOLE_BYTES - len(token_of(event))
+    parts: list[list[bytes]] = []
+    size = limit
+    for length, _, field in fields:
+        if not parts or size + length > limit:
+            parts.append([])
+            size = len(document_of(b"".join(_head(token, len(parts) - 1, 1))))
+        parts[-1].append(field)
+        size += length
+        if size > limit:
+            raise CommandError(
+                7182500,
+                f"Splitting change event failed: fragment size {size} is greater than maximum "
+                f"allowed fragment size {limit}",
+            )
+    return [
+        document_of(b"".join((*_head(token, number, len(parts)), *part)))
+        for number, part in enumerate(parts)
+    ]
 
 
 def whole_events(events: Sequence[bytes]) -> tuple[list[bytes], list[int]]:
@@ -75,36 +104,6 @@ def _joined(fragments: Sequence[bytes]) -> bytes:
     fields[b"_id"] = b"\x03_id\0" + whole.raw
     ordered = [fields.pop(name) for name in _ORDER if name in fields]
     return document_of(b"".join((*ordered, *fields.values())))
-
-
-def _fragments(event: bytes) -> list[bytes]:
-    """Distribute the event's fields over fragments, the smallest fields first."""
-    token = ResumeToken.parse(decode(token_of(event)))
-    if (kind := find(event, b"operationType")) is not None:
-        # Beside the token of version 1 that the stream resumes after, events have this version.
-        token = token.in_version(NEWEST, string_value(event, kind)) or token
-    fields = sorted(
-        (len(field), name, field) for name, field in raw_fields(event) if name != b"_id"
-    )
-    limit = MAX_WHOLE_BYTES - len(token_of(event))
-    parts: list[list[bytes]] = []
-    size = limit
-    for length, _, field in fields:
-        if not parts or size + length > limit:
-            parts.append([])
-            size = len(document_of(b"".join(_head(token, len(parts) - 1, 1))))
-        parts[-1].append(field)
-        size += length
-        if size > limit:
-            raise CommandError(
-                7182500,
-                f"Splitting change event failed: fragment size {size} is greater than maximum "
-                f"allowed fragment size {limit}",
-            )
-    return [
-        document_of(b"".join((*_head(token, number, len(parts)), *part)))
-        for number, part in enumerate(parts)
-    ]
 
 
 def _head(token: ResumeToken, number: int, total: int) -> list[bytes]:

@@ -61,11 +61,6 @@ class DocumentKey(NamedTuple):
         return self.id[:1] in _BY_BYTES
 
     @property
-    def has_text_besides_id(self) -> bool:
-        """Whether the shard key contains a string, which a collection's collation may fold."""
-        return any(field[:1] == b"\x02" for field in self.others)
-
-    @property
     def has_irregular_array(self) -> bool:
         """Whether it contains an array whose elements are not named 0, 1, 2, … in order.
 
@@ -118,7 +113,7 @@ def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
     so that a mongos targets only the shards that may own the documents.
     """
     selected = []
-    first = _first_name(keys[0])
+    first = _name_of(keys[0].raw[4:])
     mark = first + b"\0"
     if first != _ID and all(key.raw.startswith(mark, 5) for key in keys):
         values = dict.fromkeys(key.others[0] for key in keys)
@@ -191,10 +186,6 @@ def _field_at(document: bytes, path: bytes) -> bytes | None:
 
 def _name_of(field: bytes) -> bytes:
     return field[1:].partition(b"\0")[0]
-
-
-def _first_name(key: DocumentKey) -> bytes:
-    return _name_of(key.raw[4:])
 
 
 def _has_irregular_array(data: bytes, start: int, end: int, *, array: bool = False) -> bool:

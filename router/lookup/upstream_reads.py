@@ -102,9 +102,10 @@ class UpstreamReads:
         while True:
             try:
                 async with self._borrowed(until) as connection:
-                    raw = self._encoded(database, command, until)
                     try:
-                        return await self._read(connection, database, raw, held, most_bytes, until)
+                        return await self._read(
+                            connection, database, command, held, most_bytes, until
+                        )
                     except CommandError as error:
                         if error.code in NOT_PRIMARY_CODES:
                             connection.abort()
@@ -143,23 +144,21 @@ class UpstreamReads:
             async with self._lend() as connection:
                 yield connection
 
-    def _encoded(self, database: str, command: Mapping[str, Any], deadline: float) -> bytes:
-        left = max(1, int((deadline - self._loop.time()) * _MS))
-        body: dict[str, Any] = {**command, "maxTimeMS": left, "$db": database}
-        time = self._sent_time()
-        if time is not None:
-            body["$clusterTime"] = RawBSONDocument(time)
-        return encode(body)
-
     async def _read(
         self,
         connection: Connection,
         database: str,
-        raw: bytes,
+        command: Mapping[str, Any],
         held: Holding,
         most_bytes: int | None,
         deadline: float,
     ) -> Result:
+        most_time = max(1, int((deadline - self._loop.time()) * _MS))
+        opening: dict[str, Any] = {**command, "maxTimeMS": most_time, "$db": database}
+        time = self._sent_time()
+        if time is not None:
+            opening["$clusterTime"] = RawBSONDocument(time)
+        raw = encode(opening)
         documents: list[bytes] = []
         size = 0
         while True:

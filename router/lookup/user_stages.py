@@ -31,10 +31,9 @@ from shard_client.wire.documents import decode
 
 Condition = Mapping[str, Any]
 
-_KEPT: Final = frozenset({b"_id"})
-
 _MARK_NAME: Final = b"the fields left out"
 _MARK: Final = b"\x0a" + _MARK_NAME + b"\0"
+"""The field that stands for the fields left out of a part of an event."""
 
 _LOGICAL: Final[Mapping[str, tuple[bool, bool]]] = {
     "$and": (False, False),
@@ -55,13 +54,8 @@ def part_for(stage: Mapping[str, Any], event: bytes) -> bytes:
     used = fields_used(stage)
     if used is None:
         return event
-    wanted = {name.encode() for name in used} | _KEPT
+    wanted = {b"_id", *(name.encode() for name in used)}
     return document_of(b"".join(field for name, field in raw_fields(event) if name in wanted))
-
-
-def marked(part: bytes) -> bytes:
-    """Return a part of an event with a field that stands for the fields left out."""
-    return document_of(part[4:-1] + _MARK)
 
 
 def rejoined(event: bytes, part: bytes, result: bytes) -> bytes:
@@ -183,7 +177,8 @@ class UserStages:
         part = part_for(stage, event)
         if len(part) > MAX_EVENT_BYTES:
             raise too_large(event, len(part))
-        [result] = _in_order([part], await self._run([stage], [marked(part)], held))
+        marked = document_of(part[4:-1] + _MARK)
+        [result] = _in_order([part], await self._run([stage], [marked], held))
         return rejoined(event, part, result)
 
     async def _meets(self, condition: Condition, event: bytes, held: Holding) -> bool:

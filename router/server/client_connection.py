@@ -1,7 +1,7 @@
 """One client's connection: answers its requests in the order of arrival."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import aclosing, suppress
 from itertools import count
 from typing import Any
@@ -28,7 +28,6 @@ from router.commands.reply_bodies import (
 from router.cursors.cursor import Owner
 from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Incoming, Shared
-from router.server.replies import query_failure, relayed_frame, reply_frame
 from router.server.request import Request, off_loop
 from router.tls.handshake import ForeignProtocolError, log_refused_client
 from shard_client.bson.values import INT64
@@ -38,10 +37,19 @@ from shard_client.wire.bson_slices import find
 from shard_client.wire.compression import NEVER_COMPRESSED
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import compress_frame
+from shard_client.wire.frames import (
+    EXHAUST_ALLOWED,
+    MORE_TO_COME,
+    build_op_reply,
+    compress_frame,
+    msg_header,
+    with_ids,
+)
 
 log = structlog.get_logger(component="NETWORK")
 
+_AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010
+"""Flags of an OP_REPLY."""
 _LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
 _LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
 
@@ -231,7 +239,7 @@ class ClientConnection:
             command=document,
             client=self.client,
             node=self._node,
-            exhaust=request.takes_exhaust,
+            exhaust=bool(request.flags & EXHAUST_ALLOWED),
             on_behalf_of=take_user(document) if self.client.is_worker else None,
             raw=request.body() if again is None else None,
         )
@@ -278,7 +286,7 @@ class ClientConnection:
                     await reread_users(self._node)
                 if answer.refusal is not None and code_of(reply) == ErrorCode.CommandNotFound:
                     raise answer.refusal
-                await self._write(request, relayed_frame(request, reply) if first else reply)
+                await self._write(request, _relayed_frame(request, reply) if first else reply)
                 first = False
                 await self._stream.drain()
 
@@ -290,8 +298,8 @@ class ClientConnection:
             answer = [encode(reply_document(answer.fields, self._node.times()))]
         assert isinstance(answer, list)
         reply_id = _new_id()
-        if request.query is not None or request.wants_reply:
-            frame = reply_frame(
+        if request.wants_reply:
+            frame = _reply_frame(
                 request, answer, reply_id=reply_id, response_to=response_to, more_to_come=more
             )
             await self._write(request, frame)
@@ -321,7 +329,7 @@ class ClientConnection:
                 "OP_QUERY is no longer supported. The client driver may require an upgrade. "
                 f"For more details see {_LEGACY_URL}"
             )
-            await self._write(request, query_failure(request, _new_id(), 5739101, message))
+            await self._write(request, _query_failure(request, _new_id(), 5739101, message))
             return False
         if request.name not in _LEGACY_COMMANDS:
             error = CommandError(
@@ -332,3 +340,42 @@ class ClientConnection:
             await self._send_error(request, error, request.request_id)
             return False
         return True
+
+
+def _reply_frame(
+    request: Request,
+    parts: Sequence[bytes],
+    *,
+    reply_id: int,
+    response_to: int,
+    more_to_come: bool = False,
+) -> bytes:
+    """Return the frame of a reply, of the kind of its request.
+
+    Args:
+        request: the request to answer.
+        parts: the slices of the reply's body, which are joined here.
+        reply_id: the reply's id.
+        response_to: the id of the message that this reply responds to.
+        more_to_come: another reply follows without a request.
+    """
+    if request.query is not None:
+        return build_op_reply(b"".join(parts), request_id=reply_id, response_to=response_to)
+    size = int.from_bytes(parts[0][:4], "little")  # the length that the body begins with
+    flags = MORE_TO_COME if more_to_come else 0
+    return b"".join((msg_header(size, reply_id, response_to, flags), *parts))
+
+
+def _relayed_frame(request: Request, reply: bytes) -> bytes:
+    """Return another server's reply to a client's request, with the id that it responds to."""
+    own_id = int.from_bytes(reply[4:8], "little", signed=True)
+    return b"".join(with_ids(reply, request_id=own_id, response_to=request.request_id))
+
+
+def _query_failure(request: Request, reply_id: int, code: int, message: str) -> bytes:
+    """Return the frame that refuses an OP_QUERY that is not a command."""
+    document = encode({"$err": message, "code": code, "ok": 0.0})
+    flags = _AWAIT_CAPABLE | _QUERY_FAILURE
+    return build_op_reply(
+        document, request_id=reply_id, response_to=request.request_id, flags=flags
+    )

@@ -17,7 +17,6 @@ from shard_client.wire.bson_slices import document_of, find, iter_elements
 from shard_client.wire.documents import decode
 from shard_client.wire.frames import (
     BODY_OFFSET,
-    EXHAUST_ALLOWED,
     MAX_MESSAGE_SIZE,
     MAX_REPLY_DOCUMENT_SIZE,
     MORE_TO_COME,
@@ -71,11 +70,6 @@ class Request:
     def wants_reply(self) -> bool:
         """Whether the client waits for an answer."""
         return not self.flags & MORE_TO_COME
-
-    @property
-    def takes_exhaust(self) -> bool:
-        """Whether the client accepts further replies without further requests."""
-        return bool(self.flags & EXHAUST_ALLOWED)
 
     def body(self) -> bytes:
         """Return the raw command without its document sequences, which the router never uses.

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Set
+from math import inf
 from typing import Self
 
 import structlog
@@ -10,7 +11,7 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import may_be_view
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
-from router.stream.admission import NOBODY, Quota
+from router.stream.admission import Quota
 from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
@@ -60,9 +61,7 @@ class ClientReader:
     # Opening.
 
     @classmethod
-    async def open(
-        cls, streams: OpenStreams, request: StreamRequest, quota: Quota = NOBODY
-    ) -> Self:
+    async def open(cls, streams: OpenStreams, request: StreamRequest, quota: Quota) -> Self:
         """Return a reader from the start of ``request`` on. Raises CommandError."""
         attributes = {"db.system.name": "mongodb", "db.namespace": request.database}
         with spans.recorded("open change stream", attributes) as span:
@@ -123,8 +122,15 @@ class ClientReader:
                 ):
                     raise  # its own stream would need the same servers, and as long
                 streams.record_failure(self._candidates, source, error, begun)
-        enter = streams.find_or_open if after is None else streams.find_or_open_patiently
-        return own, *await enter(own.request, *wanted)
+        try:
+            return own, *await streams.find_or_open(own.request, *wanted)
+        except CommandError as error:
+            if after is None or RESUMABLE_LABEL not in error.labels:
+                raise
+            log.info("a client waits for the shard list", error=str(error))
+        # The client has an open cursor, which an outage of the config server does not end.
+        await streams.cluster.shards(inf)
+        return own, *await streams.find_or_open(own.request, *wanted)
 
     # Reading.
 

@@ -196,7 +196,8 @@ class FanOut:
             if position.number >= self.stream.log.start:
                 return position
             self._positions.remove(position)
-            self._fail(position, _events_dropped())
+            reason = "filters are slower than other readers"  # the log has dropped events
+            self._fail(position, CommandError(ErrorCode.CappedPositionLost, reason))
         return None
 
     def _join(self, position: LogPosition) -> None:
@@ -360,8 +361,3 @@ def _unreadable(error: Exception) -> CommandError:
     failure = CommandError(ErrorCode.InternalError, reason)
     failure.__cause__ = error
     return failure
-
-
-def _events_dropped() -> CommandError:
-    """Return the error of views that lack events which the log has dropped."""
-    return CommandError(ErrorCode.CappedPositionLost, "filters are slower than other readers")

@@ -149,7 +149,8 @@ class Membership:
             return
         if known is not None:
             self._leave(known, first_key(at))
-        self._join(shard, host, at)
+        start_at = max(next_tick(at), self._start_at)
+        self.open(shard, host, start_at, watermark=first_key(start_at))
 
     def listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> None:
         """Remove the draining shards that a shard list, read by the time ``by``, no longer has.
@@ -178,10 +179,6 @@ class Membership:
         remote.removed_at = removed_at
         self.leaving.add(remote.number)
         self._removed.append(remote)
-
-    def _join(self, shard: str, host: str, at: Timestamp) -> None:
-        start_at = max(next_tick(at), self._start_at)
-        self.open(shard, host, start_at, watermark=first_key(start_at))
 
     @property
     def _of_shards(self) -> list[RemoteQueue]:

@@ -245,19 +245,17 @@ class Merger:
         self.remotes[remote.number] = remote
         self._watermarks.add((remote.watermark, remote.number))
 
-    def retire_remote(self, number: int, *, before: bytes | None = None) -> None:
+    def retire_remote(self, number: int, *, before: bytes) -> None:
         """Stop waiting for a remote: it no longer holds the low watermark back.
 
-        Its buffered events are released once the other remotes allow it: with ``before``, only
-        those that sort below that key.
+        Its buffered events that sort below ``before`` are released once the other remotes allow it.
         """
         remote = self.remotes.pop(number)
-        if before is not None:
-            held = remote.buffered
-            remote.cut_off(before)
-            self.buffered += remote.buffered - held
-            if not remote.runs:
-                self._nonempty.pop(number, None)
+        held = remote.buffered
+        remote.cut_off(before)
+        self.buffered += remote.buffered - held
+        if not remote.runs:
+            self._nonempty.pop(number, None)
         self._watermarks.remove((remote.watermark, number))
 
     def add_batch(self, number: int, events: list[Event], reached: KeyedToken, size: int) -> None:

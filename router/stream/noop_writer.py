@@ -129,8 +129,6 @@ class NoOpTarget:
 
     def write(self, client: NoOpClient, number: int) -> None:
         """Request a no-op write for the remote ``number`` of ``client``."""
-        if not self._settings.writes_noops:
-            return
         self._waiting.append((client, number))
         if self._task is None:
             self._task = asyncio.get_running_loop().create_task(

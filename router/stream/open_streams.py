@@ -6,7 +6,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from math import inf
 from typing import Any, Final, TypeVar
 
 import structlog
@@ -29,7 +28,7 @@ from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import first_key
 from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.errors import CommandError
 from shard_client.replica_set.replica_set import ReadPreference
 
 log = structlog.get_logger()
@@ -125,27 +124,6 @@ class OpenStreams:
             stream.leave()
             raise
         return stream
-
-    async def find_or_open_patiently(
-        self,
-        request: StreamRequest,
-        start_at: Timestamp | None,
-        quota: Quota,
-        after: bytes | None,
-        needed: Set[ShardSpan],
-    ) -> tuple[RunningStream, Timestamp]:
-        """Return what ``find_or_open`` returns, for a client that has an open cursor.
-
-        It waits while the shard list cannot be read: the config server's outage ends no cursor.
-        """
-        try:
-            return await self.find_or_open(request, start_at, quota, after, needed)
-        except CommandError as error:
-            if RESUMABLE_LABEL not in error.labels:
-                raise
-            log.info("a client waits for the shard list", error=str(error))
-        await self.cluster.shards(inf)
-        return await self.find_or_open(request, start_at, quota, after, needed)
 
     def _find(
         self,

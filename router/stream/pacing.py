@@ -140,11 +140,6 @@ class WatermarkTimeout:
         self._past: Timestamp | None = None
         self._since = 0.0
 
-    @property
-    def waiting(self) -> bool:
-        """Whether a watermark is due."""
-        return self._past is not None
-
     def expect_beyond(self, past: Timestamp, now: float) -> None:
         """Record that the replica set is beyond ``past``, so that a watermark beyond it is due."""
         if self._past is None:

@@ -93,7 +93,7 @@ class ReadScheduler:
             self.write_noops(now, arriving=True)
         key = stream.watermark(number)
         watermark = cluster_time_of(key) if key else None
-        if watermark is not None and remote.overdue.waiting:
+        if watermark is not None:
             self._check_progress(remote, watermark, now)
         if not needed:
             remote.waits.reset()

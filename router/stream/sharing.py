@@ -99,9 +99,6 @@ _BYTES_OF_A_SCAN: Final = 2000
 """Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
 (docs/performance.md#streams-of-many-collections)."""
 
-PAUSED: Final = "the shared stream read much more than its readers"
-"""Why a scan is not shared for a while, for explain."""
-
 _PAUSE_IN_HOLDS: Final = 60
 """A scan that costs more than it saves is shared again after so many times ``hold``."""
 
@@ -115,9 +112,6 @@ class Scan:
         self.shared_until = -inf
         self.paused_until = 0.0
         self.let_through = 0.0
-
-
-_NONE: Final = Scan()
 
 
 class SharingDemand:
@@ -182,12 +176,8 @@ class SharingDemand:
             state.shared_until = inf
 
     def of(self, scan: bytes) -> Scan:
-        """Return what is counted of a scan, which may have no readers; do not change it."""
-        return self._scans.get(scan, _NONE)
-
-    def is_paused(self, scan: bytes, now: float) -> bool:
-        """Return whether a scan is not shared because the shards would send too much."""
-        return now < self.of(scan).paused_until
+        """Return what is counted of a scan, which may have no readers."""
+        return self._scans.get(scan) or Scan()
 
     def is_shared(self, scan: bytes, now: float) -> bool:
         """Return whether the parts of a scan should share it."""
@@ -247,7 +237,9 @@ class Source:
     @property
     def cost(self) -> int:
         """The conditions of its filter that are tried on every event, where no namespace helps."""
-        return 0 if self.filter is None or self.namespace is not None else self.filter.tried
+        if self.filter is None or self.namespace is not None:
+            return 0
+        return self.filter.condition.tried
 
     def open(self, fan_out: FanOut, after: bytes) -> View:
         """Return the client's view of the stream of ``fan_out``, beyond the sort key ``after``."""
@@ -499,8 +491,8 @@ class SharingPolicy:
             return failure
         if way.mode == ALWAYS:
             return f"{way.parameter} is always"
-        if any(demand.is_paused(key, now) for key in keys):
-            return PAUSED
+        if any(now < demand.of(key).paused_until for key in keys):
+            return "the shared stream read much more than its readers"
         what = way.parameter.removeprefix("share").lower()
         count = max(len(demand.of(key).parts) for key in keys)
         return f"{count} different {what} are read, {way.parameter}From is {demand.least}"

@@ -48,13 +48,12 @@ class WorkerStart:
 
 _LEAST_WHEN_SILENT = 0.5
 _SILENT_FOR_LONG = 1.0
-_PROGRAM = "router.workers.worker"
 
 
 class Child:
     """The parent's handle of one worker, created by ``start``.
 
-    Connections and messages (``WorkerRuntime`` has them) go over ``channel``. ``drained`` is set
+    Connections and messages (docs/workers.md) go over ``channel``. ``drained`` is set
     when the worker has ended its drain, or is gone. ``clients`` are the addresses of the drivers
     that it serves, by the numbers of their connections.
     """
@@ -71,7 +70,7 @@ class Child:
         self._asked_at = 0.0
 
     @classmethod
-    async def start(cls, start: WorkerStart, program: str = _PROGRAM) -> Self:
+    async def start(cls, start: WorkerStart, program: str = "router.workers.worker") -> Self:
         """Start a worker's process, which runs the module ``program``; raises OSError."""
         ours, theirs = socket_pair()
         with theirs:

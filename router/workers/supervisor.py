@@ -235,7 +235,10 @@ class Supervisor:
         """Make all processes follow what one worker reports."""
         match report:
             case {"ready": _}:
-                self._add(child)
+                self._dispatcher.add(child)
+                log.info("A worker is ready", worker=child.number, pid=child.process.pid)
+                if len(self._dispatcher.children) == self._settings.workers:
+                    self._all_ready.set()
             case {"ended": connection_id}:
                 self._dispatcher.ended(child, connection_id)
             case {"identity": identity} if identity != self._identity:
@@ -254,13 +257,6 @@ class Supervisor:
                 LEVEL.verbosity = verbosity
                 if command == "rotateCertificates":
                     self._rotate_own()
-
-    def _add(self, child: Child) -> None:
-        """Give connections to a worker that is ready."""
-        self._dispatcher.add(child)
-        log.info("A worker is ready", worker=child.number, pid=child.process.pid)
-        if len(self._dispatcher.children) == self._settings.workers:
-            self._all_ready.set()
 
     def _rotate_own(self) -> None:
         if self._certificates is not None:

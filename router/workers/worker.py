@@ -15,6 +15,7 @@ import sys
 import time
 from contextlib import closing, suppress
 from dataclasses import asdict
+from pathlib import Path
 
 import structlog
 import uvloop
@@ -38,78 +39,66 @@ log = structlog.get_logger(component="CONTROL")
 _SHORTEST_MEASURE = 0.5
 
 
-class WorkerRuntime:
-    """One worker: its handling of its parent's messages (docs/workers.md).
+async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: OwnedTasks) -> None:
+    """Do what the parent asks for until it sends "end" or is gone (docs/workers.md).
 
-    Args:
-        start: the worker's start parameters.
-        channel: the message channel to the parent.
-        parts: the parts of the process.
-        tasks: connect the clients that are handed over.
+    ``folder`` is the router's private folder; ``tasks`` connect the clients that are handed over.
     """
+    node, listener, feed = parts
+    busy = _Busy()
+    channel.send(ready=True)
+    while (received := await channel.receive()) is not None:
+        message, connection = received
+        match message:
+            case {"kind": kind, "id": number}:
+                port = listener if kind == DRIVER else feed
+                tasks.run(_adopt, channel, connection, number, port)
+            case {"load": _}:
+                load = Load(len(node.cursors), node.counters.connections, busy.share())
+                channel.send(load=asdict(load))
+            case {"identity": identity, "counter": counter}:
+                node.identity = ServerIdentity(**identity)
+                node.topology.move_to(counter)
+            case {"upstream": choice}:
+                if isinstance(node.upstream, UpstreamMongos):
+                    node.upstream.follow(**choice)
+            case {"rotate": _}:
+                if node.certificates is not None:
+                    node.certificates.rotate()
+            case {"drain": seconds}:
+                await listener.drain(seconds)
+                channel.send(drained=True)
+            case {"end": _}:
+                return
+    log.error("The parent is gone; ending")
+    shutil.rmtree(folder, ignore_errors=True)
 
-    def __init__(
-        self, start: WorkerStart, channel: Channel, parts: Parts, tasks: OwnedTasks
-    ) -> None:
-        self._folder = start.folder
-        self._channel = channel
-        self._node, self._listener, self._feed = parts
-        self._tasks = tasks
-        self._busy = _Busy()
 
-    async def handle_messages(self) -> None:
-        """Do what the parent asks for until it sends "end" or is gone."""
-        node, listener = self._node, self._listener
-        self._channel.send(ready=True)
-        while (received := await self._channel.receive()) is not None:
-            message, connection = received
-            match message:
-                case {"kind": kind, "id": number}:
-                    port = listener if kind == DRIVER else self._feed
-                    self._tasks.run(self._adopt, connection, number, port)
-                case {"load": _}:
-                    streams, connections = len(node.cursors), node.counters.connections
-                    load = Load(streams, connections, self._busy.share())
-                    self._channel.send(load=asdict(load))
-                case {"identity": identity, "counter": counter}:
-                    node.identity = ServerIdentity(**identity)
-                    node.topology.move_to(counter)
-                case {"upstream": choice}:
-                    if isinstance(node.upstream, UpstreamMongos):
-                        node.upstream.follow(**choice)
-                case {"rotate": _}:
-                    if node.certificates is not None:
-                        node.certificates.rotate()
-                case {"drain": seconds}:
-                    await listener.drain(seconds)
-                    self._channel.send(drained=True)
-                case {"end": _}:
-                    return
-        log.error("The parent is gone; ending")
-        shutil.rmtree(self._folder, ignore_errors=True)
+async def _adopt(
+    channel: Channel,
+    connection: socket.socket | None,
+    number: int,
+    port: Listener | FeedPort | None,
+) -> None:
+    """Serve a connection that the parent has handed over, unless it could not be opened."""
 
-    async def _adopt(
-        self, connection: socket.socket | None, number: int, port: Listener | FeedPort | None
-    ) -> None:
-        """Serve a connection that the parent has handed over, unless it could not be opened."""
+    def ended() -> None:
+        channel.send(ended=number)
 
-        def ended() -> None:
-            self._channel.send(ended=number)
-
-        try:
-            if connection is None:
-                raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
-            if isinstance(port, Listener):
-                await port.adopt(connection, number, ended)
-            elif port is not None:
-                await port.adopt(connection)
-        except OSError as error:  # the client has disconnected
-            log.info(
-                "A connection was lost while it was handed over",
-                component="NETWORK",
-                error=str(error),
-            )
-            ended()
+    try:
+        if connection is None:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if isinstance(port, Listener):
+            await port.adopt(connection, number, ended)
+        elif port is not None:
+            await port.adopt(connection)
+    except OSError as error:  # the client has disconnected
+        log.info(
+            "A connection was lost while it was handed over",
+            component="NETWORK",
+            error=str(error),
+        )
+        ended()
 
 
 class _Busy:
@@ -160,8 +149,7 @@ async def _run(start: WorkerStart, channel_end: int) -> None:
             async with Listener(node, for_workers=True) as private:
                 await private.listen_privately(address)
                 with closing(peers):
-                    runtime = WorkerRuntime(start, channel, (node, listener, feed), tasks)
-                    await runtime.handle_messages()
+                    await _handle_messages(start.folder, channel, (node, listener, feed), tasks)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Merged cursors without a cluster, for tests of the layers above them."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
 from typing import Any
@@ -140,12 +140,8 @@ class FakeCursors:
     def __len__(self) -> int:
         return len(self.cursors)
 
-    def describe(self) -> list[dict[str, Any]]:
-        return self.streams
-
-    async def describe_gradually(self) -> AsyncIterator[dict[str, Any]]:
-        for stream in self.streams:
-            yield stream
+    def describe(self) -> Iterator[dict[str, Any]]:
+        yield from self.streams
 
     def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         return [

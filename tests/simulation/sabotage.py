@@ -129,7 +129,8 @@ def _removed_too_early() -> Iterator[None]:
         leaving = sorted(self.leaving)
         self.leaving.clear()
         for number in leaving:
-            self._merger.retire_remote(number, before=self._merger.remotes[number].removed_at)
+            removed_at = self._merger.remotes[number].removed_at or b""
+            self._merger.retire_remote(number, before=removed_at)
         self.changes += len(leaving)
 
     with mock.patch.object(Membership, "retire_removed", retire_removed):

@@ -235,9 +235,9 @@ def test_the_timeout_doubles_and_resets():
     assert not overdue.give_up(115.0)
     assert overdue.give_up(115.2)
     overdue.record_watermark(past)
-    assert overdue.waiting, "a watermark at the time does not suffice"
+    assert overdue.give_up(136.0), "a watermark at the time does not suffice"
     overdue.record_watermark(Timestamp(10, 2))
-    assert not overdue.waiting
+    assert not overdue.give_up(190.0)
     overdue.expect_beyond(past, now=200.0)
     assert overdue.give_up(205.1)
     now, pauses = 205.1, []

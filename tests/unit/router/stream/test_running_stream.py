@@ -35,12 +35,12 @@ async def test_an_open_stream_outlasts_an_outage(cluster: ScriptedCluster, away:
         return next(each for each in described["remotes"] if each["target"] == away)
 
     await read_nothing_until(cursor, lambda: remote().get("failingMillis", 0) > 300)
-    await read_nothing_until(cursor, lambda: registry.describe()[0]["waiting"])
-    assert registry.describe()[0]["slowestShard"] == away
+    await read_nothing_until(cursor, lambda: next(registry.describe())["waiting"])
+    assert next(registry.describe())["slowestShard"] == away
     assert remote()["state"] == "failing"
     assert remote()["error"]
     # A client that asks now and then is not late: there is nothing to read.
-    await until(lambda: not registry.describe()[0]["waitedFor"])
+    await until(lambda: not next(registry.describe())["waitedFor"])
     assert registry.describe_cursors(1, 1e6)[0]["behindSeconds"] < 10
     await member.start(port)
     cluster.noop(104)
@@ -97,7 +97,7 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     cluster.shards["s0"].insert(101, 1)
     cluster.noop(102)
     cluster.shards["s1"].insert(103, 2)
-    await until(lambda: registry.describe()[0]["bufferedBytes"])
+    await until(lambda: next(registry.describe())["bufferedBytes"])
     assert await read_until(cursor, 1) == [1]
     registry.kill([cursor.cursor_id], OWNER)
     await registry.close()

@@ -121,7 +121,7 @@ def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> dict
 
 def targets(registry: CursorRegistry) -> list[str]:
     """Return the targets of the remotes of the first stream."""
-    return [each["target"] for each in registry.describe()[0]["remotes"]]
+    return [each["target"] for each in next(registry.describe())["remotes"]]
 
 
 def drain(cluster: ScriptedCluster) -> None:
