@@ -145,7 +145,7 @@ async def assemble(
             )
         )
         if certificates is not None and tls is not None:
-            certificates.when_rotated(servers.cluster.renew_monitors)
+            certificates.rotated = servers.cluster.renew_monitors
         tasks = await owned.enter_async_context(OwnedTasks())
         access = None
         if settings.security.authorization:
@@ -273,7 +273,7 @@ def _cursors(
         sent_time=None if access is None else access.times.newest_raw,
     )
     if access is not None:
-        access.users.when_changed(cursors.revoke)
+        access.users.changed = cursors.revoke
     return cursors
 
 
@@ -285,7 +285,7 @@ async def _ports(settings: Settings, node: Node, known: asyncio.Event) -> AsyncI
     """
     handshakes = None
     if node.certificates is not None:
-        contexts, required = node.certificates.contexts, settings.net.tls.required
+        contexts, required = node.certificates.contexts, settings.net.tls.mode == "requireTLS"
         timeout = node.client_limits.login_time
         handshakes = Handshakes(lambda: contexts.incoming, required=required, timeout=timeout)
     async with AsyncExitStack() as owned:
