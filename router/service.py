@@ -233,7 +233,7 @@ async def _reached(
     on_members, on_upstream = settings.security.logins()
     cluster = Cluster(
         settings.seeds,
-        replace(of_streams, local_threshold=settings.replication.local_threshold),
+        replace(of_streams, local_threshold=settings.replication.local_ping_threshold_ms * 0.001),
         sharded=settings.sharded,
         replica_set=replica_set,
         wall=lambda: now().timestamp(),

@@ -80,8 +80,7 @@ async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
     """Return a server's values of ``names``, or all of the upstream's if ``names`` is empty."""
     command = {call.name: call.command[call.name], **dict.fromkeys(names, 1)}
     try:
-        if call.upstream is not None:
-            link = call.client.link_to(call.upstream)
+        if (link := call.upstream_link) is not None:
             reply = await link.command("admin", command)
         elif names:
             reply = await _ask_cluster(call, command)
