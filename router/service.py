@@ -10,7 +10,7 @@ from contextlib import (
     asynccontextmanager,
 )
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
 from router.client_limits import FOR_FEEDS, supported_connections
-from router.commands.call import Node
+from router.commands.call import NOW, Node
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import settings_of_streams
 from router.config.settings import Settings
@@ -48,10 +48,6 @@ from shard_client.wire.tls import TlsContexts
 log = structlog.get_logger(component="CONTROL")
 
 _IDENTITY_WAIT = 3.0
-
-
-_now = partial(datetime.now, UTC)
-
 
 Parts = tuple[Node, Listener, FeedPort | None]
 """The parts of one process that answer clients."""
@@ -102,7 +98,7 @@ async def assemble(
     arguments: Sequence[str],
     *,
     replica_set: ReplicaSetFactory | None = None,
-    now: Callable[[], datetime] = _now,
+    now: Callable[[], datetime] = NOW,
     settings_of: Callable[[Mapping[str, Any]], StreamSettings] = settings_of_streams,
     peers: Peers | None = None,
     topology: TopologyVersion | None = None,
@@ -212,7 +208,7 @@ async def _reached(
     *,
     tls: TlsContexts | None,
     replica_set: ReplicaSetFactory | None = None,
-    now: Callable[[], datetime] = _now,
+    now: Callable[[], datetime] = NOW,
     moved: Callable[[UpstreamMongos], None] | None = None,
     own_id: ObjectId | None = None,
 ) -> AsyncIterator[_Servers]:

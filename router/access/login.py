@@ -54,14 +54,14 @@ class LoginLog:
             command: the fields of ``saslStart``; they need not be valid.
             speculative: whether they are part of a hello.
         """
+        mechanism = str(command.get("mechanism"))
         self._attempt = {
-            "mechanism": str(command.get("mechanism"))[:_LONGEST_NAME],
+            "mechanism": mechanism[:_LONGEST_NAME],
             "speculative": speculative,
             "principalName": scram_user(command.get("payload")),
             "authenticationDatabase": database[:_LONGEST_NAME],
         }
         self.ended()
-        mechanism = str(command.get("mechanism"))
         self._span = spans.begin(
             "log in",
             {

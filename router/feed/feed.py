@@ -76,15 +76,12 @@ class FeedPort(AcceptingPort):
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             arrived()
-            self._accept(reader, writer)
+            peer = writer.get_extra_info("peername")
+            address = peer[0] if peer else None
+            if self._admits(writer.transport, address):
+                self.run(self._serve, reader, writer, address)
 
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername")
-        address = peer[0] if peer else None
-        if self._admits(writer.transport, address):
-            self.run(self._serve, reader, writer, address)
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None
