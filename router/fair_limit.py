@@ -39,7 +39,10 @@ class FairLimit:
             await admitted
         except asyncio.CancelledError:
             if admitted.cancelled():
-                self._forget((client, size), admitted)
+                waiting = self._waiting.get((client, size), {})
+                waiting.pop(admitted, None)
+                if not waiting:
+                    self._waiting.pop((client, size), None)
             else:  # it was admitted at the same time
                 self.release(client, size)
             raise
@@ -67,12 +70,6 @@ class FairLimit:
     def _take(self, client: str, size: int) -> None:
         self._held[client] += size
         self.held += size
-
-    def _forget(self, place: tuple[str, int], admitted: asyncio.Future[None]) -> None:
-        waiting = self._waiting.get(place, {})
-        waiting.pop(admitted, None)
-        if not waiting:
-            self._waiting.pop(place, None)
 
     def _fits(self, client: str, size: int) -> bool:
         free, own = self._limit - self.held - size, self._held.get(client, 0)

@@ -1,6 +1,5 @@
 """What the streams of a process cost and deliver: commands and events by member, and delays."""
 
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
@@ -56,12 +55,8 @@ class MemberLoads:
         self.reply_delays = Histogram(TIME_BOUNDS)
         self.delivered = 0
         self.delivered_bytes = 0
-        self._loads: dict[str, MemberLoad] = {}
+        self.by_target: dict[str, MemberLoad] = {}
 
     def of(self, target: str) -> MemberLoad:
         """Return the counts of ``target``, for the caller to increment."""
-        return self._loads.setdefault(target, MemberLoad())
-
-    def items(self) -> Iterator[tuple[str, MemberLoad]]:
-        """Return the targets that were sent commands, with their counts."""
-        yield from self._loads.items()
+        return self.by_target.setdefault(target, MemberLoad())

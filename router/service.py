@@ -10,7 +10,7 @@ from contextlib import (
     asynccontextmanager,
 )
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
 from router.client_limits import FOR_FEEDS, supported_connections
-from router.commands.call import Node
+from router.commands.call import NOW, Node
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import settings_of_streams
 from router.config.settings import Settings
@@ -48,10 +48,6 @@ from shard_client.wire.tls import TlsContexts
 log = structlog.get_logger(component="CONTROL")
 
 _IDENTITY_WAIT = 3.0
-
-
-_now = partial(datetime.now, UTC)
-
 
 Parts = tuple[Node, Listener, FeedPort | None]
 """The parts of one process that answer clients."""
@@ -102,7 +98,7 @@ async def assemble(
     arguments: Sequence[str],
     *,
     replica_set: ReplicaSetFactory | None = None,
-    now: Callable[[], datetime] = _now,
+    now: Callable[[], datetime] = NOW,
     settings_of: Callable[[Mapping[str, Any]], StreamSettings] = settings_of_streams,
     peers: Peers | None = None,
     topology: TopologyVersion | None = None,
@@ -145,7 +141,7 @@ async def assemble(
             )
         )
         if certificates is not None and tls is not None:
-            certificates.when_rotated(servers.cluster.renew_monitors)
+            certificates.rotated = servers.cluster.renew_monitors
         tasks = await owned.enter_async_context(OwnedTasks())
         access = None
         if settings.security.authorization:
@@ -212,7 +208,7 @@ async def _reached(
     *,
     tls: TlsContexts | None,
     replica_set: ReplicaSetFactory | None = None,
-    now: Callable[[], datetime] = _now,
+    now: Callable[[], datetime] = NOW,
     moved: Callable[[UpstreamMongos], None] | None = None,
     own_id: ObjectId | None = None,
 ) -> AsyncIterator[_Servers]:
@@ -233,7 +229,7 @@ async def _reached(
     on_members, on_upstream = settings.security.logins()
     cluster = Cluster(
         settings.seeds,
-        replace(of_streams, local_threshold=settings.replication.local_threshold),
+        replace(of_streams, local_threshold=settings.replication.local_ping_threshold_ms * 0.001),
         sharded=settings.sharded,
         replica_set=replica_set,
         wall=lambda: now().timestamp(),
@@ -273,7 +269,7 @@ def _cursors(
         sent_time=None if access is None else access.times.newest_raw,
     )
     if access is not None:
-        access.users.when_changed(cursors.revoke)
+        access.users.changed = cursors.revoke
     return cursors
 
 
@@ -285,7 +281,7 @@ async def _ports(settings: Settings, node: Node, known: asyncio.Event) -> AsyncI
     """
     handshakes = None
     if node.certificates is not None:
-        contexts, required = node.certificates.contexts, settings.net.tls.required
+        contexts, required = node.certificates.contexts, settings.net.tls.mode == "requireTLS"
         timeout = node.client_limits.login_time
         handshakes = Handshakes(lambda: contexts.incoming, required=required, timeout=timeout)
     async with AsyncExitStack() as owned:

@@ -20,9 +20,6 @@ from shard_client.errors import CommandError
 
 log = structlog.get_logger(component="ACCESS")
 
-LONGEST_SHOWN = LONGEST
-"""Most characters of a command in an error."""
-
 _LONGEST_LOGGED = 1024
 
 
@@ -70,7 +67,7 @@ def require_stream(
 
 def not_authorized(database: str, command: Mapping[str, Any], user: str | None) -> CommandError:
     """Return mongos's error for a command that the user may not run; log the refusal."""
-    text = shown(command)
+    text = render(command, _scalar, space=" ")
     error = CommandError(
         ErrorCode.Unauthorized, f"not authorized on {database} to execute command {text}"
     )
@@ -87,17 +84,12 @@ def not_authorized(database: str, command: Mapping[str, Any], user: str | None) 
     return error
 
 
-def shown(value: Any) -> str:
-    """Return a command as mongos prints it in its errors, at most 16 KiB of it."""
-    return render(value, _scalar, space=" ")
-
-
 def _scalar(value: Any) -> str:
     if isinstance(value, bytes):
         subtype = value.subtype if isinstance(value, Binary) else 0
         if subtype == UUID_SUBTYPE and len(value) == 16:
             return f'UUID("{UUID(bytes=bytes(value))}")'
-        return f"BinData({subtype}, {value[:LONGEST_SHOWN].hex().upper()})"
+        return f"BinData({subtype}, {value[:LONGEST].hex().upper()})"
     if isinstance(value, datetime):
         return f"new Date({int(value.timestamp() * 1000)})"
     if isinstance(value, float):

@@ -9,7 +9,7 @@ in the handshake, cannot be relayed: such a client is logged in here alone.
 import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Any, TypeGuard
+from typing import Any
 
 import structlog
 
@@ -54,14 +54,14 @@ class LoginLog:
             command: the fields of ``saslStart``; they need not be valid.
             speculative: whether they are part of a hello.
         """
+        mechanism = str(command.get("mechanism"))
         self._attempt = {
-            "mechanism": str(command.get("mechanism"))[:_LONGEST_NAME],
+            "mechanism": mechanism[:_LONGEST_NAME],
             "speculative": speculative,
             "principalName": scram_user(command.get("payload")),
             "authenticationDatabase": database[:_LONGEST_NAME],
         }
         self.ended()
-        mechanism = str(command.get("mechanism"))
         self._span = spans.begin(
             "log in",
             {
@@ -108,57 +108,6 @@ def scram_user(payload: object) -> str:
     if len(parts) < 3 or not parts[2].startswith("n="):
         return ""
     return parts[2][2:].replace("=2C", ",").replace("=3D", "=")[:_LONGEST_NAME]
-
-
-def is_certificate_login(command: object) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether a hello's speculative login is by certificate."""
-    return isinstance(command, Mapping) and command.get("mechanism") == X509
-
-
-def user_of_certificate(
-    certificate: Certificate | None,
-    own: Certificate | None,
-    database: object,
-    command: Mapping[str, Any],
-) -> UserName:
-    """Return the user whose name is the subject of the client's certificate.
-
-    Args:
-        certificate: the client's certificate, which the handshake has checked; None without one.
-        own: the certificate that the router shows to servers, by whose subject members of the
-            cluster are recognised; None without TLS.
-        database: the database of the command.
-        command: the fields of ``authenticate``.
-
-    Raises:
-        CommandError: mongos's error for a login that is malformed or refused.
-    """
-    if "mechanism" not in command:
-        raise missing_field("authenticate.mechanism")
-    if command["mechanism"] != X509:
-        raise CommandError(ErrorCode.BadValue, f"Unsupported mechanism: {command['mechanism']}")
-    if database != EXTERNAL:
-        raise CommandError(
-            ErrorCode.ProtocolError,
-            "X.509 authentication must always use the $external database.",
-        )
-    if certificate is None or not certificate.subject:
-        raise CommandError(
-            ErrorCode.AuthenticationFailed, "No verified subject name available from client"
-        )
-    if command.get("user", certificate.subject) != certificate.subject:
-        raise CommandError(
-            ErrorCode.AuthenticationFailed,
-            "There is no x.509 client certificate matching the user.",
-        )
-    if own is not None and own.membership and certificate.membership == own.membership:
-        raise CommandError(
-            ErrorCode.AuthenticationFailed,
-            "The provided certificate can only be used for cluster authentication, not client "
-            "authentication: its organisation, units and domain components are those of the "
-            "cluster's members",
-        )
-    return UserName(certificate.subject, EXTERNAL)
 
 
 _FAILURES = frozenset(
@@ -283,8 +232,7 @@ class Login:
         async with self._in_progress():
             self._log.begun(str(database), command, speculative=speculative)
             try:
-                own = self._access.own_certificate
-                name = user_of_certificate(self._certificate, own, database, command)
+                name = self._user_of_certificate(database, command)
                 self._check_same(name)
                 self._user = await self._access.users.get(name)
             except CommandError as error:
@@ -296,6 +244,42 @@ class Login:
             self._log.succeeded(name.user, name.database)
             self.close()
             return {"dbname": name.database, "user": name.user}
+
+    def _user_of_certificate(self, database: object, command: Mapping[str, Any]) -> UserName:
+        """Return the user whose name is the subject of the client's certificate.
+
+        Raises:
+            CommandError: mongos's error for an ``authenticate`` that is malformed or refused.
+        """
+        if "mechanism" not in command:
+            raise missing_field("authenticate.mechanism")
+        if command["mechanism"] != X509:
+            raise CommandError(ErrorCode.BadValue, f"Unsupported mechanism: {command['mechanism']}")
+        if database != EXTERNAL:
+            raise CommandError(
+                ErrorCode.ProtocolError,
+                "X.509 authentication must always use the $external database.",
+            )
+        certificate, ours = self._certificate, self._access.certificates
+        if certificate is None or not certificate.subject:
+            raise CommandError(
+                ErrorCode.AuthenticationFailed, "No verified subject name available from client"
+            )
+        if command.get("user", certificate.subject) != certificate.subject:
+            raise CommandError(
+                ErrorCode.AuthenticationFailed,
+                "There is no x.509 client certificate matching the user.",
+            )
+        # By the subject of the certificate that the router shows to servers.
+        members = None if ours is None else ours.contexts.own.membership
+        if members and certificate.membership == members:
+            raise CommandError(
+                ErrorCode.AuthenticationFailed,
+                "The provided certificate can only be used for cluster authentication, not client "
+                "authentication: its organisation, units and domain components are those of the "
+                "cluster's members",
+            )
+        return UserName(certificate.subject, EXTERNAL)
 
     async def log_out(self, link: ServerLink | None, database: str) -> None:
         """End the login of a user of ``database``, here and on the connection to the upstream.
@@ -386,7 +370,7 @@ class AccessControl:
         *,
         refresh: float,
     ) -> None:
-        self._certificates = certificates
+        self.certificates = certificates
         self.cluster = cluster
         self.in_progress = FairLimit(limits.logins_in_progress)
         self.failed_delay = limits.failed_login_delay
@@ -395,12 +379,3 @@ class AccessControl:
         self.times = SignedTimes(cluster)
         tasks.run(self.users.keep_fresh, name="users")
         tasks.run(self.times.keep_reading, name="keys")
-
-    def login(self, peer: str, certificate: Certificate | None = None) -> Login:
-        """Return the state of a new client's login; arguments as for ``Login``."""
-        return Login(self, peer, certificate)
-
-    @property
-    def own_certificate(self) -> Certificate | None:
-        """The certificate that the router shows to servers; None without TLS."""
-        return None if self._certificates is None else self._certificates.contexts.own

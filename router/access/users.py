@@ -80,16 +80,13 @@ class Users:
     def __init__(self, cluster: Cluster, refresh: float) -> None:
         self._cluster = cluster
         self._pause = refresh
-        self._changed: Callable[[User], None] = lambda user: None
+        self.changed: Callable[[User], None] = lambda user: None
+        """Called with each user whose privileges have changed or that was dropped."""
         self._users: WeakValueDictionary[UserName, User] = WeakValueDictionary()
         self._invalidations = 0
         self._read_version: tuple[Any, int] = (None, 0)
         self._may_read_generation = cluster.sharded  # only config servers answer that
         self._reading = SharedAnswer(self._read_changes, "read the users")
-
-    def when_changed(self, changed: Callable[[User], None]) -> None:
-        """Call ``changed`` with each user whose privileges have changed or that was dropped."""
-        self._changed = changed
 
     async def get(self, name: UserName) -> User:
         """Return the user as it is now, which may be another one than that of older connections.
@@ -204,7 +201,7 @@ class Users:
         else:
             _update(user, entry)
         if user.privileges != before:
-            self._changed(user)
+            self.changed(user)
 
     async def _read(self, names: Iterable[UserName]) -> dict[UserName, Mapping[str, Any]]:
         """Return the config server's description of each of the users that exist."""

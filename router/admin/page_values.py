@@ -108,7 +108,10 @@ def status_view(status: RouterStatus, history: History) -> dict[str, Any] | None
     history.add(sample)
     total, now = status.total, sample.at
     own = total["status"]
-    unusable = _unusable(status)
+    checks = status.checks.items()
+    unusable = [
+        target for target, check in checks if target != CONFIG and not check.get("usable", True)
+    ]
     streams = [_stream_row(stream, unusable) for stream in total["streams"]]
     members = own["mergerouter"]["members"]
     held = total["heldBytes"]
@@ -188,14 +191,6 @@ def _lanes(status: RouterStatus, span: float, past: History) -> Iterator[dict[st
 def _sorted(targets: Mapping[str, Any]) -> list[str]:
     """Return the names of replica sets, the config server first."""
     return sorted(targets, key=lambda name: (name != CONFIG, name))
-
-
-def _unusable(status: RouterStatus) -> list[str]:
-    """Return the shards that do not answer, or refuse the router."""
-    checks = status.checks.items()
-    return [
-        target for target, check in checks if target != CONFIG and not check.get("usable", True)
-    ]
 
 
 def _stream_row(stream: Mapping[str, Any], unusable: Sequence[str]) -> dict[str, Any]:

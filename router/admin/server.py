@@ -3,7 +3,7 @@
 import asyncio
 import hmac
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import cache
 from typing import Any, Final, Self
@@ -24,20 +24,6 @@ from router.tls.handshake import Handshakes
 from router.tls.sockets import AcceptingPort
 
 log = structlog.get_logger(component="NETWORK")
-
-
-def render_page(view: Mapping[str, Any]) -> tuple[str, str]:
-    """Return the page of ``status_view`` and its Content-Security-Policy.
-
-    The policy allows the page's own style and script, requests to this port, and nothing else.
-    """
-    nonce = secrets.token_urlsafe(16)
-    policy = (
-        f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
-        "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
-        "frame-ancestors 'none'"
-    )
-    return _template().render(view=view, nonce=nonce), policy
 
 
 def sparkline(values: Sequence[float | None], least: float = 1.0) -> str:
@@ -198,7 +184,14 @@ class AdminServer(AcceptingPort):
             )
 
     async def _page(self, _request: web.Request) -> web.Response:
-        page, policy = render_page(await self._view())
+        nonce = secrets.token_urlsafe(16)
+        # Allowed are the page's own style and script, requests to this port, and nothing else.
+        policy = (
+            f"default-src 'none'; style-src 'nonce-{nonce}'; script-src 'nonce-{nonce}'; "
+            "img-src data:; connect-src 'self'; base-uri 'none'; form-action 'none'; "
+            "frame-ancestors 'none'"
+        )
+        page = _template().render(view=await self._view(), nonce=nonce)
         headers = {"Content-Security-Policy": policy}
         return web.Response(text=page, content_type="text/html", headers=headers)
 

@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -151,19 +152,6 @@ class Cluster:
             self._list_error = error
             await asyncio.sleep(backoff.next_pause())
 
-    def dialer(
-        self,
-        target: str,
-        host: str | None = None,
-        *,
-        preference: ReadPreference = PRIMARY,
-    ) -> "MemberDialer":
-        """Return a dialer for ``target``, a shard's id or ``"config"``.
-
-        ``host`` is the shard's host string if the caller knows it.
-        """
-        return MemberDialer(self, target, host, preference)
-
     @asynccontextmanager
     async def lend(
         self,
@@ -190,7 +178,8 @@ class Cluster:
                     known.invalidate(address)
                     raise from_network(error, format_address(address)) from error
             else:
-                connection = await self.dialer(target, None if known else host).connect(most)
+                dialer = MemberDialer(self, target, None if known else host)
+                connection = await dialer.connect(most)
         except CommandError as error:
             raise _retriable(error) from error
         try:
@@ -354,26 +343,25 @@ class Cluster:
         task.add_done_callback(self._closing.discard)
 
 
+@dataclass(eq=False)
 class MemberDialer:
     """Takes connections from the cluster's pool to the members of the replica set ``target``.
 
     ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
-    (docs/design.md#a-remote-cursor).
+    (docs/design.md#a-remote-cursor). ``target`` is a shard's id or ``"config"``, ``host`` the
+    shard's host string if the caller knows it.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        target: str,
-        host: str | None,
-        preference: ReadPreference,
-    ) -> None:
-        self._cluster = cluster
-        self._target = target
-        self._host = host
-        self._preference = preference
-        self.pool = cluster.pool
-        self._replica_set: ReplicaSet | None = None
+    cluster: Cluster
+    target: str
+    host: str | None = None
+    preference: ReadPreference = PRIMARY
+    _replica_set: ReplicaSet | None = None
+
+    @property
+    def pool(self) -> ConnectionPool:
+        """The pool of the cluster's connections."""
+        return self.cluster.pool
 
     async def connect(self, timeout: float) -> Connection:
         """Return a connection to the member to read from; retry for up to ``timeout`` seconds.
@@ -391,7 +379,7 @@ class MemberDialer:
                 return await self._attempt(left if failed else left / 2, fresh=failed)
             except CommandError as error:
                 report = log.debug if failed else log.warning
-                report("cannot connect", target=self._target, error=why_no_member(error))
+                report("cannot connect", target=self.target, error=why_no_member(error))
                 failed = True
                 pause = backoff.next_pause()
                 if not is_resumable(error) or loop.time() + pause >= deadline:
@@ -412,14 +400,14 @@ class MemberDialer:
 
     def kill_later(self, cursor: OpenCursor) -> None:
         """Kill a cursor soon, or once its member answers again."""
-        self._cluster.cursor_reaper.add(cursor)
+        self.cluster.cursor_reaper.add(cursor)
 
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
-        replica_set = await self._cluster.find_replica_set(self._target, self._host, fresh=fresh)
+        replica_set = await self.cluster.find_replica_set(self.target, self.host, fresh=fresh)
         self._replica_set = replica_set
-        address = await replica_set.select(self._preference, timeout)
+        address = await replica_set.select(self.preference, timeout)
         try:
-            left = min(timeout, self._cluster.connect_timeout)
+            left = min(timeout, self.cluster.connect_timeout)
             connection = await self.pool.take(address, left, greet=True)
         except NetworkError as error:
             replica_set.invalidate(address)
@@ -429,7 +417,7 @@ class MemberDialer:
         is_primary = hello.get("isWritablePrimary", hello.get("ismaster"))
         if hello.get("setName") != replica_set.name:
             problem = f"is not a member of {replica_set.name}"
-        elif self._preference == PRIMARY and not is_primary:
+        elif self.preference == PRIMARY and not is_primary:
             problem = "is not primary"
         else:
             return connection
@@ -440,7 +428,7 @@ class MemberDialer:
     def _identified(self, connection: Connection) -> Connection:
         """Return a connection whose hello fits the target; release it and raise otherwise."""
         try:
-            self._cluster.said_hello(self._target, connection)
+            self.cluster.said_hello(self.target, connection)
         except WrongServerError:
             self.pool.give_back(connection)
             raise
@@ -522,7 +510,7 @@ async def connected(
     connections: dict[str, Connection] = {}
 
     async def connect(shard: str, host: str) -> None:
-        dialer = cluster.dialer(shard, host, preference=preference)
+        dialer = MemberDialer(cluster, shard, host, preference)
         connections[shard] = await dialer.connect(timeout)
 
     try:

@@ -288,8 +288,10 @@ class ServerChecks:
         try:
             async with asyncio.timeout(_TIMEOUT), lent as config:
                 if key:
-                    known = {_signing_key(config.hello)}
-                    return key not in known and key not in await _signing_keys(config)
+                    if key == _signing_key(config.hello):
+                        return False
+                    keys = await _find(config, "admin", "system.keys")
+                    return key not in {each.get("_id") for each in keys}
                 return bool(await _cluster_id(mongos) != await _cluster_id(config))
         except (CommandError, NetworkError, TimeoutError):
             return False  # it is not known
@@ -353,11 +355,6 @@ def _wrong(place: Check, problem: str) -> Check:
 def _signing_key(hello: Mapping[str, Any]) -> int:
     """Return the id of the key with which the time in a hello is signed; 0 without one."""
     return int(hello.get("$clusterTime", {}).get("signature", {}).get("keyId", 0))
-
-
-async def _signing_keys(config: Connection) -> set[Any]:
-    """Return the ids of a cluster's keys; raises CommandError, NetworkError."""
-    return {each.get("_id") for each in await _find(config, "admin", "system.keys")}
 
 
 async def _cluster_id(server: Connection) -> Any:

@@ -72,14 +72,12 @@ class ServerIdentity:
         )
 
 
-_RETRY_PAUSE = 1.0
-_REFRESH_PAUSE = 60.0
-_ASK_TIMEOUT = 2.0
 _UPSTREAM = ""
 
 _Failure = (CommandError, NetworkError, ProtocolError)
 
 
+@dataclass(eq=False, slots=True)
 class ClusterVersion:
     """Polls the versions of the shards, the config server and the upstream.
 
@@ -95,24 +93,14 @@ class ClusterVersion:
         refresh_pause: seconds after which all servers are asked again.
     """
 
-    def __init__(
-        self,
-        cluster: Cluster,
-        upstream: UpstreamMongos | None,
-        changed: Callable[[ServerIdentity], None],
-        *,
-        ask_timeout: float = _ASK_TIMEOUT,
-        retry_pause: float = _RETRY_PAUSE,
-        refresh_pause: float = _REFRESH_PAUSE,
-    ) -> None:
-        self._ask_timeout = ask_timeout
-        self._retry_pause = retry_pause
-        self._refresh_pause = refresh_pause
-        self._cluster = cluster
-        self._upstream = upstream
-        self._changed = changed
-        self._known: dict[str, ServerIdentity] = {}
-        self._told: ServerIdentity | None = None
+    cluster: Cluster
+    upstream: UpstreamMongos | None
+    changed: Callable[[ServerIdentity], None]
+    ask_timeout: float = 2.0
+    retry_pause: float = 1.0
+    refresh_pause: float = 60.0
+    _known: dict[str, ServerIdentity] = field(default_factory=dict)
+    _told: ServerIdentity | None = None
 
     async def keep_current(self, known: asyncio.Event, *, once: bool = False) -> None:
         """Ask all servers, often until one has answered, which sets ``known``, then each minute.
@@ -131,17 +119,17 @@ class ClusterVersion:
                 log.exception("Unexpected error")
             if once and known.is_set():
                 return
-            pause = self._refresh_pause if known.is_set() else self._retry_pause
+            pause = self.refresh_pause if known.is_set() else self.retry_pause
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self._cluster.versions_changed.wait()
-            self._cluster.versions_changed.clear()
+                    await self.cluster.versions_changed.wait()
+            self.cluster.versions_changed.clear()
 
     async def _ask_all(self) -> None:
         """Update ``_known``; raises the last failure if no version is known."""
-        shards = (await self._cluster.shards()).hosts
-        targets: dict[str, str | None] = {self._cluster.catalog: None, **shards}
-        if self._upstream is not None:
+        shards = (await self.cluster.shards()).hosts
+        targets: dict[str, str | None] = {self.cluster.catalog: None, **shards}
+        if self.upstream is not None:
             targets[_UPSTREAM] = None
         answers = await asyncio.gather(*starmap(self._ask, targets.items()))
         found = zip(targets, answers, strict=True)
@@ -153,17 +141,17 @@ class ClusterVersion:
         lowest = min(self._known.values(), key=lambda each: each.order)
         if lowest != self._told:
             self._told = lowest
-            self._changed(lowest)
+            self.changed(lowest)
             log.info("Speaking for a cluster", version=lowest.version)
 
     async def _ask(self, target: str, host: str | None) -> ServerIdentity | NetworkError:
         """Return a server's version; the failure, if it does not tell it in time."""
         try:
-            upstream = self._upstream if target == _UPSTREAM else None
-            lent = self._cluster.lend(target, host) if upstream is None else upstream.lend()
-            async with asyncio.timeout(self._ask_timeout), lent as connection:
+            upstream = self.upstream if target == _UPSTREAM else None
+            lent = self.cluster.lend(target, host) if upstream is None else upstream.lend()
+            async with asyncio.timeout(self.ask_timeout), lent as connection:
                 build_info = await connection.command(
-                    "admin", {"buildInfo": 1}, timeout=self._ask_timeout
+                    "admin", {"buildInfo": 1}, timeout=self.ask_timeout
                 )
                 return ServerIdentity.of_server(connection.hello, build_info)
         except (*_Failure, TimeoutError) as error:

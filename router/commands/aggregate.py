@@ -7,8 +7,9 @@ from typing import Any
 
 from bson.int64 import Int64
 
-from router.access.authorization import LONGEST_SHOWN, not_authorized, require_stream
+from router.access.authorization import not_authorized, require_stream
 from router.access.users import User
+from router.bson_text import LONGEST
 from router.commands.call import Call, answers
 from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough, build_cursor_reply
 from router.cursors.cursor import Owner
@@ -33,7 +34,7 @@ def refuse_early(command: bytes, user: User | None) -> None:
     Raises:
         CommandError: 13, or 9; mongos 6.0 ends with half a million stages.
     """
-    if len(command) <= LONGEST_SHOWN:
+    if len(command) <= LONGEST:
         return
     first = next(iter_elements(command))
     start = first.start if first.name == b"explain" else 0
@@ -42,7 +43,7 @@ def refuse_early(command: bytes, user: User | None) -> None:
     if user is not None and database is not None and (collection or target.type != STRING):
         resource = stream_resource(database, collection)
         if not user.privileges.allow(resource, *STREAM_ACTIONS):
-            first_fields = decode(cut_document(command, LONGEST_SHOWN))
+            first_fields = decode(cut_document(command, LONGEST))
             raise not_authorized(database, first_fields, str(user))
     pipeline = find(command, b"pipeline", start)
     if pipeline is None or pipeline.type != ARRAY:

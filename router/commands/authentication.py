@@ -7,11 +7,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from router.access.login import is_certificate_login
 from router.commands.call import Call, answers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.request.fields import GENERIC_FIELDS
 from shard_client.errors import CommandError
+from shard_client.wire.authentication import X509
 
 _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
 
@@ -92,7 +92,7 @@ async def fields_of_hello(call: Call) -> Mapping[str, Any]:
     if login is None or not asked:
         return {}
     speculative = asked.get("speculativeAuthenticate")
-    if not is_certificate_login(speculative):
+    if not isinstance(speculative, Mapping) or speculative.get("mechanism") != X509:
         return await login.hello(call.upstream_link, asked)
     del asked["speculativeAuthenticate"]
     answer = await login.hello(call.upstream_link, asked) if asked else {}

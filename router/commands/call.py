@@ -5,6 +5,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
 from bson.timestamp import Timestamp
@@ -45,9 +46,8 @@ if TYPE_CHECKING:  # which only a router with ``enableTestCommands`` loads
 _MOST_CHECKED = 1024 * 1024
 
 
-def _now() -> datetime:
-    return datetime.now(UTC)
-
+NOW: Final = partial(datetime.now, UTC)
+"""The wall clock."""
 
 UNKNOWN: Final = "<UNKNOWN>"
 _USUAL: Final = frozenset((
@@ -119,8 +119,8 @@ class Node:
     parameters: Mapping[str, Any] = field(default_factory=dict)
     host: str = "localhost"
     port: int = 0
-    now: Callable[[], datetime] = _now
-    started: datetime = field(default_factory=_now)
+    now: Callable[[], datetime] = NOW
+    started: datetime = field(default_factory=NOW)
     identity: ServerIdentity = field(default_factory=ServerIdentity)
     topology: TopologyVersion = field(default_factory=TopologyVersion)
     counters: Counters = field(default_factory=Counters)

@@ -142,8 +142,7 @@ async def kill_cursors(call: Call) -> AnyAnswer:
     killed, not_found = node.cursors.kill(asked_here, owner, anybody=anybody)
     lists["cursorsKilled"] += map(Int64, killed)
     lists["cursorsNotFound"] += map(Int64, not_found)
-    if call.upstream is not None and others:
-        link = call.client.link_to(call.upstream)
+    if others and (link := call.upstream_link) is not None:
         reply = await link.command(call.database, {**command, "cursors": others})
         _add_lists(lists, reply)
     return Answer(lists)

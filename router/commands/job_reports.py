@@ -66,11 +66,6 @@ class JobReport:
     waits: bool = False
     ended: bool = False
 
-    @property
-    def key(self) -> _Key:
-        """What two reports of the same job have in common."""
-        return self.owner, self.namespace, self.job
-
 
 @dataclass(slots=True)
 class JobReports:
@@ -84,8 +79,9 @@ class JobReports:
 
     def add(self, report: JobReport) -> None:
         """Keep a report in the place of the job's previous one."""
-        self._reports.pop(report.key, None)  # so that the dictionary is in the order of arrival
-        self._reports[report.key] = report
+        key = report.owner, report.namespace, report.job
+        self._reports.pop(key, None)  # so that the dictionary is in the order of arrival
+        self._reports[key] = report
         self._expire(report.arrived)
         if len(self._reports) > MOST_REPORTS:
             owners = Counter(owner for owner, _, _ in self._reports)

@@ -79,12 +79,15 @@ def _is_others(call: Call, name: str) -> bool:
 async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
     """Return a server's values of ``names``, or all of the upstream's if ``names`` is empty."""
     command = {call.name: call.command[call.name], **dict.fromkeys(names, 1)}
+    cluster = call.node.cluster
     try:
-        if call.upstream is not None:
-            link = call.client.link_to(call.upstream)
+        if (link := call.upstream_link) is not None:
             reply = await link.command("admin", command)
         elif names:
-            reply = await _ask_cluster(call, command)
+            shards = (await cluster.shards()).hosts
+            target = next(iter(shards), cluster.catalog)
+            host = shards.get(target)
+            reply = await cluster.command(target, "admin", command, _ASK_TIMEOUT, host)
         else:
             return {}
     except CommandError as error:
@@ -92,13 +95,6 @@ async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
             return {}
         raise
     return {name: value for name, value in reply.items() if name not in _REPLY_FIELDS}
-
-
-async def _ask_cluster(call: Call, command: Mapping[str, Any]) -> dict[str, Any]:
-    shards = (await call.node.cluster.shards()).hosts
-    target = next(iter(shards), call.node.cluster.catalog)
-    host = shards.get(target)
-    return await call.node.cluster.command(target, "admin", command, _ASK_TIMEOUT, host)
 
 
 _LEVEL: Final = "logLevel"

@@ -62,9 +62,7 @@ AnyAnswer = Answer | RawAnswer | PassThrough
 
 def reply_document(fields: Mapping[str, Any], times: Mapping[str, Any]) -> dict[str, Any]:
     """Return a reply in mongos's order: fields, ok, $clusterTime and operationTime."""
-    if "ok" in fields:
-        return {**fields, **times}
-    return {**fields, "ok": 1.0, **times}
+    return {**fields, "ok": fields.get("ok", 1.0), **times}
 
 
 def error_document(error: CommandError, times: Mapping[str, Any]) -> dict[str, Any]:

@@ -123,11 +123,12 @@ def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, 
     """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
     whose = {} if node.peers is None else {"worker": node.peers.number}
     to_shared, to_own = node.cursors.moves
+    loads = node.cursors.loads.by_target
     return {
         "streams": [{**stream, **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream["bufferedBytes"] for stream in streams)),
         "tasks": len(asyncio.all_tasks()),
-        "members": {target: each.to_document() for target, each in node.cursors.loads.items()},
+        "members": {target: each.to_document() for target, each in loads.items()},
         "memberConnections": {
             format_address(address): {
                 "inUse": counts.in_use,

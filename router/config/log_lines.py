@@ -8,6 +8,7 @@ import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, MutableMapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
@@ -76,6 +77,7 @@ class RecentLines:
 RECENT = RecentLines()
 
 
+@dataclass(eq=False, slots=True)
 class Repeats:
     """Drops lines that repeat, and counts them; a processor of structlog, for warnings.
 
@@ -84,16 +86,10 @@ class Repeats:
     as how long a failure has lasted. At most ``most`` different keys are remembered.
     """
 
-    def __init__(
-        self,
-        interval: float = 60.0,
-        most: int = 256,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._interval = interval
-        self._most = most
-        self._clock = clock
-        self._seen: OrderedDict[Hashable, tuple[float, int]] = OrderedDict()
+    interval: float = 60.0
+    most: int = 256
+    clock: Callable[[], float] = time.monotonic
+    _seen: OrderedDict[Hashable, tuple[float, int]] = field(default_factory=OrderedDict)
 
     def __call__(
         self, logger: object, method: str, event: MutableMapping[str, Any]
@@ -112,14 +108,14 @@ class Repeats:
 
     def dropped(self, key: Hashable) -> int | None:
         """Return how many lines with this key were dropped before this one; None to drop it."""
-        now = self._clock()
+        now = self.clock()
         logged, dropped = self._seen.get(key, (-math.inf, 0))
-        if now < logged + self._interval:
+        if now < logged + self.interval:
             self._seen[key] = (logged, dropped + 1)
             return None
         self._seen[key] = (now, 0)
         self._seen.move_to_end(key)
-        if len(self._seen) > self._most:
+        if len(self._seen) > self.most:
             self._seen.popitem(last=False)
         return dropped
 

@@ -162,11 +162,6 @@ class Replication(Section):
             raise ValueError("a set of the name config is a config server: see configDB")
         return value
 
-    @property
-    def local_threshold(self) -> float:
-        """``localPingThresholdMs`` in seconds."""
-        return self.local_ping_threshold_ms * 0.001
-
 
 class SystemLog(Section):
     """``systemLog``: the amount of logging on stdout."""

@@ -102,11 +102,6 @@ class Tls(Section):
         return self.mode != "disabled"
 
     @property
-    def required(self) -> bool:
-        """Whether clients without TLS are refused."""
-        return self.mode == "requireTLS"
-
-    @property
     def towards_cluster(self) -> bool:
         """Whether the router connects to shards, config server and upstream with TLS."""
         return self.mode in ("preferTLS", "requireTLS")

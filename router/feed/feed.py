@@ -9,7 +9,7 @@ import anyio
 import structlog
 from bson import json_util
 
-from router.access.login import AccessControl
+from router.access.login import AccessControl, Login
 from router.access.users import User
 from router.client_limits import ConnectionCounts
 from router.commands.call import Node
@@ -76,15 +76,12 @@ class FeedPort(AcceptingPort):
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             arrived()
-            self._accept(reader, writer)
+            peer = writer.get_extra_info("peername")
+            address = peer[0] if peer else None
+            if self._admits(writer.transport, address):
+                self.run(self._serve, reader, writer, address)
 
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
-
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        peer = writer.get_extra_info("peername")
-        address = peer[0] if peer else None
-        if self._admits(writer.transport, address):
-            self.run(self._serve, reader, writer, address)
 
     async def _serve(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, address: str | None
@@ -123,7 +120,7 @@ class FeedPort(AcceptingPort):
     ) -> User:
         """Let the client log in; raises ValueError, CommandError."""
         limits, certificate = self._limits, peer_certificate(writer.transport)
-        login = access.login(_client_of(writer), certificate)
+        login = Login(access, _client_of(writer), certificate)
         try:
             async with asyncio.timeout(limits.login_time + limits.failed_login_delay):
                 return await log_client_in(login, lines, self._held)

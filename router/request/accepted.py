@@ -160,14 +160,6 @@ def _is_document(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_absent(value: Any) -> bool:
-    return value is None
-
-
-def _is_any(_value: Any) -> bool:
-    return True
-
-
 def _or_none(accepts: Accepts) -> Accepts:
     return lambda value: value is None or accepts(value)
 
@@ -243,10 +235,6 @@ def _is_passthrough(value: Any) -> bool:
     return _is_document(value) and [*value] == ["shard"] and isinstance(value["shard"], str)
 
 
-def _is_token(value: Any) -> bool:
-    return value is None or _is_document(value)  # ``ResumeToken.parse`` has a server's errors
-
-
 OF_ANY_COMMAND: Final[Mapping[str, Accepts]] = {
     "maxTimeMS": _is_whole,
     "readConcern": _is_read_concern,
@@ -262,7 +250,7 @@ FIELDS: Final[Mapping[str, Accepts]] = {
     "maxTimeMS": _is_whole,
     "bypassDocumentValidation": _or_none(lambda value: isinstance(value, bool | int | float)),
     "hint": _or_none(lambda value: isinstance(value, str | Mapping)),
-    "collectionUUID": _is_absent,
+    "collectionUUID": lambda value: value is None,
     "collation": _or_none(_is_document),
     "let": _or_none(_is_document),
     "readConcern": _is_majority,
@@ -276,14 +264,15 @@ FIELDS: Final[Mapping[str, Accepts]] = {
     "$readPreference": is_read_preference,
     "$clusterTime": is_cluster_time,
     **dict.fromkeys(
-        ("comment", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db"), _is_any
+        ("comment", "apiVersion", "apiStrict", "apiDeprecationErrors", "$db"),
+        lambda _value: True,
     ),
 }  # fmt: skip
 """The fields of an ``aggregate`` that opens a change stream."""
 
 OPTIONS: Final[Mapping[str, Accepts]] = {
-    "resumeAfter": _is_token,
-    "startAfter": _is_token,
+    # ``ResumeToken.parse`` has a server's errors.
+    **dict.fromkeys(("resumeAfter", "startAfter"), _or_none(_is_document)),
     "startAtOperationTime": lambda value: value is None or isinstance(value, Timestamp),
     "fullDocument": _one_of("default", "updateLookup", "whenAvailable", "required"),
     "fullDocumentBeforeChange": _one_of("off", "whenAvailable", "required"),

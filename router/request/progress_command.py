@@ -3,7 +3,7 @@
 docs/design.md#idle-shards.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping
 from typing import Any, Final
 
 from router.request.accepted import CHANGE_STREAM, stage_name
@@ -40,9 +40,12 @@ def progress_command(
     images = {name for name, none in _IMAGES.items() if given.get(name, none) != none}
     options = {name: value for name, value in given.items() if name not in {*STARTS, *images}}
     options["startAtOperationTime"] = _start(after)
+    kept, _whole = early_part(stages, changed=images | _COMPARED_ELSEWHERE, needed={"_id"})
+    while kept and stage_name(kept[-1]) != "$match":
+        kept = kept[:-1]
     pipeline = [
         {CHANGE_STREAM: options},
-        *_filters(stages, images | _COMPARED_ELSEWHERE),
+        *kept,
         {"$project": {"_id": 1}},
     ]
     return database, {**command, "pipeline": pipeline, "cursor": {"batchSize": 0}}
@@ -53,14 +56,3 @@ def _start(after: bytes) -> Any:
     time = cluster_time_of(key)
     # An invalidate closes every cursor that reads it again; no other event has its time.
     return next_tick(time) if is_invalidate(key.decode("ascii")) else time
-
-
-def _filters(stages: Sequence[Mapping[str, Any]], without: Set[str]) -> Sequence[Mapping[str, Any]]:
-    """Return stages that pass every event that ``stages`` pass.
-
-    They have no condition on the fields ``without``.
-    """
-    kept, _whole = early_part(stages, changed=without, needed={"_id"})
-    while kept and stage_name(kept[-1]) != "$match":
-        kept = kept[:-1]
-    return kept

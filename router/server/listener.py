@@ -10,6 +10,7 @@ from typing import Any, Self
 import anyio
 import structlog
 
+from router.access.login import Login
 from router.client_limits import ConnectionCounts
 from router.commands.call import Client, Counters, Node
 from router.server.client_connection import ClientConnection
@@ -177,7 +178,8 @@ class Listener(AcceptingPort):
             is_local=is_loopback(peername),
         )
         if self._node.access is not None and not self._for_workers:
-            client.login = self._node.access.login(name, peer_certificate(stream.transport))
+            certificate = peer_certificate(stream.transport)
+            client.login = Login(self._node.access, name, certificate)
         connection = ClientConnection(stream, self._node, client, self._shared)
         self._counters.connections += 1
         self._counters.connections_created += 1

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import structlog
 from bson.int64 import Int64
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import Cluster, MemberDialer
 from router.loads import MemberLoads
 from router.memory import Memory
 from router.request.progress_command import progress_command
@@ -222,7 +222,7 @@ class Remotes:
             )
         return RemoteCursor(
             remote.target,
-            dialer=shared.cluster.dialer(remote.target, remote.host or None, preference=preference),
+            dialer=MemberDialer(shared.cluster, remote.target, remote.host or None, preference),
             opening=command,
             clock=shared.cluster.clock,
             settings=shared.settings,

@@ -29,7 +29,8 @@ class Certificates:
 
     def __init__(self, settings: Tls) -> None:
         self._settings = settings
-        self._rotated: list[Callable[[], None]] = []
+        self.rotated: Callable[[], None] = lambda: None
+        """Called after each exchange."""
         self.contexts = TlsContexts(settings.files())
         for warning in settings.warnings():
             log.warning(warning)
@@ -39,10 +40,6 @@ class Certificates:
     def towards_cluster(self) -> TlsContexts | None:
         """The contexts for connections to the cluster; None if those do not use TLS."""
         return self.contexts if self._settings.towards_cluster else None
-
-    def when_rotated(self, rotated: Callable[[], None]) -> None:
-        """Call ``rotated`` after each exchange."""
-        self._rotated.append(rotated)
 
     def rotate(self) -> str | None:
         """Read all files again; new connections use them, existing ones stay open.
@@ -64,8 +61,7 @@ class Certificates:
             **self.describe(),
         )
         self._log_expiry()
-        for rotated in self._rotated:
-            rotated()
+        self.rotated()
         return None
 
     def describe(self) -> dict[str, object]:

@@ -8,6 +8,7 @@ import asyncio
 import socket
 import ssl
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 import anyio
@@ -36,6 +37,7 @@ _REASONS = {
 """Messages by OpenSSL's name of the reason; mongos's own where it has one."""
 
 
+@dataclass(frozen=True, slots=True)
 class Handshakes:
     """Turns accepted sockets into connections, with or without TLS.
 
@@ -45,12 +47,9 @@ class Handshakes:
         timeout: seconds from a connection's acceptance to the end of its handshake.
     """
 
-    def __init__(
-        self, context: Callable[[], ssl.SSLContext], *, required: bool, timeout: float = 10.0
-    ) -> None:
-        self._required = required
-        self._context = context
-        self._timeout = timeout
+    context: Callable[[], ssl.SSLContext]
+    required: bool
+    timeout: float = 10.0
 
     async def connect(
         self, connection: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]
@@ -71,14 +70,14 @@ class Handshakes:
         peer = "unknown" if found is None else f"{found[0]}:{found[1]}"
         uses_tls = False
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(self.timeout):
                 uses_tls = await _begins_handshake(connection)
-                if not uses_tls and self._required:
+                if not uses_tls and self.required:
                     raise ssl.SSLError(ONLY_TLS)
-                await self._adopt(connection, protocol, self._context() if uses_tls else None)
+                await self._adopt(connection, protocol, self.context() if uses_tls else None)
         except TimeoutError:
             log_refused_client(
-                peer, f"SSL handshake failed: it took longer than {self._timeout:g} s"
+                peer, f"SSL handshake failed: it took longer than {self.timeout:g} s"
             )
         except ConnectionError:
             if uses_tls:
@@ -99,7 +98,7 @@ class Handshakes:
         protocol: Callable[[], asyncio.BaseProtocol],
         context: ssl.SSLContext | None,
     ) -> None:
-        times = {"ssl_handshake_timeout": self._timeout, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
+        times = {"ssl_handshake_timeout": self.timeout, "ssl_shutdown_timeout": _SHUTDOWN_SECONDS}
         adopted = connection.dup()
         adopted.setblocking(False)
         try:

@@ -91,7 +91,7 @@ def test_flags_are_named_as_in_mongos(served: list[Settings]) -> None:
     assert settings.parameters["maxCursors"] == 7
     assert (settings.net.port, settings.feed.port) == (5, 6)
     assert settings.net.max_incoming_connections == 8
-    assert settings.replication.local_threshold == 0.03
+    assert settings.replication.local_ping_threshold_ms == 30
     assert settings.net.compressors == ("zlib",)
     assert settings.system_log.verbosity == 2
     assert settings.given() == {

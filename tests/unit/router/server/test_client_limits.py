@@ -13,7 +13,6 @@ from typing import Any
 import bson
 import pytest
 
-from router.access.login import Login
 from router.catalog.upstream import UpstreamMongos
 from router.client_limits import ClientLimits, ConnectionCounts, client_of, supported_connections
 from router.config.settings import load_settings
@@ -114,12 +113,7 @@ async def answer(asked: Asked) -> None:
 async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit]]:
     """Listen with authorization; logins are relayed to a scripted mongos."""
     in_progress = FairLimit(limits.logins_in_progress)
-    own: Any = SimpleNamespace(in_progress=in_progress)
-
-    def login(peer: str, _certificate: object) -> Login:
-        return Login(own, peer)
-
-    access: Any = SimpleNamespace(login=login, times=SimpleNamespace(newest=None))
+    access: Any = SimpleNamespace(in_progress=in_progress, times=SimpleNamespace(newest=None))
     async with (
         scripted_server(answer) as mongos,
         facade(
@@ -264,12 +258,7 @@ async def flooded(router: Facade, clients: int) -> list[int]:
 
 @pytest.mark.parametrize(("login", "most"), [(False, 8), (True, 1)])
 async def test_pipelined_messages_leave_the_loop_to_others(login: bool, most: int) -> None:
-    own: Any = SimpleNamespace(in_progress=FairLimit(1))
-
-    def logins(peer: str, _certificate: object) -> Login:
-        return Login(own, peer)
-
-    access: Any = SimpleNamespace(login=logins, times=SimpleNamespace(newest=None))
+    access: Any = SimpleNamespace(in_progress=FairLimit(1), times=SimpleNamespace(newest=None))
     async with facade(access=access if login else None) as router:
         counts = await flooded(router, 20)
     assert max(counts) <= most

@@ -58,7 +58,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 @asynccontextmanager
 async def listening(settings: Tls, timeout: float = 10.0, **fields: Any) -> AsyncIterator[Facade]:
     contexts = TlsContexts(settings.files())
-    handshakes = Handshakes(lambda: contexts.incoming, required=settings.required, timeout=timeout)
+    required = settings.mode == "requireTLS"
+    handshakes = Handshakes(lambda: contexts.incoming, required=required, timeout=timeout)
     async with facade(handshakes=handshakes, **fields) as router:
         yield router
 
