@@ -64,6 +64,10 @@ from tests.harness.certificates import Authority
             {"setParameter": {"maxCursors": 0}},
             "setParameter.maxCursors must be greater than or equal to 1, not 0",
         ),
+        (
+            {"setParameter": {"noopWritesPerSecond": 2000}},
+            "setParameter.noopWritesPerSecond must be less than or equal to 1000, not 2000",
+        ),
         ({"upstream": "http://x"}, "upstream: must be mongodb://host:port[,host:port], not…"),
         ({"upstream": "mongodb://a:x"}, "upstream: an address must be host:port or [ipv6]:port,…"),
         ({"upstream": "mongodb://a:1/db"}, "upstream: credentials, databases and options do not…"),
