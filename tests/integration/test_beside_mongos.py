@@ -335,15 +335,6 @@ CLIENTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("metadata", CLIENTS, ids=lambda each: str(each)[:80])
-async def test_client_metadata_gets_the_same_answers(pair: Pair, metadata: Any) -> None:
-    async with both(pair) as clients:
-        command = {"hello": 1, "client": metadata}
-        replies = [await client.command("admin", command) for client in clients]
-    mongos, router = ([reply.get(name) for name in TOLD] for reply in replies)
-    assert router == mongos
-
-
 GET_PARAMETERS: list[dict[str, Any]] = [
     {"getParameter": 1, "featureFlagChangeStreamPreAndPostImages": 1},
     {"getParameter": 1, "nosuch": 1},
@@ -442,12 +433,19 @@ SAME_CODES: list[dict[str, Any]] = [
 ]
 
 
-async def test_commands_get_the_same_codes(pair: Pair) -> None:
-    async with both(pair) as clients:
-        for command in SAME_CODES:
+@pytest.mark.parametrize(
+    ("commands", "told"),
+    [(SAME_CODES, TOLD[:3]), ([{"hello": 1, "client": each} for each in CLIENTS], TOLD)],
+    ids=["codes", "client metadata"],
+)
+async def test_commands_get_the_same_errors(
+    pair: Pair, commands: list[dict[str, Any]], told: tuple[str, ...]
+) -> None:
+    for command in commands:
+        async with both(pair) as clients:
             replies = [await each.command("admin", command) for each in clients]
-            mongos, router = ([each.get(name) for name in TOLD[:3]] for each in replies)
-            assert router == mongos, command
+        mongos, router = ([each.get(name) for name in told] for each in replies)
+        assert router == mongos, command
 
 
 @pytest.mark.parametrize("extra", [0, 1])
