@@ -260,7 +260,7 @@ class RunningStream:
         is_part = isinstance(log_reader.view, PartialView)
         try:
             if max_events != 0 and not log_reader.is_ready() and is_part:
-                self.waiting.advance()
+                self.waiting.advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:
             self._stop_if_broken()
@@ -396,7 +396,10 @@ class RunningStream:
     def _pass_on(self) -> None:
         """Wake the readers that have something to read, since a batch has been merged."""
         self.waiting.wake_for_release()
-        self.waiting.schedule_step()
+        if self.waiting.has_parts:
+            self.waiting.advance()
+        else:
+            self.waiting.schedule_step()
 
     def _remote_failed(self, remote: Remote, error: CommandError) -> None:
         target, address = remote.target, remote.cursor.address

@@ -149,6 +149,11 @@ class WaitingReaders:
         """Whether there is more to pass on than the block that is being passed on."""
         return self._stream.merger.ready or self._fan_out.behind > merger.BLOCK_EVENTS
 
+    @property
+    def has_parts(self) -> bool:
+        """Whether readers of parts wait."""
+        return bool(self._parts)
+
     def schedule_step(self) -> None:
         """Take a step when one is due."""
         due = self._due()
@@ -167,10 +172,10 @@ class WaitingReaders:
             self._next_step.cancel()
         self._next_step, self._step_at = None, inf
 
-    def advance(self) -> None:
-        """Take a step for a reader that has read all and does not wait, unless one comes soon."""
+    def advance(self, *, asked: bool = False) -> None:
+        """Take a step now, unless one comes in this iteration of the event loop; as ``step``."""
         if self._step_at > -inf:
-            self.step(asked=True)
+            self.step(asked=asked)
 
     def _due(self) -> float:
         """Return the time at which a step is due: a past one for at once, infinity for never."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -94,10 +95,14 @@ def of_collection(
     return of_events(list(map(RawBSONDocument, run.events)), options)
 
 
-def of_events(events: Sequence[RawBSONDocument], options: MessageOptions) -> list[Message]:
+def of_events(
+    events: Sequence[RawBSONDocument],
+    options: MessageOptions,
+    clock: Callable[[], int] = time.time_ns,
+) -> list[Message]:
     """Return the messages of events, made of rows in batches as Spark's tasks make them."""
     rows = EventRows().batches(runs_of(events))
-    made: Iterable[pa.RecordBatch] = Messages(options)(rows)
+    made: Iterable[pa.RecordBatch] = Messages(options, clock)(rows)
     if options.transactions:
         made = WithTransactions(options)(made)
     return [Message(*row.values()) for batch in made for row in batch.to_pylist()]

@@ -12,20 +12,16 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-import pyarrow as pa
 import pymongo
 import pytest
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.heartbeats import heartbeat
-from spark_sink.rows.event_rows import EventRows
 from tests.debezium.engine import reason_to_skip
-from tests.debezium.messages import events_of_stream
+from tests.debezium.messages import events_of_stream, of_events
 from tests.debezium.workload import DONE, Workload
-from tests.doubles.event_history import runs_of
 from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.harness.clusters import start_real_cluster
 
@@ -34,16 +30,6 @@ pytestmark = [pytest.mark.timeout(400), pytest.mark.xdist_group("debezium")]
 _ROOT = Path(__file__).parents[2]
 _NOW = 1_800_000_000_123_456_789
 _IMAGES = {"full_document": "whenAvailable", "full_document_before_change": "whenAvailable"}
-
-
-def made(events: list[RawBSONDocument], options: MessageOptions) -> list[list[Any]]:
-    """Return topic, key and value of the messages of events."""
-    rows = EventRows().batches(runs_of(events))
-    ordered = options.transactions
-    found: Iterable[pa.RecordBatch] = Messages(options, ordered, lambda: _NOW)(rows)
-    if ordered:
-        found = WithTransactions(options)(found)
-    return [[*row.values()] for batch in found for row in batch.to_pylist()]
 
 
 def of_converter(folder: Path, url: str, given: Iterable[list[Any]]) -> list[Any]:
@@ -89,7 +75,10 @@ def test_messages_are_those_of_kafka_connects_converter(tmp_path: Path) -> None:
             names = {"prefix": ("p", "2-p", "é")[seed], "transactions": seed != 1}
             with_schemas = MessageOptions(**names, schemas=True)
             avro = MessageOptions(**names, schema_registry_url=registry.url)
-            texts, ours = made([*events, beat], with_schemas), made([*events, beat], avro)
+            texts, ours = (
+                of_events([*events, beat], options, lambda: _NOW)
+                for options in (with_schemas, avro)
+            )
             folder = tmp_path / str(seed)
             folder.mkdir()
             pairs = [

@@ -335,15 +335,6 @@ CLIENTS: list[Any] = [
 ]
 
 
-@pytest.mark.parametrize("metadata", CLIENTS, ids=lambda each: str(each)[:80])
-async def test_client_metadata_gets_the_same_answers(pair: Pair, metadata: Any) -> None:
-    async with both(pair) as clients:
-        command = {"hello": 1, "client": metadata}
-        replies = [await client.command("admin", command) for client in clients]
-    mongos, router = ([reply.get(name) for name in TOLD] for reply in replies)
-    assert router == mongos
-
-
 GET_PARAMETERS: list[dict[str, Any]] = [
     {"getParameter": 1, "featureFlagChangeStreamPreAndPostImages": 1},
     {"getParameter": 1, "nosuch": 1},
@@ -379,6 +370,30 @@ OPENINGS: list[dict[str, Any]] = [
     *({**WATCH, "pipeline": [{"$changeStream": options}]} for options in OPTIONS),
     *({**WATCH, **field} for field in FIELDS),
 ]
+OTHER_COMMANDS: list[dict[str, Any]] = [
+    *({"killCursors": "c", **each} for each in ({}, {"cursors": 5}, {"cursors": ["x"]})),
+    {"endSessions": 5},
+    *({name: 1, **STRICT} for name in ("connectionStatus", "serverStatus")),
+    *({"ping": 1, "apiVersion": each} for each in ("2", "x", 1, True)),
+    {"ping": 1, "apiStrict": True},
+    # The message has the name of the value's type.
+    *(
+        {"ping": 1, **STRICT, "apiStrict": each}
+        for each in (
+            5, 2**40, Int64(5), 1.5, "x", {}, [], b"", bson.ObjectId(), PAST, bson.Regex("a"),
+            bson.MaxKey(), Decimal128("1"), None, bson.MinKey(), bson.DatetimeMS(0),
+            bson.Code("f"), bson.Code("f", {}),
+        )
+    ),
+    {"hello": 1, "maxAwaitTimeMS": 5},
+    {"hello": 1, "maxAwaitTimeMS": 5, "topologyVersion": 5},
+    {"hello": 1, "topologyVersion": {"processId": bson.ObjectId(), "counter": Int64(0)}},
+    {
+        "hello": 1,
+        "topologyVersion": {"processId": bson.ObjectId(), "counter": Int64(-1)},
+        "maxAwaitTimeMS": 5,
+    },
+]  # fmt: skip
 COMMANDS_BY_SUBJECT: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "client times": [
         *(("admin", {"ping": 1, "$clusterTime": time}) for time in CLIENT_TIMES),
@@ -396,6 +411,7 @@ COMMANDS_BY_SUBJECT: dict[str, list[tuple[str, dict[str, Any]]]] = {
     "openings, strict": [("db", {**STRICT, **command}) for command in OPENINGS],
     "parameters": [("admin", command) for command in GET_PARAMETERS],
     "fail points": FAIL_POINTS,
+    "other commands": [("admin", command) for command in OTHER_COMMANDS],
 }
 
 
@@ -410,18 +426,26 @@ async def test_commands_get_the_same_answers(pair: Pair, subject: str) -> None:
     assert different == []
 
 
-ABOUT_LOGS: list[dict[str, Any]] = [
+SAME_CODES: list[dict[str, Any]] = [
     *({"setParameter": 1, **level} for level in LOG_LEVELS),
+    *({"endSessions": [session]} for session in (5, {"id": 5})),
     *({"getLog": name} for name in (1, 2.0, True, None, {}, [], "x", "global", "*")),
 ]
 
 
-async def test_commands_about_logs_get_the_same_codes(pair: Pair) -> None:
-    async with both(pair) as clients:
-        for command in ABOUT_LOGS:
+@pytest.mark.parametrize(
+    ("commands", "told"),
+    [(SAME_CODES, TOLD[:3]), ([{"hello": 1, "client": each} for each in CLIENTS], TOLD)],
+    ids=["codes", "client metadata"],
+)
+async def test_commands_get_the_same_errors(
+    pair: Pair, commands: list[dict[str, Any]], told: tuple[str, ...]
+) -> None:
+    for command in commands:
+        async with both(pair) as clients:
             replies = [await each.command("admin", command) for each in clients]
-            mongos, router = ([each.get(name) for name in TOLD[:3]] for each in replies)
-            assert router == mongos, command
+        mongos, router = ([each.get(name) for name in told] for each in replies)
+        assert router == mongos, command
 
 
 @pytest.mark.parametrize("extra", [0, 1])

@@ -20,7 +20,6 @@ from tests.harness.certificates import Authority
     [
         ({"net": {"prt": 1}}, "net.prt is not a setting. Did you mean net.port?"),
         ({"net": {"bindip": "::1"}}, "net.bindip is not a setting. Did you mean net.bindIp?"),
-        ({"net": {"bind_ip": "::1"}}, "net.bind_ip is not a setting. Did you mean net.bindIp?"),
         ({"upstraem": "x"}, "upstraem is not a setting. Did you mean upstream?"),
         (
             {"systemLog": {"colour": 1}},
@@ -35,10 +34,6 @@ from tests.harness.certificates import Authority
         (
             {"net": {"port": 70000}},
             "net.port must be less than or equal to 65535, not 70000",
-        ),
-        (
-            {"setParameter": {"maxCursor": 1}},
-            "setParameter.maxCursor is not a setting. Did you mean setParameter.maxCursors?",
         ),
         (
             {"workers": 2, "setParameter": {"enableTestCommands": True}},
@@ -66,20 +61,12 @@ from tests.harness.certificates import Authority
             "sharding.configDB: must be setName/host:port[,host:port], not 'localhost:1'",
         ),
         (
-            {"setParameter": {"maxCursors": "x"}},
-            "setParameter.maxCursors must be a valid integer, not 'x'",
-        ),
-        (
             {"setParameter": {"maxCursors": 0}},
             "setParameter.maxCursors must be greater than or equal to 1, not 0",
         ),
         (
             {"setParameter": {"noopWritesPerSecond": 2000}},
             "setParameter.noopWritesPerSecond must be less than or equal to 1000, not 2000",
-        ),
-        (
-            {"setParameter": {"noopWrites": "maybe"}},
-            "setParameter.noopWrites must be a valid boolean…",
         ),
         ({"upstream": "http://x"}, "upstream: must be mongodb://host:port[,host:port], not…"),
         ({"upstream": "mongodb://a:x"}, "upstream: an address must be host:port or [ipv6]:port,…"),
@@ -95,10 +82,6 @@ from tests.harness.certificates import Authority
         (
             {"security": {"user": "router", "password": ["s3cret"]}},
             "security.password must be a valid string…",
-        ),
-        (
-            {"security": {"user": 5, "password": "s3cret"}},
-            "security.user must be a valid string, not 5…",
         ),
         (
             {"net": {"admin": {"tlsMode": "requireTLS"}}},

@@ -53,6 +53,17 @@ async def the_cursor(cursors: FakeCursors) -> FakeCursor:
     return cursor
 
 
+@asynccontextmanager
+async def watched(
+    **fields: Any,
+) -> AsyncIterator[tuple[FakeCursors, FakeCursor, asyncio.StreamReader, asyncio.StreamWriter]]:
+    """Watch a database; yield the cursors, that of the feed, and the client's connection."""
+    async with feed() as (cursors, port):
+        reader, writer = await watch(port, {"database": "db", **fields})
+        yield cursors, await the_cursor(cursors), reader, writer
+        writer.close()
+
+
 async def test_a_half_closed_client_continues_reading() -> None:
     async with feed() as (cursors, port):
         reader, writer = await watch(port, {"database": "db"})
@@ -64,21 +75,16 @@ async def test_a_half_closed_client_continues_reading() -> None:
 
 
 async def test_text_that_is_not_utf_8_does_not_end_the_feed() -> None:
-    async with feed() as (cursors, port):
-        reader, writer = await watch(port, {"database": "db"})
-        cursor = await the_cursor(cursors)
+    async with watched() as (_, cursor, reader, _writer):
         damaged = bson.encode({"n": 1, "a?": "b?"}).replace(b"?", b"\xff")
         cursor.put(damaged, event(2))
         assert json.loads(await reader.readline()) == {"n": 1, "a\ufffd": "b\ufffd"}
         assert json.loads(await reader.readline())["n"] == 2
-        writer.close()
 
 
 async def test_a_client_that_resets_its_connection_is_no_error() -> None:
     with capture_logs() as logs:
-        async with feed() as (cursors, port):
-            _, writer = await watch(port, {"database": "db"})
-            await the_cursor(cursors)
+        async with watched() as (cursors, _cursor, _reader, writer):
             linger = struct.pack("ii", 1, 0)
             writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
             writer.close()
@@ -88,28 +94,22 @@ async def test_a_client_that_resets_its_connection_is_no_error() -> None:
 
 
 async def test_a_quiet_stream_sends_its_token() -> None:
-    async with feed() as (cursors, port):
-        reader, writer = await watch(port, {"database": "db", "heartbeatMs": 10})
-        cursor = await the_cursor(cursors)
+    async with watched(heartbeatMs=10) as (_, cursor, reader, _writer):
         place = json.loads(await reader.readline())["resolved"]["_data"]
         assert place.startswith("82")
         cursor.put(event(1))
         while "n" not in (line := json.loads(await reader.readline())):
             assert list(line) == ["resolved"]
         assert line["n"] == 1
-        writer.close()
 
 
 async def test_the_feed_ends_with_its_stream_after_the_last_line() -> None:
-    async with feed() as (cursors, port):
-        reader, writer = await watch(port, {"database": "db"})
-        cursor = await the_cursor(cursors)
+    async with watched() as (cursors, cursor, reader, _writer):
         cursor.put(event(1))
         cursor.end()
         lines = (await reader.read()).splitlines()
         assert [json.loads(line)["n"] for line in lines] == [1]
         await until(lambda: not cursors.cursors)
-        writer.close()
 
 
 async def test_an_overlong_line_closes_its_connection() -> None:
@@ -125,9 +125,7 @@ async def test_an_overlong_line_closes_its_connection() -> None:
 
 
 async def test_a_slow_reader_pauses_the_feed() -> None:
-    async with feed() as (cursors, port):
-        reader, writer = await watch(port, {"database": "db"})
-        cursor = await the_cursor(cursors)
+    async with watched() as (_, cursor, reader, _writer):
         for start in range(0, 3000, 500):
             cursor.put(*(event(n, 10_000) for n in range(start, start + 500)))
             await asyncio.sleep(0)
@@ -136,7 +134,6 @@ async def test_a_slow_reader_pauses_the_feed() -> None:
         assert len(cursor.events) > 0
         for number in range(3000):
             assert json.loads(await reader.readline())["n"] == number
-        writer.close()
 
 
 async def test_feeds_over_the_limit_are_refused() -> None:

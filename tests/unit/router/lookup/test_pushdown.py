@@ -53,7 +53,6 @@ RARE = unless_updated({"fullDocument.v": 1})
     [
         ([], [], []),
         ([UPDATES], [UPDATES], []),
-        ([DOCUMENT], [{"$match": unless_updated({"fullDocument.v": 1})}], [DOCUMENT]),
         ([PROJECT, UPDATES], [], [PROJECT, UPDATES]),
         ([UNSET, PROJECT], [UNSET], [PROJECT]),
         *(
@@ -95,11 +94,6 @@ RARE = unless_updated({"fullDocument.v": 1})
         ([{"$unset": []}], [], [{"$unset": []}]),
         ([{"$project": {"to": 0, "n": "$m"}}], [], [{"$project": {"to": 0, "n": "$m"}}]),
         (
-            [DOCUMENT, UPDATES],
-            [{"$match": unless_updated({"fullDocument.v": 1})}, UPDATES],
-            [DOCUMENT, UPDATES],
-        ),
-        (
             [{"$match": {"operationType": "update", "fullDocument.v": 1}}],
             [conditions({"operationType": "update"}, unless_updated({"fullDocument.v": 1}))],
             [{"$match": {"operationType": "update", "fullDocument.v": 1}}],
@@ -122,16 +116,6 @@ RARE = unless_updated({"fullDocument.v": 1})
             [{"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}}],
             [{"$match": {"$nor": [{"ns.coll": "c"}, {"updateDescription.updatedFields.v": 1}]}}],
             [],
-        ),
-        (
-            [{"$match": {"$nor": [{"fullDocument.v": 1}, {"ns.coll": "c"}, {"to": None}]}}],
-            [
-                conditions(
-                    {"$nor": [{"ns.coll": "c"}, {"to": None}]},
-                    unless_updated({"$nor": [{"fullDocument.v": 1}]}),
-                )
-            ],
-            [{"$match": {"$nor": [{"fullDocument.v": 1}, {"ns.coll": "c"}, {"to": None}]}}],
         ),
         ([{"$match": {"fullDocumentish": 1}}], [{"$match": {"fullDocumentish": 1}}], []),
         (

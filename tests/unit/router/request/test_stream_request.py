@@ -1,18 +1,9 @@
 """Requests that the router knows; tests/integration/test_beside_mongos.py has mongos's errors."""
 
 import pytest
-from bson.code import Code
-from bson.datetime_ms import DatetimeMS
-from bson.decimal128 import Decimal128
-from bson.int64 import Int64
-from bson.max_key import MaxKey
-from bson.min_key import MinKey
-from bson.objectid import ObjectId
-from bson.regex import Regex
 from bson.timestamp import Timestamp
 
 from router.request.stream_request import parse_request
-from shard_client.bson.values import type_name
 from shard_client.errors import CommandError
 from tests.unit.router.made_tokens import data_of
 
@@ -104,31 +95,3 @@ def test_requests_with_something_unknown_are_refused(fields, reason):
     assert reason in caught.value.message
     assert "--upstream" in caught.value.message
     assert len(caught.value.message) < 300
-
-
-@pytest.mark.parametrize(
-    ("value", "name"),
-    [
-        (True, "bool"),
-        (5, "int"),
-        (2**40, "long"),
-        (Int64(5), "long"),
-        (1.5, "double"),
-        ("x", "string"),
-        ({}, "object"),
-        ([], "array"),
-        (b"", "binData"),
-        (ObjectId(), "objectId"),
-        (Timestamp(1, 1), "timestamp"),
-        (Regex("a"), "regex"),
-        (Decimal128("1"), "decimal"),
-        (MaxKey(), "maxKey"),
-        (None, "null"),
-        (MinKey(), "minKey"),
-        (DatetimeMS(0), "date"),
-        (Code("f"), "javascript"),
-        (Code("f", {}), "javascriptWithScope"),
-    ],
-)
-def test_values_have_mongodb_s_type_names(value, name):
-    assert type_name(value) == name

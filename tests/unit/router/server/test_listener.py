@@ -54,21 +54,6 @@ async def test_hello_streams_to_clients_that_allow_exhaust() -> None:
         assert reply["topologyVersion"]["counter"] == version["counter"] + 2
 
 
-@pytest.mark.parametrize(
-    ("fields", "code"),
-    [
-        ({"maxAwaitTimeMS": 5}, 51760),
-        ({"topologyVersion": {"counter": Int64(0)}}, 51760),
-        ({"topologyVersion": {"counter": Int64(-1)}, "maxAwaitTimeMS": 5}, 51758),
-        ({"topologyVersion": {"counter": Int64(0)}, "maxAwaitTimeMS": -5}, 51759),
-        ({"topologyVersion": 5, "maxAwaitTimeMS": 5}, 14),
-    ],
-)
-async def test_hello_refuses_contradictions(fields: dict[str, Any], code: int) -> None:
-    async with facade() as router, await router.client() as client:
-        assert (await client.command("admin", {"hello": 1, **fields}))["code"] == code
-
-
 async def test_hello_from_the_future_is_refused() -> None:
     async with facade() as router, await router.client() as client:
         version = {**await hello_version(client), "counter": Int64(9)}

@@ -2,8 +2,6 @@ from collections.abc import Sequence
 
 import pytest
 from bson.timestamp import Timestamp
-from hypothesis import given
-from hypothesis import strategies as st
 
 from router.memory import weight
 from router.stream.merger import BLOCK_EVENTS, MergeOrderError, Merger, RemoteQueue
@@ -59,49 +57,6 @@ def released(made: Merger) -> list[bytes]:
     return events
 
 
-@st.composite
-def histories(draw: st.DrawFn) -> tuple[int, list[tuple[int, list[tuple[bytes, bytes]], bytes]]]:
-    """Draw batches of several remotes, in order of arrival: (remote, events, watermark key)."""
-    remotes = draw(st.integers(1, 5))
-    numbers = draw(st.lists(st.integers(0, 60), max_size=60).map(sorted))
-    owners = draw(st.lists(st.integers(0, remotes - 1), min_size=60, max_size=60))
-    arrivals = []
-    for remote in range(remotes):
-        mine = [
-            event(number, remote, b"%d" % n)
-            for n, number in enumerate(numbers)
-            if owners[n] == remote
-        ]
-        cuts = draw(st.lists(st.integers(0, len(mine)), max_size=4).map(sorted))
-        batches = []
-        for start, end in zip([0, *cuts], [*cuts, len(mine)], strict=True):
-            part = mine[start:end]
-            batches.append((part, mine[end - 1][0] if end else LOWEST))
-        batches.append(([], HIGHEST))
-        arrivals.append([(remote, part, watermark) for part, watermark in batches])
-    order = draw(st.permutations([r for r in range(remotes) for _ in arrivals[r]]))
-    positions = dict.fromkeys(range(remotes), 0)
-    arrived = []
-    for remote in order:
-        arrived.append(arrivals[remote][positions[remote]])
-        positions[remote] += 1
-    return remotes, arrived
-
-
-@given(histories())
-def test_unreleased_events_count_as_buffered(history):
-    remotes, arrivals = history
-    made = merger(remotes)
-    expected = dict.fromkeys(range(remotes), 0)
-    for remote, events, watermark in arrivals:
-        arrive(made, remote, list(events), watermark)
-        expected[remote] += weight(len(events), sum(len(raw) for _, raw in events))
-        if (block := made.next_block()) is not None:
-            for one, size in block.shares.items():
-                expected[one] -= size
-        assert {r: made.remotes[r].buffered for r in range(remotes)} == expected
-
-
 def add(made: Merger, remote: int, numbers: Sequence[int], watermark: int) -> None:
     arrive(made, remote, [event(n, remote) for n in numbers], key(watermark), b"p%d" % watermark)
 
@@ -126,6 +81,7 @@ def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
     sizes = []
     while (block := made.next_block()) is not None:
         sizes.append(len(block.events))
+    assert {made.buffered, *(one.buffered for one in made.remotes.values())} == {0}
     assert sum(sizes) == remotes * each
     assert max(sizes) <= BLOCK_EVENTS + remotes
     assert min(sizes[:-1]) >= BLOCK_EVENTS - remotes

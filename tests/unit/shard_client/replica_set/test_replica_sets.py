@@ -1,7 +1,8 @@
 """Finding members: by sending hello to all, and through the driver's monitoring."""
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
@@ -33,6 +34,14 @@ def motor(name: str, seeds: Iterable[Address]) -> ReplicaSet:
     return MotorReplicaSet(name, seeds, heartbeat=0.5)
 
 
+@asynccontextmanager
+async def closing(replica_set: ReplicaSet) -> AsyncIterator[ReplicaSet]:
+    try:
+        yield replica_set
+    finally:
+        await replica_set.close()
+
+
 def seeds(member: ScriptedMember) -> tuple[Address, ...]:
     return (("127.0.0.1", member.port),)
 
@@ -40,8 +49,7 @@ def seeds(member: ScriptedMember) -> tuple[Address, ...]:
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
 async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: ScriptedMember):
     member.primary = False
-    replica_set = make("rs", seeds(member))
-    try:
+    async with closing(make("rs", seeds(member))) as replica_set:
         async with asyncio.timeout(PATIENCE):
             with pytest.raises(CommandError) as failure:
                 await replica_set.select(PRIMARY, 0.3)
@@ -50,8 +58,6 @@ async def test_no_primary_is_a_retriable_error_in_time(make: Factory, member: Sc
         assert "for set rs" in failure.value.message
         preference = ReadPreference("secondary")
         assert await replica_set.select(preference, PATIENCE) == ("127.0.0.1", member.port)
-    finally:
-        await replica_set.close()
 
 
 async def test_waiting_ends_when_monitoring_stops(member: ScriptedMember):
@@ -72,15 +78,12 @@ async def test_waiting_ends_when_monitoring_stops(member: ScriptedMember):
 async def test_a_suspect_is_checked_before_it_is_returned_again(
     make: Factory, member: ScriptedMember
 ):
-    replica_set = make("rs", seeds(member))
-    try:
+    async with closing(make("rs", seeds(member))) as replica_set:
         address = await replica_set.select(PRIMARY, PATIENCE)
         before = member.commands["hello"] + member.commands["find"]
         replica_set.invalidate(address)
         assert await replica_set.select(PRIMARY, PATIENCE) == address
         assert member.commands["hello"] + member.commands["find"] > before
-    finally:
-        await replica_set.close()
 
 
 def test_host_strings_are_parsed():
@@ -179,8 +182,7 @@ def test_an_operator_reads_why_there_is_no_member():
 
 async def test_a_primary_that_refuses_the_router_s_user_answers(member: ScriptedMember):
     member.fail("find", 13, "You are connecting directly to a shard.", times=2)
-    replica_set = motor("rs", seeds(member))
-    try:
+    async with closing(motor("rs", seeds(member))) as replica_set:
         (address,) = seeds(member)
         assert await replica_set.select(PRIMARY, PATIENCE) == address
         replica_set.invalidate(address)
@@ -188,21 +190,16 @@ async def test_a_primary_that_refuses_the_router_s_user_answers(member: Scripted
             assert await replica_set.select(PRIMARY, PATIENCE) == address
         assert member.commands["find"]
         assert NO_PRIMARY not in [line["event"] for line in logged]
-    finally:
-        await replica_set.close()
 
 
 async def test_each_time_without_a_primary_is_logged_once_with_what_to_check():
     port = free_port()
-    replica_set = MotorReplicaSet("rs", (("127.0.0.1", port),), heartbeat=0.5)
-    try:
+    async with closing(motor("rs", (("127.0.0.1", port),))) as replica_set:
         with capture_logs() as logged:
             for _ in range(2):
                 with pytest.raises(CommandError):
                     # The driver gives up after two seconds.
                     await replica_set.select(PRIMARY, 3)
-    finally:
-        await replica_set.close()
     (line,) = [line for line in logged if line["log_level"] == "warning"]
     assert line["event"] == NO_PRIMARY
     assert line["set"] == "rs"

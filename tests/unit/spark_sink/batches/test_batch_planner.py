@@ -37,15 +37,25 @@ from tests.doubles.event_history import (
 )
 
 
-def keys(history: History, tasks: list[ReadTask]) -> list[str]:
-    """Return the tokens that these tasks read, each unpickled as in another process."""
+def events_of(history: History, tasks: list[ReadTask], inbox: Inbox | None = None) -> list[bytes]:
+    """Return the events that these tasks read, each unpickled as in another process.
+
+    What the tasks report arrives in the inbox.
+    """
     found = []
     for task in tasks:
         reader = TaskReader(pickle.loads(pickle.dumps(task)), history.watch)
-        read = [sort_key(event) for event in reader.events()]
+        read = list(reader.events())
         assert reader.stats.events == len(read)
+        if inbox is not None:
+            inbox.stats_of_tasks.append(reader.stats)
         found += read
     return found
+
+
+def keys(history: History, tasks: list[ReadTask], inbox: Inbox | None = None) -> list[str]:
+    """Return the tokens of the events that these tasks read."""
+    return list(map(sort_key, events_of(history, tasks, inbox)))
 
 
 def drain(
@@ -58,6 +68,7 @@ def drain(
         batch = plan.next_batch(start, max_events)
         if batch.end == start:
             plan.close()
+            assert history.open_streams == 0
             return batches
         batches.append(keys(history, plan.tasks(batch)))
         assert batch.events is None or batch.events >= len(batches[-1]) >= batch.events * 0.9
@@ -91,7 +102,6 @@ def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded
     assert [key for batch in batches for key in batch] == sorted(set(history.keys))
     if max_events is not None:
         assert all(len(batch) <= max_events for batch in batches)
-    assert history.open_streams == 0
 
 
 @pytest.mark.parametrize("in_total_order", [False, True])
@@ -114,10 +124,7 @@ def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
         assert history.events_sent <= (110 if sizes else SAMPLE_SIZE + 110)
         assert history.open_streams == 0  # the planner does not read ahead while the tasks read
         tasks = plan.tasks(batch)
-        for task in tasks:
-            reader = TaskReader(task, history.watch)
-            found += [sort_key(event) for event in reader.events()]
-            inbox.stats_of_tasks.append(reader.stats)
+        found += keys(history, tasks, inbox)
         sizes.append(len(found) - sum(sizes))
         start = batch.end
     assert (found if in_total_order else sorted(found)) == history.keys[: len(found)]
@@ -180,9 +187,7 @@ def test_the_end_of_a_backlog_is_planned_without_reading_it(available_now):
         batch = plan.next_batch(start, 6000)
         assert history.events_sent <= SAMPLE_SIZE + 110
         [task] = plan.tasks(batch)
-        reader = TaskReader(task, history.watch)
-        found += [sort_key(event) for event in reader.events()]
-        inbox.stats_of_tasks.append(reader.stats)
+        found += keys(history, [task], inbox)
         sizes.append(len(found) - sum(sizes))
         start = batch.end
     assert found == history.keys
@@ -228,10 +233,7 @@ def test_bytes_limit_a_batch_after_the_size_of_events_is_known():
     sizes = []
     for _ in range(4):
         batch = plan.next_batch(start, 50_000)
-        [task] = plan.tasks(batch)
-        reader = TaskReader(task, history.watch)
-        sizes.append(sum(map(len, reader.events())))
-        inbox.stats_of_tasks.append(reader.stats)
+        sizes.append(sum(map(len, events_of(history, plan.tasks(batch), inbox))))
         start = batch.end
     assert all(540_000 <= size <= 660_000 for size in sizes[2:])
 
@@ -479,20 +481,15 @@ def test_a_stream_that_breaks_is_closed(stage: str) -> None:
 
 def batches(history: History, max_events: int | None, *, keeps: bool = True) -> list[list[Any]]:
     """Return the transactions of the events of each batch, None for an event outside of any."""
-    plan = planner(history, keeps_transactions=keeps, clock=SteppingClock(0.001))
-    start: Position = AtTime(history.beginning)
-    found = []
-    while True:
-        batch = plan.next_batch(start, max_events)
-        if batch.end == start:
-            plan.close()
-            assert history.open_streams == 0
-            return found
-        tasks = plan.tasks(batch)
-        events = [event for task in tasks for event in TaskReader(task, history.watch).events()]
-        assert batch.events in (None, len(events))
-        found.append([bson.decode(event).get("txnNumber") for event in events])
-        start = batch.end
+    of_event = {event["_id"]["_data"]: event.get("txnNumber") for event in history.events}
+    found = drain(
+        history,
+        AtTime(history.beginning),
+        max_events,
+        keeps_transactions=keeps,
+        clock=SteppingClock(0.001),
+    )
+    return [[of_event[key] for key in batch] for batch in found]
 
 
 def history_of(transactions: list[int | None]) -> History:

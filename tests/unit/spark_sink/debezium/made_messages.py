@@ -37,15 +37,18 @@ def event(kind: str, identifier: Any = 1004, **fields: Any) -> bytes:
     )
 
 
-def messages(*events: bytes, **more: Any) -> list[tuple[str, Any, Any]]:
+def made(options: MessageOptions, *events: bytes) -> list[tuple[str, Any, Any]]:
+    """Return topic, key and value of the messages of events, as Spark's tasks make them."""
     tokens = [f"{index:06}" for index in range(len(events))]
     batch = pa.RecordBatch.from_pydict({"event": list(events), "token": tokens})
-    options = MessageOptions("fulfillment", **more)
-    made = Messages(options, clock=lambda: NOW)([batch])
+    found = Messages(options, clock=lambda: NOW)([batch])
     if options.transactions:
-        made = WithTransactions(options)(reversed(list(made)))
-    rows = [row for each in made for row in each.to_pylist()]
+        found = WithTransactions(options)(reversed(list(found)))
+    return [tuple(row.values()) for each in found for row in each.to_pylist()]
+
+
+def messages(*events: bytes, **more: Any) -> list[tuple[str, Any, Any]]:
     return [
-        (row["topic"], json.loads(row["key"]), row["value"] and json.loads(row["value"]))
-        for row in rows
+        (topic, json.loads(key), value and json.loads(value))
+        for topic, key, value in made(MessageOptions("fulfillment", **more), *events)
     ]

@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from typing import Any
 
 import fastavro
-import pyarrow as pa
 import pytest
 from bson import Int64
 from bson.timestamp import Timestamp
@@ -20,7 +19,6 @@ from bson.timestamp import Timestamp
 from spark_sink import debezium
 from spark_sink.debezium import schema_registry
 from spark_sink.debezium.avro import adjusted, avro_schema
-from spark_sink.debezium.message_batches import Messages, WithTransactions
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.schema_registry import addresses_in, register_schema
 from spark_sink.debezium.schemas import connect_schemas
@@ -30,7 +28,7 @@ from spark_sink.events.heartbeats import heartbeat
 from spark_sink.options.stream_options import RetryPolicy
 from tests.doubles.schema_registry import SchemaRegistry, serving
 from tests.harness.certificates import Authority
-from tests.unit.spark_sink.debezium.made_messages import LSID, NOW, event
+from tests.unit.spark_sink.debezium.made_messages import LSID, event, made
 
 SESSION = {"lsid": LSID, "txnNumber": Int64(1)}
 UPDATE = {
@@ -51,16 +49,6 @@ EVENTS = [
 def registry() -> Iterator[SchemaRegistry]:
     with serving(SchemaRegistry()) as registry:
         yield registry
-
-
-def made(options: MessageOptions, *events: bytes) -> list[tuple[str, Any, Any]]:
-    """Return the messages of events, as Spark's tasks make them."""
-    tokens = [f"{index:06}" for index in range(len(events))]
-    batch = pa.RecordBatch.from_pydict({"event": list(events), "token": tokens})
-    found = Messages(options, clock=lambda: NOW)([batch])
-    if options.transactions:
-        found = WithTransactions(options)(found)
-    return [tuple(row.values()) for each in found for row in each.to_pylist()]
 
 
 def read(registry: SchemaRegistry, message: bytes | None) -> Any:

@@ -20,7 +20,7 @@ from bson.objectid import ObjectId
 from bson.raw_bson import RawBSONDocument
 from bson.regex import Regex
 from bson.timestamp import Timestamp
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql.types import LongType, StringType, StructType
 
@@ -50,11 +50,13 @@ def reference(document, options) -> object:
 
 @settings(max_examples=30)
 @given(documents)
+@example({"infinite": float("inf"), "none": float("nan"), "n": None})
 def test_json_columns_are_extended_json(document):
-    relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
-    canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
-    assert json.loads(relaxed_json(Slice(DOCUMENT, bson.encode(document)))) == relaxed
-    assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(document)))) == canonical
+    for each in (document, MONGO_VALUES | document):
+        relaxed = reference(each, json_util.RELAXED_JSON_OPTIONS)
+        canonical = reference(each, json_util.CANONICAL_JSON_OPTIONS)
+        assert json.loads(relaxed_json(Slice(DOCUMENT, bson.encode(each)))) == relaxed
+        assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(each)))) == canonical
 
 
 def test_the_json_is_the_same_without_orjson():
@@ -91,17 +93,6 @@ def test_damaged_documents_raise_invalid_bson_only(data):
         encoded[data.draw(st.integers(4, len(encoded) - 1))] = data.draw(st.integers(0, 255))
     with contextlib.suppress(InvalidBSON):
         fields_of(bytes(encoded))
-
-
-@pytest.mark.parametrize(
-    "extra", [{}, {"infinite": float("inf")}, {"none": float("nan"), "n": None}]
-)
-def test_mongodb_s_own_types_are_encoded(extra):
-    document = MONGO_VALUES | extra
-    relaxed = reference(document, json_util.RELAXED_JSON_OPTIONS)
-    canonical = reference(document, json_util.CANONICAL_JSON_OPTIONS)
-    assert json.loads(relaxed_json(Slice(DOCUMENT, bson.encode(document)))) == relaxed
-    assert json.loads(canonical_json(Slice(DOCUMENT, bson.encode(document)))) == canonical
 
 
 def test_a_row_has_the_event_s_fields():

@@ -266,7 +266,7 @@ def test_the_merge_of_schemas_is_commutative_associative_and_idempotent(seed: in
     assert merged(a, a) == a
     assert merged(merged(a, b), b) == merged(a, b)
     assert normal(merged(merged(a, b), c)) == normal(schema(documents))
-    assert extends(merged(a, b), a) or merged(a, b) != a
+    assert not extends(schema([{"v": [0.5]}]), schema([{"v": [5]}]))
 
 
 @pytest.mark.parametrize("seed", range(15))
@@ -282,32 +282,6 @@ def test_documents_fit_the_schema_of_all_of_them(seed: int) -> None:
         has_no_type = any(not schema([{"v": item}]).fields for item in each.values())
         has_no_type |= "Regex" in str(each) or "[]" in str(each) or "{}" in str(each)
         assert not misfits or has_no_type
-
-
-def bare(value: Any) -> Any:
-    """A value without nulls, empty arrays and empty documents, which have no type."""
-    if isinstance(value, dict):
-        found = {name: bare(each) for name, each in value.items()}
-        return {name: each for name, each in found.items() if each not in (None, [], {})} or None
-    return [bare(each) for each in value] if isinstance(value, list) else value
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_rows_of_a_growing_table_are_those_of_its_last_schema(seed: int) -> None:
-    chance = random.Random(seed)
-    documents = [{"_id": number, **document(chance)} for number in range(12)]
-    known, rows = StructType([]), dict[int, tuple[Any, str | None]]()
-    for count, each in enumerate(documents, 1):
-        wider = merged(known, schema([each]))
-        written = documents[count - 1 : count] if extends(wider, known) else documents[:count]
-        known, typed = wider, InferredDocuments(wider)
-        for other in map(bson.encode, written):
-            row = bare(typed.read_all([other])[0][0]), typed.misfits(other)
-            rows[bson.decode(other)["_id"]] = row
-    typed = InferredDocuments(known)
-    for each in documents:
-        encoded = bson.encode(each)
-        assert rows[each["_id"]] == (bare(typed.read_all([encoded])[0][0]), typed.misfits(encoded))
 
 
 @pytest.mark.parametrize(

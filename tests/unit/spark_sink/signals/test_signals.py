@@ -367,21 +367,12 @@ def test_a_paused_snapshot_reads_nothing_until_it_is_resumed() -> None:
     assert not query.state.has_output
     # A blocking one is not paused.
     assert query.batch(u=signal(type="blocking", data_collections=["a.x"])) == ["a.x", "a.x"]
+    assert query.state.blocks_stream
     assert query.rest() == ["a.x", "a.x"]
     assert query.batch(v=signal("resume-snapshot")) == ["b.z", "b.z"]
     kinds = [kind for name, kind in query.notified if name == "s"]
     assert kinds == ["STARTED", "IN_PROGRESS", "PAUSED", "RESUMED", "IN_PROGRESS",
                      "TABLE_SCAN_COMPLETED"]  # fmt: skip
-
-
-def test_a_blocking_snapshot_runs_first_and_pauses_the_stream() -> None:
-    query = Query()
-    query.batch(s=signal(data_collections=["b.z"]))
-    assert query.batch(t=signal(data_collections=["a.x"], type="blocking")) == ["a.x", "a.x"]
-    assert query.state.blocks_stream
-    assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
-    assert not query.state.blocks_stream
-    assert query.batch() == ["b.z", "b.z"]
 
 
 def test_the_snapshot_of_the_mode_comes_first_and_is_read_at_its_own_time() -> None:

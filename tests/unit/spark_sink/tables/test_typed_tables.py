@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 import pytest
 from bson.decimal128 import Decimal128
 from bson.int64 import Int64
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable
 from pyspark.sql.types import DoubleType, LongType, StringType, StructField, StructType
 
 from spark_sink.errors import OptionError
@@ -120,15 +120,6 @@ def test_columns_follow_the_documents(tmp_path: Path) -> None:
     removed = {each["path"] for each in actions_of(folder, "remove")}
     assert replaced == len(removed)  # no file is left of what was written again
     assert len(list(tmp_path.glob("quarantine/*.parquet"))) == 5
-
-
-def test_rows_that_others_have_written_in_another_order_are_sorted(tmp_path: Path) -> None:
-    stream, folder = RandomChanges(2), tmp_path / "current"
-    apply(folder, [stream.change(number, n=number) for number in range(50)], 0)
-    rows = DeltaTable(folder).to_pyarrow_table().sort_by([("_token", "descending")])
-    write_deltalake(folder, rows, mode="overwrite")
-    apply(folder, [stream.change(7, n=8), stream.change(60, more="x")], 1)
-    check(folder, stream)
 
 
 @pytest.mark.usefixtures("small")
