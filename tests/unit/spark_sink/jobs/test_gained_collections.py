@@ -67,7 +67,7 @@ class Gaining:
         uri = {"uri": "mongodb://127.0.0.1:1/", "snapshotMode": "initial"}
         self.options: StreamOptions = parse_options({**uri, **given})
         self.chunks = Collections(self.names, self.options.scope)
-        snapshots = QuerySnapshots(self.chunks, self.options.snapshot.accepts)
+        snapshots = QuerySnapshots(self.chunks, self.options.snapshot.collections)
         planners = Mock(snapshots=snapshots, chunks=self.chunks)
         planners.client.with_retries = lambda call: call()
         planners.signals.receive = lambda signals, _: signals
