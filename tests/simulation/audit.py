@@ -21,7 +21,7 @@ _TIME_TO_RESUME = 30.0
 _TIME_FOR_THE_FEED = 60.0
 _TIME_TO_FORGET = 9.0
 """Seconds, longer than the timeout of idle cursors."""
-_TIME_TO_ASK = 1.0
+_TIME_TO_ASK = 3.0
 """Seconds, longer than the router takes to ask for the servers' versions, as it does at times."""
 _IDLE_CONNECTIONS = PoolLimits().most_idle
 _RESUMED = 2
