@@ -285,6 +285,7 @@ class JobFolder:
         The next start of the job repeats a batch that is not committed.
         """
         folder = Folder(self.checkpoint)
+        self.remove_checksums()
         folder.write("metadata", json.dumps({"id": query}))
         for number, offset in offsets.items():
             folder.write(f"offsets/{number}", _offset_text(offset))
