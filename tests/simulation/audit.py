@@ -21,7 +21,7 @@ _TIME_TO_RESUME = 30.0
 _TIME_FOR_THE_FEED = 60.0
 _TIME_TO_FORGET = 9.0
 """Seconds, longer than the timeout of idle cursors."""
-_TIME_TO_ASK = 3.0
+_TIME_TO_ASK = 3
 """Seconds, longer than the router takes to ask for the servers' versions, as it does at times."""
 _IDLE_CONNECTIONS = PoolLimits().most_idle
 _RESUMED = 2
@@ -174,9 +174,10 @@ class Audit:
         if left := status["metrics"]["cursor"]["open"]["total"]:
             trace.problem(f"{left} merged cursors are left in the router")
         tasks, links = self._tasks_and_links()
-        if tasks or links:
-            await asyncio.sleep(_TIME_TO_ASK)
-            tasks, links = self._tasks_and_links()
+        for _ in range(_TIME_TO_ASK):
+            if tasks or links:
+                await asyncio.sleep(1.0)
+                tasks, links = self._tasks_and_links()
         if tasks:
             trace.problem(f"tasks are left in the router: {tasks}")
         if links:
