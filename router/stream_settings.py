@@ -71,7 +71,7 @@ class StreamSettings(RemoteSettings):
     idle_connection: float = milliseconds(
         "ShardingTaskExecutorPoolHostTimeoutMS",
         300.0,
-        "Lifetime of an idle connection to a member.",
+        "Lifetime of an idle connection to a member, but for two.",
     )
     local_threshold: float = LOCAL_THRESHOLD
     """Latency window: how much the round trip of a selected member may exceed the nearest one's."""
@@ -81,7 +81,8 @@ class StreamSettings(RemoteSettings):
         """The limits of a connection pool."""
         most = self.member_connections
         brief = max(1, min(PoolLimits().most_brief, most // 4))
-        return PoolLimits(most, idle_time=self.idle_connection, most_brief=brief)
+        # A no-op write and a getMore after a quiet time wait for no connection.
+        return PoolLimits(most, idle_time=self.idle_connection, most_brief=brief, kept=2)
 
     # How far ahead one stream is read, how long its getMores wait, and which no-ops are written
     # (docs/design.md#a-remote-cursor, docs/design.md#idle-shards).

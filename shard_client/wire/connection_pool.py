@@ -19,8 +19,8 @@ class PoolLimits:
     """Limits of a pool's connections to one member; times in seconds.
 
     ``most`` limits connections in use and idle ones together. Up to ``most_idle`` idle connections
-    are kept for ``idle_time`` each, further ones for ``surplus_time``. ``most_brief`` limits the
-    concurrent callers of ``borrow``.
+    are kept for ``idle_time`` each, further ones for ``surplus_time``, and the last ``kept`` for as
+    long as the member keeps them. ``most_brief`` limits the concurrent callers of ``borrow``.
     """
 
     most: int = 1000
@@ -28,6 +28,7 @@ class PoolLimits:
     idle_time: float = 300.0
     surplus_time: float = 5.0
     most_brief: int = 32
+    kept: int = 0
 
 
 class PoolCounts(NamedTuple):
@@ -209,13 +210,13 @@ class ConnectionPool:
         self._timer = None
         now, limits = self._loop.time(), self._limits
         for member in self._members.values():
-            while member.idle:
+            while len(member.idle) > limits.kept:
                 surplus = len(member.idle) > limits.most_idle
                 kept = limits.surplus_time if surplus else limits.idle_time
                 if member.idle[0][1] + kept > now:
                     break
                 member.idle.popleft()[0].abort()
-        if any(member.idle for member in self._members.values()):
+        if any(len(member.idle) > limits.kept for member in self._members.values()):
             self._expire_later()
 
 
