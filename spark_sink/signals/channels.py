@@ -67,7 +67,8 @@ class SignalFolder:
         self._poll_interval = _POLL_LOCAL if is_local(folder) else _POLL_REMOTE
         self._next_poll = 0.0
         self._is_read_only = False
-        self._present: dict[str, ReceivedSignal] = {}  # by the files' paths
+        # By path, size and time of the file: one that is written again is read again.
+        self._present: dict[tuple[str, int | None, int | None], ReceivedSignal] = {}
 
     @property
     def present(self) -> frozenset[str]:
@@ -81,9 +82,10 @@ class SignalFolder:
         """
         if self._clock() < self._next_poll:
             return []
-        known, files = self._present, self._listed()
-        read = [(each.path, known.get(each.path) or self._read(each)) for each in files]
-        self._present = {path: each for path, each in read if each is not None}
+        known = self._present
+        files = [((each.path, each.size, each.mtime_ns), each) for each in self._listed()]
+        read = [(version, known.get(version) or self._read(each)) for version, each in files]
+        self._present = {version: each for version, each in read if each is not None}
         new = [each for each in self._present.values() if digest(each.id) not in handled]
         processed = len(self._present) - len(new)
         if processed >= _MAX_PROCESSED and self._is_read_only:
@@ -97,14 +99,14 @@ class SignalFolder:
 
     def remove(self, handled: Container[str]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        for path, known in list(self._present.items()):
+        for version, known in list(self._present.items()):
             if digest(known.id) in handled:
                 try:
-                    self._folder.remove(path)
+                    self._folder.remove(version[0])
                 except OSError:
                     self._is_read_only = True  # the ids stay in the state
                     return
-                del self._present[path]
+                del self._present[version]
 
     def _listed(self) -> list[fs.FileInfo]:
         try:

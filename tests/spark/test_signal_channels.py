@@ -51,6 +51,16 @@ def test_signals_in_a_folder(tmp_path: Path) -> None:
     ]  # fmt: skip
 
 
+def test_a_waiting_signal_that_is_written_again_is_read_again(tmp_path: Path) -> None:
+    times = [1.0]
+    folder = SignalFolder(str(tmp_path), clock=lambda: times[0])
+    (tmp_path / "a.json").write_text('{"id": "first"}')
+    assert received(folder) == [("first", True)]
+    (tmp_path / "a.json").write_text('{"id": "second"}')
+    times[0] += 2.0
+    assert received(folder) == [("second", True)]
+
+
 def test_processed_signals_that_cannot_be_removed_end_the_query(tmp_path: Path) -> None:
     for number in range(51):
         (tmp_path / f"{number:02}.json").write_text("{}")
