@@ -1,16 +1,47 @@
 """The connection of a remote cursor to the member it reads from, guarded against hangs."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
 
 import structlog
 
 from shard_client.errors import CommandError, NetworkError, blames_member
-from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings
+from shard_client.remote_cursor.open_cursor import OpenCursor
+from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.wire.connection import Address, Connection, format_address
+from shard_client.wire.connection_pool import ConnectionPool
 
 log = structlog.get_logger()
+
+
+class Dialer(Protocol):
+    """Supplies connections to the members of one replica set, from the ``pool`` that keeps them."""
+
+    @property
+    def pool(self) -> ConnectionPool:
+        """The pool to which connections are given back, and from which members' are borrowed."""
+        ...
+
+    async def connect(self, timeout: float) -> Connection:
+        """Return a connection to the member to read from, with a fresh hello reply.
+
+        ``timeout`` is in seconds. Raises CommandError, NetworkError.
+        """
+        ...
+
+    async def connect_to(self, address: Address, timeout: float) -> Connection:
+        """Return a connection to the member at ``address``. Raises CommandError, NetworkError."""
+        ...
+
+    def suspect(self, address: Address) -> None:
+        """Report a member that does not answer, or is no longer the one to read from."""
+        ...
+
+    def kill_later(self, cursor: OpenCursor) -> None:
+        """Kill a cursor soon, or once its member answers again."""
+        ...
 
 
 class MemberLink:
@@ -107,14 +138,12 @@ class MemberLink:
                 self.release()
 
     def abandon(self) -> None:
-        """Cut the connection and report the member, which makes no progress."""
+        """Cut the connection and report the member, which makes no progress.
+
+        A request in flight raises NetworkError.
+        """
         if self._connection is not None:
             self._dialer.suspect(self._connection.address)
-            self.cut()
-
-    def cut(self) -> None:
-        """Cut the connection, if there is one; a request in flight raises NetworkError."""
-        if self._connection is not None:
             self._connection.abort()
 
     def release(self) -> None:
@@ -124,24 +153,11 @@ class MemberLink:
         if connection is not None:
             self._dialer.pool.give_back(connection)
 
-    async def stop_checking(self) -> None:
-        """Check the member no more, and wait for a running check to end."""
-        self._cancel_check()
+    async def close(self) -> None:
+        """Release the connection, and wait for a running check of the member to end."""
+        self.release()
         if self._hello is not None:
             await asyncio.wait({self._hello})
-
-    @asynccontextmanager
-    async def borrow(self, address: Address, timeout: float) -> AsyncGenerator[Connection]:
-        """Provide an idle connection to the member at ``address``: this one, or a borrowed one.
-
-        ``timeout``, in seconds, limits connecting. Raises CommandError, NetworkError.
-        """
-        own = self._connection
-        if own is not None and own.address == address and not (own.closed or own.busy):
-            yield own
-            return
-        async with self._dialer.pool.borrow(address, timeout) as other:
-            yield other
 
     # A member that hangs.
 

@@ -1,9 +1,10 @@
 """A change-stream cursor on one replica set, with read-ahead and reopening after failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any
 
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import is_invalidate
@@ -29,11 +30,11 @@ from shard_client.remote_cursor.cursor_state import (
     Reading,
     follow,
 )
-from shard_client.remote_cursor.member_link import MemberLink
-from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
+from shard_client.remote_cursor.member_link import Dialer, MemberLink
+from shard_client.remote_cursor.open_cursor import OpenCursor, SentCommands, encode_opening
 from shard_client.remote_cursor.outages import Outages
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
-from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
+from shard_client.remote_cursor.remote_settings import RemoteSettings
 
 _FIRST_BATCH = 101
 """Events of the first batch: as many as servers put into one without a batchSize."""
@@ -69,8 +70,6 @@ class BatchSize:
         most = min(_LARGEST_BATCH, 2 * self.current) if events >= self.current else self.current
         self.current = min(most, max(1, int(self.target / max(1.0, self._average))))
 
-
-_T = TypeVar("_T")
 
 OpeningCommand = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Returns database and ``aggregate`` to open the cursor, after a raw resume token if not None."""
@@ -120,7 +119,7 @@ class RemoteCursor:
         self._state: CursorState = Connecting()
         self._may_read = asyncio.Event()
         self._may_read.set()
-        self._waiting: asyncio.Timeout | None = None
+        self._reading: asyncio.Timeout | None = None
         self._read_over = asyncio.Event()
         self._read_over.set()
         self._requested = 0
@@ -137,10 +136,11 @@ class RemoteCursor:
         """The current state: "opening", "reading", "paused", "failing" or "ended"."""
         if self.failing_for is not None:
             return "failing"
-        state = self._state
-        if state.cursor is not None and not isinstance(state, Closing):
-            return Paused.shown if self.wants_pause else Reading.shown
-        return state.shown
+        if isinstance(self._state, Closing | Ended):
+            return "ended"
+        if self._state.cursor is None:
+            return "opening"
+        return "paused" if self.wants_pause else "reading"
 
     @property
     def wants_pause(self) -> bool:
@@ -180,25 +180,14 @@ class RemoteCursor:
         """
         self._read_over.clear()
         try:
-            while True:
-                try:
-                    batch = await self._step(self._state)
-                except CommandError as failure:
-                    self._failed(failure)
-                except NetworkError as failure:
-                    self._failed(from_network(failure, self._link.last_address or self.name))
-                except ProtocolError as failure:
-                    self._failed(CommandError(ErrorCode.ProtocolError, str(failure)))
-                else:
-                    if isinstance(self._state, Closing):
-                        return None
-                    if batch is not None or isinstance(self._state, Ended):
-                        return batch
+            async with asyncio.timeout(None) as self._reading:
+                return await self._read()
         except TimeoutError:
-            if not isinstance(self._state, Closing):
+            if not isinstance(self._state, Closing | Ended):
                 raise
             return None
         finally:
+            self._reading = None
             self._read_over.set()
 
     def pause(self) -> None:
@@ -256,47 +245,35 @@ class RemoteCursor:
         It can be called at any time, once. A read or a probe in progress returns None. Cursors that
         it cannot kill, or not before it is cancelled, are killed later.
         """
-        if self._waiting is not None:
-            self._waiting.reschedule(self._loop.time())
-        self._state = follow(self._state, Closing(self._state.cursor))
-        deadline = self._loop.time() + self._settings.close_timeout
+        now, limit = self._loop.time(), self._settings.close_timeout
         # A request in flight may finish: an aggregate's reply has the id of the cursor to kill.
-        until = self._loop.time() + self._settings.close_timeout / 2
+        until = now + limit / 2
+        if self._reading is not None:
+            in_flight = isinstance(self._state, Opening | Reading)
+            self._reading.reschedule(until if in_flight else now)
+        self._state = follow(self._state, Closing(self._state.cursor))
         try:
             if self._progress is not None:
                 self._progress.end_probe(until)
-            await self._end_reading(until)
-            if self._progress is not None:
                 await self._progress.probe_over.wait()
+            await self._read_over.wait()
             self._outages.close()
-            await self._link.stop_checking()
-            await self._kill(self._take_cursors(), deadline)
+            await self._link.close()
+            await self._kill(self._take_cursors(), now + limit)
         finally:
             for cursor in self._take_cursors():
                 self._dialer.kill_later(cursor)
             self._link.release()
             self._state = follow(self._state, Ended())
 
-    async def _end_reading(self, until: float) -> None:
-        try:
-            async with asyncio.timeout_at(until):
-                await self._read_over.wait()
-        except TimeoutError:
-            self._link.cut()
-            await self._read_over.wait()
-
     async def _kill(self, cursors: list[OpenCursor], deadline: float) -> None:
         """Kill cursors by ``deadline`` on the loop's clock; what fails is tried again later."""
+        borrow, limit = self._dialer.pool.borrow, self._settings.close_timeout
         try:
-            while cursors:
-                address, left = cursors[-1].address, max(0.001, deadline - self._loop.time())
-                async with self._link.borrow(address, left) as connection:
-                    left = max(0.001, deadline - self._loop.time())
-                    if not await cursors[-1].kill(connection, left):
-                        break
-                cursors.pop()
-        except (CommandError, NetworkError):
-            pass  # no connection: the member is not reachable
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    while cursors and await cursors[-1].kill(borrow, limit):
+                        cursors.pop()
         finally:
             for cursor in cursors:
                 self._dialer.kill_later(cursor)
@@ -310,6 +287,22 @@ class RemoteCursor:
 
     # The steps of the reader.
 
+    async def _read(self) -> CursorBatch | None:
+        while True:
+            try:
+                batch = await self._step(self._state)
+            except CommandError as failure:
+                self._failed(failure)
+            except NetworkError as failure:
+                self._failed(from_network(failure, self._link.last_address or self.name))
+            except ProtocolError as failure:
+                self._failed(CommandError(ErrorCode.ProtocolError, str(failure)))
+            else:
+                if isinstance(self._state, Closing):
+                    return None
+                if batch is not None or isinstance(self._state, Ended):
+                    return batch
+
     async def _step(self, state: CursorState) -> CursorBatch | None:
         """Do what ``state`` says; return the batch that has arrived, if any."""
         match state:
@@ -318,21 +311,24 @@ class RemoteCursor:
             case Connecting(cursor=None):
                 return await self._open()
             case Connecting(cursor=OpenCursor() as cursor):
-                await self._wait(self._link.connect_to(cursor.address))
+                await self._link.connect_to(cursor.address)
                 self._become(Reading(cursor))
             case Paused():
                 self._link.release()
-                await self._wait(self._may_read.wait())
+                await self._may_read.wait()
                 self._outages.record_pause(self._loop.time() - state.since)
                 self._become(Connecting(state.cursor))
             case Failing():
-                await self._wait(asyncio.sleep(self._outages.next_pause()))
+                await asyncio.sleep(self._outages.next_pause())
                 self._become(Connecting())
         return None
 
-    async def _open(self) -> CursorBatch:
+    async def _open(self) -> CursorBatch | None:
+        """Open the cursor and return its first batch; None if ``close`` came first."""
         with self._outages.opening() as span:
-            connection = await self._wait(self._link.connect())
+            connection = await self._link.connect()
+            if isinstance(self._state, Closing):
+                return None
             self._become(Opening())
             host, port = connection.address
             span.set_attributes({"server.address": host, "server.port": port})
@@ -438,14 +434,6 @@ class RemoteCursor:
             self._state = follow(self._state, state)
         elif isinstance(state, Reading | Ended):
             self._state = follow(self._state, Closing(state.cursor))
-
-    async def _wait(self, awaitable: Awaitable[_T]) -> _T:
-        """Wait for what ``close`` may cut short: TimeoutError is raised then."""
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                return await awaitable
-        finally:
-            self._waiting = None
 
 
 def _check_open(batch: CursorBatch) -> None:
