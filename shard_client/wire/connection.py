@@ -15,7 +15,7 @@ from typing import Any, Final, Self
 from shard_client.error_codes import ErrorCode
 from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
-from shard_client.wire.documents import decode_leniently, encode
+from shard_client.wire.documents import LENIENT, decode, encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import build_msg, more_to_come, reply_body, with_ids
 
@@ -25,7 +25,6 @@ Address = tuple[str, int]
 _DEFAULT_PORT = 27017
 # Batches of a MiB reuse the same receive buffer.
 _KEEP = 2 * 1024 * 1024
-_CLOSE_TIMEOUT = 1.0
 
 _KEEPALIVE = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 
@@ -245,7 +244,7 @@ class Connection:
         """
         body = await self.command_raw(encode({**command, "$db": database}), timeout=timeout)
         try:
-            reply = decode_leniently(body)
+            reply = decode(body, LENIENT)
             if not reply.get("ok"):
                 raise self.explained(CommandError.from_reply(reply))
         except ProtocolError as error:
@@ -301,14 +300,6 @@ class Connection:
             if more:
                 self.abort()
             self._busy = False
-
-    async def close(self) -> None:
-        """Close the connection, waiting at most a second for it to end."""
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await self._stream.close()
-        except TimeoutError:
-            self.abort()
 
     def abort(self) -> None:
         """Cut the connection at once."""

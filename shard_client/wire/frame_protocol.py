@@ -155,21 +155,11 @@ class FrameStream(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
-    async def close(self) -> None:
-        """Send the queued bytes, close, and wait until the connection has ended.
-
-        The caller limits the wait, since the peer may not read, and calls ``abort`` on a timeout.
-        """
-        if self.transport is not None:
-            self.transport.close()
-            await self.wait_closed()
-
-    async def wait_closed(self) -> None:
-        """Wait for the end of the connection; ``lost_error`` is then its cause, None if orderly."""
-        await asyncio.shield(self._gone)
-
     def when_closed(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once the connection has ended."""
+        """Call ``callback`` once the connection has ended.
+
+        ``lost_error`` is then the cause, None if the end was orderly.
+        """
         self._gone.add_done_callback(lambda _: callback())
 
     def shrink(self) -> None:
