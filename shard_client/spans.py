@@ -67,12 +67,10 @@ def recorded(name: str, attributes: Attributes, parent: Span | None = None) -> I
         parent: the span that it is part of; by default the current one.
     """
     span = begin(name, attributes, parent)
-    failure: BaseException | None = None
     try:
         with trace.use_span(span, record_exception=False, set_status_on_exception=False):
             yield span
     except BaseException as error:
-        failure = error
+        end(span, error)
         raise
-    finally:
-        end(span, failure)
+    end(span)

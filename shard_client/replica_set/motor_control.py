@@ -265,14 +265,8 @@ class MotorReplicaSet(ReplicaSet):
     def _learn_ages(self) -> None:
         """Update the members' last writes: the driver publishes no event for those."""
         for address, found in _members_of(self._topology)[0].items():
-            known = self._members.get(address)
-            if known is not None:
-                self._members[address] = replace(
-                    known,
-                    last_write=found.last_write,
-                    seen=found.seen,
-                    round_trip=found.round_trip,
-                )
+            if (known := self._members.get(address)) is not None:
+                self._members[address] = replace(found, role=known.role)
 
     @property
     def _topology(self) -> Any:
