@@ -20,8 +20,14 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.catalog.cluster import Cluster
-from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
-from shard_client.errors import CommandError, NetworkError, WrongServerError, is_resumable
+from shard_client.errors import (
+    NOT_PRIMARY_CODES,
+    CommandError,
+    ErrorCode,
+    NetworkError,
+    WrongServerError,
+    is_resumable,
+)
 from shard_client.replica_set.replica_set import why_no_member
 from shard_client.wire.authentication import OPEN, Access, Credentials
 from shard_client.wire.bson_slices import find

@@ -19,8 +19,7 @@ from router.request.accepted import MOST_STAGES, explains_change_stream, is_chan
 from router.request.fields import api_parameters
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING, type_name
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.bson_slices import Element, cut_document, find, iter_elements, string_value
 from shard_client.wire.documents import decode
 

@@ -33,8 +33,7 @@ from router.request.fields import check_api
 from router.status_sums import Histogram
 from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed
-from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.compression import AVAILABLE
 from shard_client.wire.documents import decode, encode

@@ -13,8 +13,7 @@ from router.commands.call import Call
 from router.commands.reply_bodies import RawAnswer, code_of
 from router.config.log_lines import LEVEL
 from router.peers.peers import Peer, Peers
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import NetworkError
+from shard_client.errors import ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import BODY_OFFSET, build_msg
 

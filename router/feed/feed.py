@@ -20,8 +20,7 @@ from router.feed.watch import Watch, parse_watch
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import AcceptingPort, uncounted
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.connection import probe_peer
 from shard_client.wire.documents import LENIENT, decode
 

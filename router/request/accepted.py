@@ -16,8 +16,7 @@ from bson.timestamp import Timestamp
 from router.bson_text import render, shortened
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.bson.values import ARRAY, DOCUMENT, MalformedValueError
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.bson_slices import Element, iter_elements
 
 CHANGE_STREAM: Final = "$changeStream"

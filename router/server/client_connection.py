@@ -31,8 +31,7 @@ from router.server.incoming import Incoming, Shared
 from router.server.request import Request, off_loop
 from router.tls.handshake import ForeignProtocolError, log_refused_client
 from shard_client.bson.values import INT64
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.compression import NEVER_COMPRESSED
 from shard_client.wire.documents import encode

@@ -11,8 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 from router.bson_text import render
 from router.server.gradual_decoding import decode_gradually
 from shard_client.bson.values import DOCUMENT
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, ProtocolError
 from shard_client.wire.bson_slices import document_of, find, iter_elements
 from shard_client.wire.documents import decode
 from shard_client.wire.frames import (

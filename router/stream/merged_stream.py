@@ -12,8 +12,7 @@ from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
 from router.stream.merger import MergeOrderError, Merger, RemoteQueue
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 
 CONFIG: Final = "config"

@@ -17,8 +17,7 @@ from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.wire.connection import Address
 
 log = structlog.get_logger()

@@ -9,8 +9,7 @@ import structlog
 
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.cluster_clock import ClusterClock
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.remote_cursor.member_link import Dialer
 from shard_client.remote_cursor.open_cursor import OpenCursor, SentCommands, encode_opening

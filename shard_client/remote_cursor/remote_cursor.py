@@ -9,10 +9,10 @@ from typing import Any
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import is_invalidate
 from shard_client.cluster_clock import ClusterClock
-from shard_client.error_codes import ErrorCode
 from shard_client.errors import (
     RESUMABLE_LABEL,
     CommandError,
+    ErrorCode,
     NetworkError,
     ProtocolError,
     from_network,

@@ -22,8 +22,7 @@ from pymongo.monitoring import (
 )
 from pymongo.topology_description import TopologyDescription
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, plain_text
+from shard_client.errors import CommandError, ErrorCode, plain_text
 from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     LOCAL_THRESHOLD,

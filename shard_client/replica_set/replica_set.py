@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 from shard_client.wire.connection import Address, parse_address
 
 _Tags = frozenset[tuple[str, str]]

@@ -17,8 +17,7 @@ import yaml
 from bson.binary import Binary
 from scramp import ScramClient, ScramException
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, ProtocolError
 from shard_client.wire.tls import TlsContexts
 
 MECHANISM = "SCRAM-SHA-256"

@@ -12,8 +12,7 @@ from ipaddress import ip_address
 from itertools import count
 from typing import Any, Final, Self
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
 from shard_client.wire.documents import LENIENT, decode, encode
 from shard_client.wire.frame_protocol import FrameStream

@@ -9,10 +9,11 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from router.commands.reply_bodies import without_state_change
 from shard_client import spans
 from shard_client.backoff import Backoff
-from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
 from shard_client.errors import (
+    NOT_PRIMARY_CODES,
     RESUMABLE_LABEL,
     CommandError,
+    ErrorCode,
     NetworkError,
     blames_member,
     from_network,
