@@ -146,7 +146,7 @@ class ProtocolError(Exception):
 
 
 class NetworkError(ConnectionError):
-    """The connection failed, timed out or was closed; the command's fate is unknown."""
+    """The connection failed, timed out or was closed; whether the command ran is unknown."""
 
 
 class CommandError(Exception):

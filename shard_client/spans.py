@@ -49,7 +49,7 @@ def begin(name: str, attributes: Attributes, parent: Span | None = None) -> Span
 
 
 def end(span: Span, error: BaseException | None = None) -> None:
-    """End a span; one that failed with ``error`` has its name, not its message."""
+    """End a span; if ``error`` is given, mark it as failed with the error's name, no message."""
     if error is not None and span.is_recording():
         name = error.code_name if isinstance(error, CommandError) else type(error).__name__
         span.set_attribute("error.type", name)

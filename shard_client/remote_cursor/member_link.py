@@ -98,7 +98,7 @@ class MemberLink:
         return connection
 
     def send(self, body: bytes, takes: float) -> None:
-        """Send a request that may take ``takes`` seconds to answer; ``replying`` is next.
+        """Send a request that may take ``takes`` seconds to answer; use ``replying`` next.
 
         It needs a connection. Raises NetworkError.
         """

@@ -151,7 +151,7 @@ class RemoteCursor:
     def failing_for(self) -> float | None:
         """Seconds since the first failure of the current outage; None if there is none.
 
-        A cursor that was opened again and stays paused has none: the next getMore may show one.
+        A cursor that was opened again and stays paused has none, until a getMore fails.
         """
         return None if isinstance(self._state, Paused) else self._outages.lasted
 
@@ -398,7 +398,7 @@ class RemoteCursor:
         return batch
 
     def _end_full(self, batch: CursorBatch) -> None:
-        """End with a batch that the invalidate fills: only the next reply would have cursor id 0.
+        """End with a full batch whose last event is the invalidate: its cursor id is not 0 yet.
 
         If that reply were lost, a cursor opened after the invalidate would continue the stream
         (docs/protocol.md#invalidates).

@@ -241,7 +241,7 @@ def no_member(preference: ReadPreference, name: str, cause: str = "") -> Command
 
 
 def why_no_member(error: CommandError) -> str:
-    """Return the message of an error for an operator: of `no_member`, only what is known."""
+    """Return an error's message for an operator; of ``no_member``, its cause alone."""
     _words, found, rest = error.message.partition("} for set ")
     if error.code != ErrorCode.FailedToSatisfyReadPreference or not found:
         return str(error)

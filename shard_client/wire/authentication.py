@@ -114,7 +114,7 @@ def read_secret_file(path: Path) -> str:
 def read_key_file(path: Path) -> Credentials:
     """Return the login of a cluster member from a key file, read as mongod reads it.
 
-    The file holds one key, or a YAML list of keys. White space in a key does not count.
+    The file holds one key, or a YAML list of keys. White space in a key is ignored.
 
     Raises:
         ValueError: the file's permissions or its content are not those of a key file; the message

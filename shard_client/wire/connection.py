@@ -32,12 +32,12 @@ MONITOR_NAME = "mergerouter monitor"
 """Application names that distinguish streams' connections from monitoring connections."""
 
 _DIRECTLY = "directly to a shard"
-"""Words of the error for reads that MongoDB 8.0 and newer refuse on a shard or config server."""
+"""Part of the message with which MongoDB 8.0 and newer refuse a read on a shard itself."""
 
 _HELLO: Final = {"hello": 1}
 
 _MOST_SAID = 200
-"""Most characters of a refusal, which contains the command."""
+"""Maximum number of characters quoted from a refusal, which contains the command."""
 
 
 def parse_address(text: str) -> Address:
@@ -210,7 +210,7 @@ class Connection:
         self._credentials = credentials
 
     def explained(self, error: CommandError) -> CommandError:
-        """Return a reply's error; if it is 13, with the router's user, what it lacks and a remedy.
+        """Return a reply's error; add to 13 the router's user, what it lacks, and a remedy.
 
         The client whose request led to the command has other rights, and often another user.
         """
