@@ -1,13 +1,12 @@
 """The connection of a remote cursor to the member it reads from, guarded against hangs."""
 
 import asyncio
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Protocol
 
 import structlog
 
 from shard_client.errors import CommandError, NetworkError, blames_member
+from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.wire.connection import Address, Connection, format_address
@@ -48,8 +47,8 @@ class MemberLink:
     """At most one connection to a member of a replica set (docs/design.md#a-remote-cursor).
 
     ``connect`` selects a member by the dialer's rules and ``connect_to`` returns to a given one;
-    ``release`` gives the connection back to the pool. Requests go through ``send``, and their
-    replies are received within ``replying``.
+    ``release`` gives the connection back to the pool. Requests go through ``send``, their replies
+    through ``receive``.
 
     No timeout limits a reply: a long oplog scan answers late, and repeating the request would only
     restart the scan. When a reply is ``reply_timeout`` late, the member is sent a hello over
@@ -98,7 +97,7 @@ class MemberLink:
         return connection
 
     def send(self, body: bytes, takes: float) -> None:
-        """Send a request that may take ``takes`` seconds to answer; use ``replying`` next.
+        """Send a request that may take ``takes`` seconds to answer; call ``receive`` next.
 
         It needs a connection. Raises NetworkError.
         """
@@ -107,15 +106,17 @@ class MemberLink:
         self._connection.send_raw(body)
         self.reply_due_at = self._loop.time() + takes
 
-    @contextmanager
-    def replying(self) -> Iterator[Connection]:
-        """Yield the connection, from which the block receives the reply, however late it is.
+    async def receive(self) -> CursorBatch:
+        """Return the reply, however late it is; its events are not split yet.
 
-        If the member hangs, NetworkError is raised in the block.
+        Raises CommandError, ProtocolError, and NetworkError, also if the member hangs.
         """
-        assert self._connection is not None
+        connection = self._connection
+        assert connection is not None
         try:
-            yield self._connection
+            return CursorBatch.of(await connection.receive_raw(timeout=None))
+        except CommandError as error:
+            raise connection.explained(error) from None
         except NetworkError:
             due = self.reply_due_at
             self.unanswered_since = None if due is None else min(due, self._loop.time())

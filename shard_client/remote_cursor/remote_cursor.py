@@ -181,7 +181,20 @@ class RemoteCursor:
         self._read_over.clear()
         try:
             async with asyncio.timeout(None) as self._reading:
-                return await self._read()
+                while True:
+                    try:
+                        batch = await self._step(self._state)
+                    except CommandError as failure:
+                        self._failed(failure)
+                    except NetworkError as failure:
+                        self._failed(from_network(failure, self._link.last_address or self.name))
+                    except ProtocolError as failure:
+                        self._failed(CommandError(ErrorCode.ProtocolError, str(failure)))
+                    else:
+                        if isinstance(self._state, Closing):
+                            return None
+                        if batch is not None or isinstance(self._state, Ended):
+                            return batch
         except TimeoutError:
             if not isinstance(self._state, Closing | Ended):
                 raise
@@ -287,22 +300,6 @@ class RemoteCursor:
 
     # The steps of the reader.
 
-    async def _read(self) -> CursorBatch | None:
-        while True:
-            try:
-                batch = await self._step(self._state)
-            except CommandError as failure:
-                self._failed(failure)
-            except NetworkError as failure:
-                self._failed(from_network(failure, self._link.last_address or self.name))
-            except ProtocolError as failure:
-                self._failed(CommandError(ErrorCode.ProtocolError, str(failure)))
-            else:
-                if isinstance(self._state, Closing):
-                    return None
-                if batch is not None or isinstance(self._state, Ended):
-                    return batch
-
     async def _step(self, state: CursorState) -> CursorBatch | None:
         """Do what ``state`` says; return the batch that has arrived, if any."""
         match state:
@@ -335,7 +332,7 @@ class RemoteCursor:
             self._sent.openings += 1
             after = None if self._watermark is None else self._watermark.token
             self._link.send(encode_opening(self._opening(after), self._clock), takes=0.0)
-            batch = await self._receive()
+            batch = await self._link.receive()
             if batch.cursor_id:
                 cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
                 self._become(Reading(cursor))
@@ -351,7 +348,7 @@ class RemoteCursor:
                 self._become(Paused(cursor, self._loop.time()))
                 return None
             self._ask_for_more(cursor)
-        batch = await self._receive()
+        batch = await self._link.receive()
         batch.requested = self._requested
         large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
         ahead = bool(large and not self.wants_pause and self._state is state)
@@ -370,13 +367,6 @@ class RemoteCursor:
         self._sent.get_mores += 1
         body = cursor.get_more(self._requested, self._await_ms)
         self._link.send(body, takes=self._await_ms / 1000)
-
-    async def _receive(self) -> CursorBatch:
-        with self._link.replying() as connection:
-            try:
-                return CursorBatch.of(await connection.receive_raw(timeout=None))
-            except CommandError as error:
-                raise connection.explained(error) from None
 
     def _arrived(self, batch: CursorBatch) -> CursorBatch:
         self._clock.advance(batch.cluster_time)

@@ -6,6 +6,7 @@ import platform
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib.metadata import version
 from ipaddress import ip_address
@@ -313,8 +314,10 @@ class Connection:
 
     async def _receive(self, take: Callable[[memoryview], bytes], timeout: float | None) -> bytes:
         """Return the result of ``take`` for the next frame; any error ends the connection."""
+        # A timeout without a limit costs 2 µs, and no getMore has one.
+        limit = nullcontext() if timeout is None else asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with limit:
                 reply = await self._stream.receive(take)
         except TimeoutError as error:
             self.abort()
