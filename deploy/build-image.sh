@@ -12,7 +12,7 @@ base=localhost/mergerouter-base
 export STORAGE_DRIVER=vfs BUILDAH_ISOLATION=chroot
 
 mkdir -p "$built/wheels"
-if [ ! -f "$built/base.tar" ]; then
+if [ -z "$(find "$built/base.tar" -mtime -1 2>/dev/null)" ]; then  # at most a day old: Debian mends its packages
     mmdebstrap --variant=minbase --include=python3-minimal,python3-venv,ca-certificates \
         "${SUITE:-bookworm}" "$built/base.tar.part" "${MIRROR:-http://deb.debian.org/debian}"
     mv "$built/base.tar.part" "$built/base.tar"
@@ -23,6 +23,7 @@ for list in requirements build-requirements; do
 done
 
 container=$(buildah from scratch)
+trap 'buildah rm "$container" >/dev/null 2>&1 || true' EXIT
 buildah add --quiet "$container" "$built/base.tar" /
 buildah commit --quiet --rm "$container" "$base"
 buildah build --format docker --network none --build-arg BASE="$base" \

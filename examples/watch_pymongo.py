@@ -1,6 +1,9 @@
 """Watch a collection with PyMongo; after a restart, resume where the last run ended.
 
 Usage: watch_pymongo.py [URI [STATE_FILE]]
+
+A drop of the collection ends the stream with an invalidate event. The next run starts after it,
+which start_after can do and resume_after cannot.
 """
 
 import sys
@@ -18,7 +21,7 @@ def main(uri: str = "mongodb://127.0.0.1:27020", state: str = "resume-token.json
     client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri)
     with (
         client,
-        client.shop.orders.watch(resume_after=token, full_document="updateLookup") as changes,
+        client.shop.orders.watch(start_after=token, full_document="updateLookup") as changes,
     ):
         print("watching", flush=True)
         for change in changes:

@@ -67,7 +67,7 @@ def running(*command: str, **environment: str) -> Iterator[Any]:
         process.stdout.close()
 
 
-def test_pymongo_resumes_after_a_restart(
+def test_pymongo_resumes_after_a_restart_and_a_drop(
     router: RouterProcess, orders: Any, tmp_path: Path
 ) -> None:
     command = (sys.executable, str(EXAMPLES / "watch_pymongo.py"), router.uri, str(tmp_path / "t"))
@@ -86,6 +86,12 @@ def test_pymongo_resumes_after_a_restart(
         # The run above may have ended before it stored the last change's token.
         line = next_line()
         assert (next_line() if line == "insert 2\n" else line) == "delete 1\n"
+        orders.drop()
+        assert [next_line() for _ in range(3)] == ["drop None\n", "invalidate None\n", ""]
+    with running(*command) as next_line:
+        assert next_line() == "watching\n"
+        orders.insert_one({"_id": 3})
+        assert next_line() == "insert 3\n"
 
 
 def test_motor_prints_changes(router: RouterProcess, orders: Any) -> None:
