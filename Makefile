@@ -44,7 +44,7 @@ test-all: fetch pytest-real pytest-rest  ## all other tests, and those with clus
 demo: install  ## start everything, show the merge at work, end with a verdict
 	$(BIN)/mergerouter demo $(ARGS)
 
-bench: install  ## measure; tables under bench/results
+bench: install  ## measure; tables under build/bench, of whole runs on real servers under bench/results
 	$(BIN)/python -m bench $(ARGS)
 
 simulate: install  ## SEEDS seeds of the whole process in virtual time, with faults; ARGS="--shards 64" for many shards

@@ -1,4 +1,4 @@
-"""`python -m bench [suite...]`: measure, print tables, store the figures under bench/results."""
+"""`python -m bench [suite...]`: measure, print tables, store the figures."""
 
 import argparse
 import os
@@ -11,7 +11,7 @@ from bench.suite import Options, Suite, circumstances, keep, lines_of
 SUITES = (
     "throughput", "latency", "guest", "sharing", "lookup", "spark", "debezium",
 )  # fmt: skip
-REAL = ("guest", "sharing", "lookup", "debezium")
+NEED_REAL_SERVERS = ("guest", "sharing", "lookup", "debezium")
 """The suites that need MongoDB's own servers, `sharing` and `debezium` for a part."""
 
 
@@ -20,7 +20,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--quick", action="store_true", help="about a minute; rough figures")
-    parser.add_argument("--real", action="store_true", help=f"run {', '.join(REAL)}")
+    parser.add_argument("--real", action="store_true", help=f"run {', '.join(NEED_REAL_SERVERS)}")
     parser.add_argument("--runs", type=int, default=3, help="number of runs for each figure")
     parser.add_argument(
         "--quiet",
@@ -40,14 +40,14 @@ def main() -> None:
         real_binaries=Path(binaries) if binaries else None,
     )
     print(circumstances(args.quick)["machine"])
-    for name in args.suites or (REAL if args.real else SUITES):
+    for name in args.suites or (NEED_REAL_SERVERS if args.real else SUITES):
         suite: Suite = import_module(f"bench.{name}").SUITE
         print(f"\n== {suite.question}")
         around = circumstances(args.quick)
         tables = suite.run(options)
         for table in tables:
             print("\n".join(lines_of(table)))
-        for path in keep(suite, tables, around) if tables else ():
+        for path in keep(suite, options, tables, around) if tables else ():
             print(f"kept {path}")
 
 

@@ -36,8 +36,8 @@ _TIMES, _SETTLE = 3, 3.0
 _APART = 10_000_000
 
 DEBEZIUM = ("Debezium, mongos", "Debezium, router")
-OURS = ("json", "messages", "bronze", "message table")
-_TABLES = {"bronze": "bronze", "message table": "messages"}
+OURS = ("Spark, json", "Spark, messages", "job, bronze", "job, messages")
+_TABLES = {"job, bronze": "bronze", "job, messages": "messages"}
 
 COLUMNS = (
     Column("way", "way"),
@@ -51,8 +51,8 @@ COLUMNS = (
 )
 NOTE = (
     "Debezium's messages are counted and dropped; in a backlog it looks up no documents. json and "
-    "messages (Debezium's, by to_debezium) are written as Parquet files by a query, bronze and "
-    "message table are tables of a job, all with two cores; a snapshot's rows are dropped. CPU of "
+    "messages (Debezium's, by to_debezium) of Spark are written as Parquet files by a query, those "
+    "of a job are its tables, all with two cores; a snapshot's rows are dropped. CPU of "
     "Debezium's process, or of Spark's processes together, with that of a job which commits. Two "
     "fifths of Debezium's messages, and of Spark two runs and the first batches of the third, are "
     "not counted: the JVM compiles then. Latency: from a write's acknowledgement to the message, "
@@ -74,7 +74,7 @@ def _replayed(options: Options) -> Table:
     """Measure shards and a router that take little of the CPU."""
     events, rows = options.scaled(REPLAYED, REPLAYED // 6), []
     with replayed_cluster(SHARDS, events, REPLAYED_BYTES) as cluster:
-        for way in (DEBEZIUM[1], "message table"):
+        for way in (DEBEZIUM[1], OURS[-1]):
             options.say(f"{way}: replayed backlog")
             found = []
             for _ in range(options.runs):
@@ -116,7 +116,7 @@ def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
             rows.append(row)
             options.say(", ".join(f"{name} {row[name]:,.1f}" for name in row if name != "way"))
         for number, (row, (way, uri, _)) in enumerate(zip(rows, ways, strict=True), 1):
-            if way == "message table":
+            if way == OURS[-1]:
                 continue  # as that of bronze
             options.say(f"{way}: latency")
             follower = _follower(way, uri)
@@ -139,7 +139,7 @@ def _backlog(way: str, uri: str, source: int, events: int, start: str) -> dict[s
         found = _engine(uri, events, at, "snapshot.mode=no_data", "capture.mode=change_streams")
         source_cpu = (cpu_seconds(source) - before) / events * 1e6
         return {**found, "source_cpu": source_cpu}
-    form = {"messages": "envelope"}.get(way, way)
+    form = "envelope" if way == "Spark, messages" else "json"
     wanted: dict[str, Any] = {"documents": form, "per_batch": PER_BATCH}
     if way in _TABLES:
         wanted = {"documents": "raw", "per_batch": JOB_BATCH, "tables": [_TABLES[way]]}
@@ -153,7 +153,7 @@ def _snapshot(way: str, uri: str, documents: int) -> dict[str, Any]:
     """Read all documents; return documents a second and the CPU µs per document."""
     if way in DEBEZIUM:
         return _engine(uri, documents, "snapshot.mode=initial_only")
-    wanted = flags(uri=uri, form=way, events=documents)
+    wanted = flags(uri=uri, form=_form(way), events=documents)
     return run_json("-m", "bench.spark_follow", "snapshot", *wanted)
 
 
@@ -167,8 +167,12 @@ def _follower(way: str, uri: str) -> list[str]:
     """Return the program that follows the stream, with its arguments."""
     if way in DEBEZIUM:
         return ["bench.debezium_engine", "--uri", uri, "--property=snapshot.mode=no_data"]
-    form = flags(tables=_TABLES[way], form="raw") if way in _TABLES else flags(form=way)
-    return ["bench.spark_follow", "latency", "--uri", uri, *form]
+    tables = flags(tables=_TABLES[way]) if way in _TABLES else []
+    return ["bench.spark_follow", "latency", "--uri", uri, *flags(form=_form(way)), *tables]
+
+
+def _form(way: str) -> str:
+    return "raw" if way in _TABLES else way.removeprefix("Spark, ")
 
 
 def _document(number: int) -> dict[str, Any]:

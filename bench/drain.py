@@ -25,9 +25,7 @@ _FRONT = b"\x03_id\0"
 def main() -> None:
     """Drain one stream on each port in parallel; print the figures as JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "ports", type=int, nargs="+", help="ports to open one stream each on, in parallel"
-    )
+    parser.add_argument("ports", type=int, nargs="+", help="one stream on each, in parallel")
     parser.add_argument("--events", type=int, required=True, help="number of events to read")
     parser.add_argument("--start", help="startAtOperationTime as SECONDS:INCREMENT")
     parser.add_argument("--batch-size", type=int, default=0)

@@ -135,17 +135,15 @@ def _ways(cluster: TestCluster) -> tuple[Way, Way]:
 def _loads(cluster: TestCluster, members: Members, options: Options) -> Iterator[dict[str, Any]]:
     nobody, mongos = _ways(cluster)
     uri = cluster.mongos_uri
+    seconds, of_mongos = (4.0, 8.0) if options.quick else (_ROUTER_SECONDS, _MONGOS_SECONDS)
     for load in LOADS:
         options.say(f"{load.name}: nobody, then mongos")
-        seconds = 4.0 if options.quick else _ROUTER_SECONDS
         yield observe(uri, members, nobody, load, seconds)
         patience = _NOOP_SECONDS if load.rate else 0.0
-        seconds = 8.0 if options.quick else _MONGOS_SECONDS
-        yield observe(uri, members, mongos, load, seconds, patience=patience)
+        yield observe(uri, members, mongos, load, of_mongos, patience=patience)
     with router(cluster.configdb, f"--upstream={uri}") as (port, pid):
         for load in LOADS:
             options.say(f"{load.name}: router")
-            seconds = 4.0 if options.quick else _ROUTER_SECONDS
             way = Way("router", port, pid)
             yield observe(uri, members, way, load, seconds, settle=3.0, patience=1.0)
 

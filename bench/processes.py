@@ -183,18 +183,15 @@ def run_json(*arguments: str, timeout: float = 900.0) -> dict[str, Any]:
     """Run a Python program to its end and return the last JSON object on a line of its output.
 
     Raises:
-        RuntimeError: the program fails or prints nothing.
+        CalledProcessError: the program fails.
+        RuntimeError: it prints nothing.
         TimeoutExpired: the program has not ended after ``timeout`` seconds.
     """
-    with spawn(*arguments) as process:
-        try:
-            printed, _ = process.communicate(timeout=timeout)
-        except BaseException:
-            process.kill()
-            raise
-    objects = [line for line in printed.splitlines() if line.startswith("{")]
-    if process.returncode or not objects:
-        raise RuntimeError(f"{' '.join(arguments)} failed")
+    command = [sys.executable, *arguments]
+    ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=True)
+    objects = [line for line in ended.stdout.splitlines() if line.startswith("{")]
+    if not objects:
+        raise RuntimeError(f"{' '.join(arguments)} has no result")
     result: dict[str, Any] = json.loads(objects[-1])
     return result
 

@@ -1,6 +1,6 @@
 """The parts of a benchmark suite: options, tables and their columns; and what is kept of a run.
 
-A run's figures go to the terminal, and as JSON and Markdown to bench/results.
+A run's figures go to the terminal, and as JSON and Markdown to bench/results or build/bench.
 """
 
 import functools
@@ -16,7 +16,8 @@ from typing import Any
 
 from tests.harness.clusters import ServerBinaries
 
-RESULTS = Path(__file__).parent / "results"
+PUBLISHED = Path(__file__).parent / "results"
+UNPUBLISHED = Path(__file__).parents[1] / "build" / "bench"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +104,9 @@ def lines_of(table: Table) -> list[str]:
 
 def circumstances(quick: bool) -> dict[str, Any]:
     """Return the conditions of a run: machine, versions, commit, load and time."""
-    model = "unknown processor"
-    cpuinfo = Path("/proc/cpuinfo")
-    for line in cpuinfo.read_text().splitlines() if cpuinfo.exists() else ():
-        if line.startswith("model name"):
-            model = line.partition(":")[2].strip()
-            break
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    model = models[0] if models else "unknown processor"
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty"], capture_output=True, text=True, check=False
     )
@@ -122,14 +120,18 @@ def circumstances(quick: bool) -> dict[str, Any]:
     }
 
 
-def keep(suite: Suite, tables: list[Table], around: dict[str, Any]) -> list[Path]:
-    """Write a suite's figures and tables; return the paths of the files."""
-    RESULTS.mkdir(exist_ok=True)
-    figures = RESULTS / f"{suite.name}.json"
+def keep(suite: Suite, options: Options, tables: list[Table], around: dict[str, Any]) -> list[Path]:
+    """Write a suite's figures and tables; return the paths of the files.
+
+    Only a whole run replaces published results: one that is not quick, and has real servers.
+    """
+    folder = UNPUBLISHED if options.quick or options.real_binaries is None else PUBLISHED
+    folder.mkdir(parents=True, exist_ok=True)
+    figures = folder / f"{suite.name}.json"
     found = [asdict(table) for table in tables]
     content = {"suite": suite.name, "question": suite.question, **around, "tables": found}
     figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
-    page = RESULTS / f"{suite.name}.md"
+    page = folder / f"{suite.name}.md"
     lines = [line for table in tables for line in lines_of(table)]
     shown = ", ".join(f"{key} {value}" for key, value in around.items())
     page.write_text("\n".join([f"### {suite.question}", "", *lines, f"({shown})", ""]))

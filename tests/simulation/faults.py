@@ -81,6 +81,8 @@ class Faults:
                 await self._restart(member)
             case "kill router" | "stop router":
                 await self._restart_router(kill=kind == "kill router")
+            case _:
+                raise ValueError(f"no such fault: {kind}")
 
     def _member(self, kind: str) -> Mongod:
         if kind.startswith("config"):
@@ -96,8 +98,10 @@ class Faults:
         if member.name in restarting:
             return
         restarting.add(member.name)
-        await member.restart(self._chance.random() ** 2 * 2.5)
-        restarting.discard(member.name)
+        try:
+            await member.restart(self._chance.random() ** 2 * 2.5)
+        finally:
+            restarting.discard(member.name)
 
     async def _restart_router(self, *, kill: bool) -> None:
         async with self._router_turn:
