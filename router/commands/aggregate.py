@@ -92,6 +92,7 @@ async def aggregate(call: Call) -> AnyAnswer:
                 request, owner, user=call.user, api=api_parameters(call.command),
                 request_bytes=len(call.raw or b""),
             )  # fmt: skip
+            call.cursor_id = cursor.cursor_id
     except TimeoutError:
         raise CommandError(
             ErrorCode.MaxTimeMSExpired, "operation exceeded time limit"
