@@ -229,7 +229,8 @@ class Call:
 
     ``exhaust`` is true if the client accepts further answers without asking again. ``raw`` is the
     document as received, None if no client sent it. ``on_behalf_of`` is the name of the user for
-    whom another worker passes the command on.
+    whom another worker passes the command on. ``cursor_id`` is the cursor that the reply belongs
+    to, once the command has opened it or may read it; it may be another worker's.
     """
 
     name: str
@@ -240,6 +241,7 @@ class Call:
     exhaust: bool = False
     raw: bytes | None = None
     on_behalf_of: str | None = None
+    cursor_id: int | None = None
 
     def decoded_exactly(self) -> bool:
         """Return whether decoding lost nothing, such as a duplicate field or a deprecated type.

@@ -61,7 +61,7 @@ class MergedStream:
         if only is not None:
             shards = only_shard(shards, only)
         elif topology_from is not None:
-            self.membership.open(CONFIG, "", topology_from, topology=True)
+            self.membership.open(RemoteQueue(CONFIG, "", topology_from, topology=True))
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
         begins = b"" if request.starts_after_invalidate else None
@@ -72,7 +72,7 @@ class MergedStream:
             else:
                 self.membership.open_removed(span, start_at)
         for shard, host in shards.items():
-            self.membership.open(shard, host, start_at, skips_at=skips[shard])
+            self.membership.open(RemoteQueue(shard, host, start_at, skips_at=skips[shard]))
 
     def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.
