@@ -141,14 +141,16 @@ class OffsetPlanner:
         policy = self._policy or self._begun(QueryStart(time_of(position), is_in_snapshot))
         if is_in_snapshot:
             self._snapshot = _ModesSnapshot.READ
+            if start.scope != scope:
+                return self._change_scope(start, signals)
             return self._moved(start, PlannedBatch(position, position, 0), signals)
+        signals = planners.snapshots.require(signals, *self._output.unread(start))
         is_due = self._snapshot is _ModesSnapshot.DUE
         if policy.at_first if isinstance(position, FromNow) else is_due:
             return self._begin_snapshot(start, signals)
         if not policy.streams:
             return None
         try:
-            signals = planners.snapshots.require(signals, *self._output.unread(start))
             if start.scope != scope or start.sought is not None:
                 return self._change_scope(start, signals)
             if not self._is_at_end:
