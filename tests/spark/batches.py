@@ -111,10 +111,7 @@ class TableQuery:
         self.reader = MergerouterStreamReader(self.options, 0.0)
 
     def batch(self, killed: bool = False, again: Row | None = None) -> Row:
-        """Run a batch and return its offset; with ``killed``, kill a first attempt.
-
-        ``again`` is the offset of one that a former start has planned.
-        """
+        """Run a batch, or ``again`` a planned one; with ``killed``, kill a first attempt."""
         end: Row = again or json.loads(
             json.dumps(self.reader.latestOffset(self.offset, ReadMaxRows(self._most)))
         )

@@ -188,20 +188,17 @@ def test_all_waiting_signals_are_received_before_the_end_of_what_is_available(
 
 
 def test_a_snapshot_whose_filter_fails_is_stopped_by_a_signal(shop: Shop, tmp_path: Path) -> None:
-    query, name = query_of(shop, tmp_path), f"{shop.database}.orders"
-    try:
-        query.batch()
-        shop.insert(5)
-        condition = {"$expr": {"$gt": [{"$divide": [1, "$_id"]}, 0]}}  # there is an _id 0
-        data = {"data-collections": [name], "additional-condition": condition}
-        send(str(tmp_path), {"id": "odd", "type": "execute-snapshot", "data": data})
-        with pytest.raises(StreamError, match="the signal odd: send stop-snapshot"):
-            wait_for(lambda: query.batch() is None, "the failure")
-        failed = query.planned
-        send(str(tmp_path), {"type": "stop-snapshot"})
-        query.kill()
-        assert query.batch(again=failed) == failed
-        assert "read" not in query.operations
-        wait_for(lambda: query.batch() and "ABORTED" in [e[2] for e in query.notified], "the stop")
-    finally:
-        query.reader.stop()
+    query = query_of(shop, tmp_path)
+    query.batch()
+    shop.insert(5)
+    condition = {"$expr": {"$gt": [{"$divide": [1, "$_id"]}, 0]}}  # there is an _id 0
+    data = {"data-collections": [shop.orders.full_name], "additional-condition": condition}
+    send(str(tmp_path), {"id": "odd", "type": "execute-snapshot", "data": data})
+    with pytest.raises(StreamError, match="the signal odd: send stop-snapshot"):
+        wait_for(lambda: query.batch() is None, "the failure")
+    send(str(tmp_path), {"type": "stop-snapshot"})
+    query.kill()
+    query.batch(again=query.planned)
+    assert "read" not in query.operations
+    wait_for(lambda: query.batch() and "ABORTED" in [e[2] for e in query.notified], "the stop")
+    query.reader.stop()
