@@ -127,6 +127,11 @@ class OffsetPlanner:
         self._earliest = 0.0  # the time before which no snapshot begins
         self._is_at_end = False  # later signals wait for the next start
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether this start plans batches: at first Spark repeats one that an earlier planned."""
+        return self._policy is not None
+
     def plan(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing.
 

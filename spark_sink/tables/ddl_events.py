@@ -117,7 +117,7 @@ def unread_after(
     }
 
 
-def renamed_by(events: Iterable[DdlEvent]) -> dict[Namespace | Gained, str]:
+def renamed_by(events: Iterable[DdlEvent]) -> dict[Namespace, str]:
     """Return the names that events, sorted by token, give to collections, and their tokens."""
     return {each.target: each.token for each in events if each.target is not None}
 

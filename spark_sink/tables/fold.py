@@ -29,7 +29,7 @@ from spark_sink.options.scope import Tokens
 from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
-from spark_sink.tables.ddl_events import token_in
+from spark_sink.tables.ddl_events import Namespace, token_in
 from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
 TABLE = StructType(
@@ -200,7 +200,7 @@ class Fold:
     complete_from: str = ""
     complete_in: Tokens = field(default_factory=dict)
     keeps_deleted: bool = False
-    renamed: Tokens = field(default_factory=dict)
+    renamed: Mapping[Namespace, str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Return the next rows of the table, and the events that cannot be applied."""
@@ -228,7 +228,7 @@ class Fold:
         """
         if not self.renamed:
             return rows
-        names = pa.array([".".join(map(str, each)) for each in self.renamed])
+        names = pa.array([".".join(each) for each in self.renamed])
         which = pc.index_in(rows["namespace"], value_set=names)
         # The token of a deleted document stays that of its delete.
         which = pc.if_else(rows[DELETED], pa.scalar(None, pa.int32()), which)
