@@ -53,7 +53,7 @@ class Peer:
             self._address, timeout=_CONNECT_TIMEOUT, app_name="mergerouter worker"
         )
 
-    def serves(self, address: Address) -> bool:
+    async def serves(self, address: Address) -> bool:
         """Return whether a connection to ``address`` is usable: a worker's address is fixed."""
         return address == self._address
 
