@@ -19,7 +19,7 @@ _PROGRAM = re.compile(rf"    (?:[A-Z_]+=\S+ )*(?:\.venv/bin/)?({'|'.join(_PROGRA
 _ELSEWHERE = {
     ("README.md", ".venv/bin/mergerouter job run"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job at"): "tests/spark/test_point_in_time.py",
-    ("spark.md", "mergerouter job wait"): "tests/examples/test_examples.py",
+    ("spark.md", "mergerouter job wait"): "tests/spark/test_job.py",
     ("spark.md", "mergerouter job check"): "tests/unit/spark_sink/jobs/test_job_settings.py",
     ("spark.md", "mergerouter job rebuild"): "tests/spark/test_point_in_time.py",
     ("spark.md", "mergerouter job run"): "tests/spark/test_job.py",

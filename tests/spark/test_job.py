@@ -188,7 +188,8 @@ def test_a_wait_for_a_write_outside_of_the_scope_ends(
             assert reached is not None
             assert reached > time_of_write
         elsewhere.ticks.insert_one({})
-        found = CliRunner().invoke(job, ["wait", "--out", str(tmp_path), "--uri", shop.uri])
+        given = ["wait", "--to", "now", "--timeout", "10m", "--out", str(tmp_path)]
+        found = CliRunner().invoke(job, [*given, "--uri", shop.uri])
         assert found.stdout == "all tables have all events up to then\n"
         [status] = started.status()
         assert status["namespaces"] == names
