@@ -23,7 +23,7 @@ async def explain_stream(
     Each shard explains the command that the router would send it for ``request``; its answer is
     included unchanged. The lookup and the stages that follow it are in the merger's part. The
     router's own part says which of ``streams`` a client would read. Raises CommandError if a shard
-    refuses the command.
+    refuses the command, NetworkError if one does not answer.
     """
     cluster, settings = streams.cluster, streams.resources.settings
     lookup = LookupPlan.of(request)
@@ -39,11 +39,11 @@ async def explain_stream(
         # The read concern has no effect on the plan.
         inner = {name: value for name, value in command.items() if name != "readConcern"}
         asked = {"explain": {**inner, "cursor": {}}, "verbosity": verbosity}
-        replies = [
-            await connection.command(database, asked, timeout=settings.reply_timeout)
-            for connection in connections.values()
-        ]
-        hosts = [":".join(map(str, each.address)) for each in connections.values()]
+        members = connections.values()
+        replies = await asyncio.gather(
+            *(each.command(database, asked, timeout=settings.reply_timeout) for each in members)
+        )
+        hosts = [":".join(map(str, each.address)) for each in members]
     stages = [
         {"host": host, "stages": reply.get("stages", [])}
         for host, reply in zip(hosts, replies, strict=True)

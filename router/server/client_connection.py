@@ -46,6 +46,8 @@ log = structlog.get_logger(component="NETWORK")
 
 _AWAIT_CAPABLE, _QUERY_FAILURE = 0b1000, 0b0010
 """Flags of an OP_REPLY."""
+_OF_LOGINS = {"hello", "isMaster", "ismaster", "saslStart", "saslContinue", "logout"}
+"""Commands that change a login on the link to the upstream: it ends with the link."""
 _LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
 _LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
 
@@ -228,7 +230,12 @@ class ClientConnection:
             await command.check(call)
         if fail_points is not None:
             await fail_points.before(call, command.names if command else (request.name,))
-        return await command.run(call) if command is not None else PASS_THROUGH
+        try:
+            return await command.run(call) if command is not None else PASS_THROUGH
+        except NetworkError as error:  # of a server; the client's connection is well
+            if request.name in _OF_LOGINS:
+                raise
+            raise CommandError(ErrorCode.HostUnreachable, str(error)) from error
 
     async def _pass_through(self, request: Request, answer: PassThrough) -> None:
         """Relay the client's message to the upstream and its replies back, byte for byte.

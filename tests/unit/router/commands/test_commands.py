@@ -187,6 +187,14 @@ async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
         reply = await client.command("admin", {"getParameter": 1, "nosuch": 1})
         assert reply["errmsg"] == "no option found to get"
 
+        async def cut(asked: Asked) -> None:
+            asked.writer.transport.abort()
+
+        async with scripted_server(cut) as broken:
+            router.node.cluster = OneShard(broken.port)  # type: ignore[assignment]
+            reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
+        assert reply["code"] == 6, "only a server's connection has ended, not the client's"
+
 
 @pytest.mark.parametrize(
     ("command", "code"),
