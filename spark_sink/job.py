@@ -138,19 +138,19 @@ class _Start:
             self._epoch,
             settings.keep_files,
         )
-        if settings.metrics_port is not None:
-            metrics.serve(settings.metrics_port + self._number)
+        port = settings.metrics_port
         report = ProgressReport((metrics, router), written=job.written)
 
         def report_all(running: StreamingQuery) -> None:
             report(running)
             router.turn()
 
-        query = job.start(spark, self._trigger)
-        report.begin(folder.last_committed())
         maintain = schedule(folder, settings.maintain)
-        with verifier or nullcontext():
-            run_until_stopped(query, self._stop, report_all, maintain)
+        with nullcontext() if port is None else metrics.serve(port + self._number):
+            query = job.start(spark, self._trigger)
+            report.begin(folder.last_committed())
+            with verifier or nullcontext():
+                run_until_stopped(query, self._stop, report_all, maintain)
         report.end(folder.last_committed())
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from contextlib import ExitStack
 from functools import partial
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -64,9 +65,16 @@ class JobMetrics:
             "Keys that differed from the collections in the last round of verification.",
         )
 
-    def serve(self, port: int) -> None:
-        """Offer the metrics over HTTP on 127.0.0.1. Raises OSError if the port is in use."""
-        start_http_server(port, "127.0.0.1", self.registry)
+    def serve(self, port: int) -> ExitStack:
+        """Offer the metrics over HTTP on 127.0.0.1, until the result is closed, if it is.
+
+        Raises OSError if the port is in use.
+        """
+        server, thread = start_http_server(port, "127.0.0.1", self.registry)
+        served = ExitStack()
+        for end in (thread.join, server.server_close, server.shutdown):  # the last one first
+            served.callback(end)
+        return served
 
     def add(self, batch: BatchProgress) -> None:
         """Count a batch; the rows of collections after the first 200 are those of "other"."""

@@ -68,12 +68,12 @@ class SignalFolder:
         self._next_poll = 0.0
         self._is_read_only = False
         # By path, size and time of the file: one that is written again is read again.
-        self._present: dict[tuple[str, int | None, int | None], ReceivedSignal] = {}
+        self._waiting: dict[tuple[str, int | None, int | None], ReceivedSignal] = {}
 
     @property
-    def present(self) -> frozenset[str]:
-        """The digests of the ids of signals in files that were present at the last poll."""
-        return frozenset(digest(each.id) for each in self._present.values())
+    def waiting(self) -> frozenset[str]:
+        """The digests of the ids of signals in files that were there at the last poll."""
+        return frozenset(digest(each.id) for each in self._waiting.values())
 
     def receive(self, handled: Container[str]) -> list[ReceivedSignal]:
         """Return new signals, whose ids are not `handled`; none before the next poll is due.
@@ -82,12 +82,12 @@ class SignalFolder:
         """
         if self._clock() < self._next_poll:
             return []
-        known = self._present
+        known = self._waiting
         files = [((each.path, each.size, each.mtime_ns), each) for each in self._listed()]
         read = [(version, known.get(version) or self._read(each)) for version, each in files]
-        self._present = {version: each for version, each in read if each is not None}
-        new = [each for each in self._present.values() if digest(each.id) not in handled]
-        processed = len(self._present) - len(new)
+        self._waiting = {version: each for version, each in read if each is not None}
+        new = [each for each in self._waiting.values() if digest(each.id) not in handled]
+        processed = len(self._waiting) - len(new)
         if processed >= _MAX_PROCESSED and self._is_read_only:
             raise StreamError(
                 f"the folder of signals {self._address} has {processed} files of processed "
@@ -99,14 +99,14 @@ class SignalFolder:
 
     def remove(self, handled: Container[str]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        for version, known in list(self._present.items()):
+        for version, known in list(self._waiting.items()):
             if digest(known.id) in handled:
                 try:
                     self._folder.remove(version[0])
                 except OSError:
                     self._is_read_only = True  # the ids stay in the state
                     return
-                del self._present[version]
+                del self._waiting[version]
 
     def _listed(self) -> list[fs.FileInfo]:
         try:
@@ -278,12 +278,12 @@ class SignalReceiver:
         if isinstance(position, FromNow):  # signals are read from the query's beginning on
             return state
         self.has_more = False
-        present: Container[str] = ()
+        waiting: Container[str] = ()
         if self._folder is not None:
             signals = self._folder.receive(state.handled)
             self.has_more = len(signals) == MAX_SIGNALS
-            present = self._folder.present
-            state = self._snapshots.process(state, signals, present)
+            waiting = self._folder.waiting
+            state = self._snapshots.process(state, signals, waiting)
         if self._collection is None:  # one that is added later is read from then on
             return replace(state, position=None)
         try:
@@ -297,7 +297,7 @@ class SignalReceiver:
             state = self._snapshots.left_out(state, state.position, position, SIGNAL)
             say(f"warning: {self._lost}")
         self.has_more |= len(signals) == MAX_SIGNALS
-        return self._snapshots.process(replace(state, position=reached), signals, present)
+        return self._snapshots.process(replace(state, position=reached), signals, waiting)
 
     def committed(self, state: SignalState) -> None:
         """Remove the files of signals that a committed batch has processed."""

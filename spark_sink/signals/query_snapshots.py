@@ -98,16 +98,16 @@ class QuerySnapshots:
         return self._notified(state, identifier, aggregate, "SKIPPED", **texts)
 
     def process(
-        self, state: SignalState, signals: Iterable[ReceivedSignal], present: Container[str] = ()
+        self, state: SignalState, signals: Iterable[ReceivedSignal], waiting: Container[str] = ()
     ) -> SignalState:
         """Return the state after these signals. Each id is processed once.
 
-        `present` contains digests of the ids that may be received again.
+        `waiting` contains digests of the ids that may be received again.
         """
         for received in signals:
             if state.has_handled(received.id):
                 continue
-            state = state.with_handled(received.id, present)
+            state = state.with_handled(received.id, waiting)
             try:
                 if isinstance(received.document, str):
                     raise SignalError(received.document)
@@ -187,7 +187,7 @@ class QuerySnapshots:
         return state
 
     def _applied(self, state: SignalState, signal: Signal) -> SignalState:
-        if signal.kind == EXECUTE:
+        if signal.action == EXECUTE:
             if self._refusal is not None:
                 raise SignalError(self._refusal)
             if len(state.requests) >= _MAX_REQUESTS:
@@ -196,27 +196,27 @@ class QuerySnapshots:
                 )
             if state.has_request(signal.id):
                 raise SignalError("a snapshot with this id has not ended: use another id")
-            given = signal.form, signal.collections, signal.conditions
+            given = signal.kind, signal.collections, signal.conditions
             return state.with_request(SnapshotRequest(signal.id, *given))
-        if signal.kind == LOG:
+        if signal.action == LOG:
             return self._notified(state, signal.id, SIGNAL, LOGGED, message=signal.message)
-        running = [each for each in state.requests if not each.blocks_stream]
-        if signal.kind == STOP:
-            running = [each for each in running if not each.required]
-        if not running:
+        chosen = [each for each in state.requests if not each.blocks_stream]
+        if signal.action == STOP:
+            chosen = [each for each in chosen if not each.required]
+        if not chosen:
             raise SignalError("no incremental snapshot is in progress")
-        if signal.kind == STOP:
-            return self._stopped(state, running, signal)
-        state = replace(state, paused=signal.kind == PAUSE)
-        kind = "PAUSED" if state.paused else "RESUMED"
-        for request in running:
-            state = self._notified_of(state, request, kind, signal=signal.id)
+        if signal.action == STOP:
+            return self._stopped(state, chosen, signal)
+        state = replace(state, paused=signal.action == PAUSE)
+        told = "PAUSED" if state.paused else "RESUMED"
+        for request in chosen:
+            state = self._notified_of(state, request, told, signal=signal.id)
         return state
 
     def _stopped(
-        self, state: SignalState, running: list[SnapshotRequest], signal: Signal
+        self, state: SignalState, chosen: list[SnapshotRequest], signal: Signal
     ) -> SignalState:
-        for request in running:
+        for request in chosen:
             if signal.collections:
                 state = state.with_request(request.without(signal.collections))
             else:
@@ -283,13 +283,13 @@ class QuerySnapshots:
         return state
 
     def _notified_of(
-        self, state: SignalState, request: SnapshotRequest, kind: str, **texts: str
+        self, state: SignalState, request: SnapshotRequest, told: str, **texts: str
     ) -> SignalState:
         aggregate = f"{request.kind.capitalize()} Snapshot"
-        return self._notified(state, request.id, aggregate, kind, **texts)
+        return self._notified(state, request.id, aggregate, told, **texts)
 
     def _notified(
-        self, state: SignalState, identifier: str, aggregate: str, kind: str, **texts: str
+        self, state: SignalState, identifier: str, aggregate: str, told: str, **texts: str
     ) -> SignalState:
         """Return the state with a notification, which has the fields and types of Debezium's.
 
@@ -299,7 +299,7 @@ class QuerySnapshots:
         found = {
             "id": identifier[:_MAX_LENGTH],
             "aggregate_type": aggregate,
-            "type": kind,
+            "type": told,
             "additional_data": {name: text[:_MAX_LENGTH] for name, text in texts.items()},
             "timestamp": int(self._clock() * 1000),
         }

@@ -21,7 +21,7 @@ from spark_sink.snapshot.plan import ANY_DATE, bound_text, value_of
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
 LOG = "log"
-KINDS = (EXECUTE, STOP, PAUSE, RESUME, LOG)
+ACTIONS = (EXECUTE, STOP, PAUSE, RESUME, LOG)
 SnapshotKind = Literal["initial", "blocking", "incremental"]
 """The kinds of snapshots, of which signals request the last two."""
 
@@ -65,13 +65,13 @@ class DocumentFilter:
 class Signal:
     """What a signal requests.
 
-    `kind` is one of KINDS, and `form` is the kind of the snapshot. `collections` are regular
+    `action` is one of ACTIONS, and `kind` that of the snapshot. `collections` are regular
     expressions for whole names such as shop.orders. `message` is the text of a notification.
     """
 
     id: str
-    kind: str
-    form: SnapshotKind = "incremental"
+    action: str
+    kind: SnapshotKind = "incremental"
     collections: tuple[str, ...] = ()
     conditions: tuple[DocumentFilter, ...] = ()
     message: str = ""
@@ -89,29 +89,29 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
     """Return the signal in a document with `type` and `data`. Raises SignalError."""
     if not 0 < len(identifier) <= _MAX_ID_LENGTH:
         raise SignalError(f"the id must have 1 to {_MAX_ID_LENGTH} characters")
-    kind = document.get("type")
-    if kind not in KINDS:
-        raise SignalError(f"type must be one of {', '.join(KINDS)}")
+    action = document.get("type")
+    if action not in ACTIONS:
+        raise SignalError(f"type must be one of {', '.join(ACTIONS)}")
     data = _data(document.get("data"))
-    unknown = sorted(set(data) - set(_FIELDS[kind]))
+    unknown = sorted(set(data) - set(_FIELDS[action]))
     if unknown:
         raise SignalError(f"data has an unknown field {unknown[0]!r}")
-    if kind == LOG:
-        return Signal(identifier, kind, message=_text(data.get("message"), "data.message"))
+    if action == LOG:
+        return Signal(identifier, action, message=_text(data.get("message"), "data.message"))
     given = str(data.get("type", "incremental")).lower()
     if given not in ("incremental", "blocking"):
         raise SignalError("data.type must be incremental or blocking")
-    form: SnapshotKind = "blocking" if given == "blocking" else "incremental"
-    if form == "blocking" and kind != EXECUTE:
+    kind: SnapshotKind = "blocking" if given == "blocking" else "incremental"
+    if kind == "blocking" and action != EXECUTE:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
     collections = tuple(map(_pattern, _entries(data, "data-collections")))
-    if kind == EXECUTE and not collections:
+    if action == EXECUTE and not collections:
         raise SignalError("name the collections to read, such as shop.orders (data-collections)")
     conditions = list(map(_condition, _entries(data, "additional-conditions")))
     if "additional-condition" in data:  # of all collections: Debezium's older form
         every = {"data-collection": ".*", "filter": data["additional-condition"]}
         conditions.append(_condition(every))
-    return Signal(identifier, kind, form, collections, tuple(conditions))
+    return Signal(identifier, action, kind, collections, tuple(conditions))
 
 
 def digest(identifier: str) -> str:

@@ -166,11 +166,11 @@ class SignalState:
         """Return the state without the batch's part."""
         return replace(self, reading=None, ending=None, notifications=())
 
-    def with_handled(self, identifier: str, present: Container[str]) -> SignalState:
-        """Return the state with a further id; digests in `present` stay: they may recur."""
+    def with_handled(self, identifier: str, waiting: Container[str]) -> SignalState:
+        """Return the state with a further id; digests in `waiting` stay: they may recur."""
         handled = [*self.handled, digest(identifier)]
         surplus = len(handled) - _MAX_HANDLED
-        kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]
+        kept = [each for n, each in enumerate(handled) if n >= surplus or each in waiting]
         return replace(self, handled=tuple(kept))
 
     def has_request(self, identifier: str) -> bool:

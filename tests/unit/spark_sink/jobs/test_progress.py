@@ -3,11 +3,14 @@
 import io
 import json
 import re
+import socket
 import sys
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from urllib.request import urlopen
 
 import pytest
 from bson.timestamp import Timestamp
@@ -145,6 +148,15 @@ def test_a_listener_counts_the_batches_of_any_query() -> None:
     ProgressListener(metrics).onQueryProgress(event)  # type: ignore[arg-type]
     assert metrics.registry.get_sample_value("mergerouter_job_events_total") == 70
     assert metrics.registry.get_sample_value("mergerouter_job_through_timestamp_seconds") == THROUGH
+
+
+def test_a_job_that_starts_again_finds_its_port_free() -> None:
+    metrics = JobMetrics()
+    with closing(socket.create_server(("127.0.0.1", 0))) as free:
+        port = free.getsockname()[1]
+    for _ in range(2):
+        with metrics.serve(port), urlopen(f"http://127.0.0.1:{port}") as answer:
+            assert b"mergerouter_job_batches_total 0.0" in answer.read()
 
 
 def test_the_board_asks_for_metrics_that_exist() -> None:

@@ -45,12 +45,12 @@ def test_a_signal_has_debeziums_format() -> None:
             ],
         ),
     )
-    assert (found.form, found.collections) == ("blocking", ("shop.orders", "crm[.].*"))
+    assert (found.kind, found.collections) == ("blocking", ("shop.orders", "crm[.].*"))
     assert found.conditions[0].document == {"n": bson.DatetimeMS(1 << 50)}
     assert found.conditions[1].matches("crm.accounts")
     assert not found.conditions[1].matches("crm.b")
     incremental = signal_of("2", signal(data_collections=["shop.orders"]))
-    assert incremental.form == "incremental"
+    assert incremental.kind == "incremental"
     data = {"data_collections": ["a.*"], "additional_condition": '{"open": true}'}
     [condition] = signal_of("4", signal(**data)).conditions
     assert (condition.document, condition.matches("a.b")) == ({"open": True}, True)
