@@ -4,8 +4,8 @@ from typing import Any
 
 from bson import json_util
 
-from shard_client.error_codes import ErrorCode as ErrorCode
 from shard_client.errors import CommandError as CommandError
+from shard_client.errors import ErrorCode as ErrorCode
 
 TRANSIENT_TRANSACTION = "TransientTransactionError"
 TRANSIENT_CODES = frozenset((

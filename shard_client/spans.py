@@ -49,7 +49,7 @@ def begin(name: str, attributes: Attributes, parent: Span | None = None) -> Span
 
 
 def end(span: Span, error: BaseException | None = None) -> None:
-    """End a span; one that failed with ``error`` has its name, not its message."""
+    """End a span; if ``error`` is given, mark it as failed with the error's name, no message."""
     if error is not None and span.is_recording():
         name = error.code_name if isinstance(error, CommandError) else type(error).__name__
         span.set_attribute("error.type", name)
@@ -67,12 +67,10 @@ def recorded(name: str, attributes: Attributes, parent: Span | None = None) -> I
         parent: the span that it is part of; by default the current one.
     """
     span = begin(name, attributes, parent)
-    failure: BaseException | None = None
     try:
         with trace.use_span(span, record_exception=False, set_status_on_exception=False):
             yield span
     except BaseException as error:
-        failure = error
+        end(span, error)
         raise
-    finally:
-        end(span, failure)
+    end(span)

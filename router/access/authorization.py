@@ -15,8 +15,7 @@ from bson.binary import UUID_SUBTYPE, Binary
 from router.access.users import User
 from router.bson_text import LONGEST, plain, render
 from router.privileges import STREAM_ACTIONS, Resource, stream_resource
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 log = structlog.get_logger(component="ACCESS")
 

@@ -23,8 +23,7 @@ from router.owned_tasks import OwnedTasks
 from router.request.fields import missing_field
 from router.tls.certificates import Certificates
 from shard_client import spans
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.authentication import EXTERNAL, X509
 from shard_client.wire.tls import Certificate
 

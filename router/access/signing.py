@@ -18,8 +18,7 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 
 log = structlog.get_logger(component="ACCESS")

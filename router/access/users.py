@@ -20,8 +20,7 @@ from router.privileges import (
     Privileges,
     stream_resource_of,
 )
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
 
 log = structlog.get_logger(component="ACCESS")

@@ -15,10 +15,10 @@ from router.catalog.shared_answer import SharedAnswer
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
-from shard_client.error_codes import ErrorCode
 from shard_client.errors import (
     RESUMABLE_LABEL,
     CommandError,
+    ErrorCode,
     NetworkError,
     ProtocolError,
     WrongServerError,

@@ -10,8 +10,7 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import CONFIG, WIRE_VERSION_OF_8_0, Cluster
 from router.catalog.upstream import UpstreamMongos
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, WrongServerError, plain_text
+from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError, plain_text
 from shard_client.replica_set.replica_set import why_no_member
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, format_address

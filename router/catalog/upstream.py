@@ -20,9 +20,15 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.catalog.cluster import Cluster
-from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
-from shard_client.errors import CommandError, NetworkError, WrongServerError, is_resumable
-from shard_client.replica_set.replica_set import why_no_member
+from shard_client.errors import (
+    NOT_PRIMARY_CODES,
+    CommandError,
+    ErrorCode,
+    NetworkError,
+    WrongServerError,
+    is_resumable,
+)
+from shard_client.replica_set.replica_set import PRIMARY, why_no_member
 from shard_client.wire.authentication import OPEN, Access, Credentials
 from shard_client.wire.bson_slices import find
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
@@ -97,7 +103,7 @@ class UpstreamMongos:
         self._moved = moved
         self._access = access
 
-    def serves(self, address: Address) -> bool:
+    async def serves(self, address: Address) -> bool:
         """Return whether ``address`` is that of the mongos in use."""
         return address == self.addresses[self.chosen]
 
@@ -208,10 +214,15 @@ class CatalogPrimary:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def serves(self, address: Address) -> bool:
-        """Return whether ``address`` is the primary's, as far as is known."""
-        replica_set = self._cluster.replica_set(self._cluster.catalog)
-        return replica_set is not None and replica_set.primary == address
+    async def serves(self, address: Address) -> bool:
+        """Return whether ``address`` is the primary's; look for the primary if none is known.
+
+        Raises CommandError (HostUnreachable, no primary answers within five seconds).
+        """
+        target = self._cluster.catalog
+        with _search_for_primary(target):
+            replica_set = await self._cluster.find_replica_set(target, None, fresh=False)
+            return await replica_set.select(PRIMARY, _TIMEOUT) == address
 
     @asynccontextmanager
     async def lend(self) -> AsyncIterator[Connection]:
@@ -285,8 +296,8 @@ class Reachable(Protocol):
         """Open a connection; raises CommandError, NetworkError."""
         ...
 
-    def serves(self, address: Address) -> bool:
-        """Return whether a connection to ``address`` is still usable."""
+    async def serves(self, address: Address) -> bool:
+        """Return whether a connection to ``address`` is still usable; raises CommandError."""
         ...
 
 
@@ -346,7 +357,7 @@ class ServerLink:
     async def _open(self) -> Connection:
         connection = self._connection
         if connection is not None:
-            if not connection.closed and self._upstream.serves(connection.address):
+            if not connection.closed and await self._upstream.serves(connection.address):
                 return connection
             self.abort()
         if self._pinned:

@@ -12,8 +12,7 @@ from typing import Final
 from router.commands.call import Call, Node, answers
 from router.commands.other_workers import change_other_workers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 # The localhost exception, which applies while authentication is on and there are no users.
 _EXCEPTION = frozenset({"addShard", "addshard", "createRole", "createUser", "grantRolesToUser"})

@@ -15,12 +15,11 @@ from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough, build_c
 from router.cursors.cursor import Owner
 from router.cursors.explanation import explain_stream
 from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
-from router.request.accepted import MOST_STAGES, explains_change_stream, is_change_stream
+from router.request.accepted import MOST_STAGES, explained, is_change_stream
 from router.request.fields import api_parameters
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
 from shard_client.bson.values import ARRAY, STRING, type_name
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.bson_slices import Element, cut_document, find, iter_elements, string_value
 from shard_client.wire.documents import decode
 
@@ -36,8 +35,7 @@ def refuse_early(command: bytes, user: User | None) -> None:
     """
     if len(command) <= LONGEST:
         return
-    first = next(iter_elements(command))
-    start = first.start if first.name == b"explain" else 0
+    start, _ = explained(command)
     target, database = next(iter_elements(command, start)), _text(command, find(command, b"$db"))
     collection = _text(command, target)
     if user is not None and database is not None and (collection or target.type != STRING):
@@ -92,6 +90,7 @@ async def aggregate(call: Call) -> AnyAnswer:
                 request, owner, user=call.user, api=api_parameters(call.command),
                 request_bytes=len(call.raw or b""),
             )  # fmt: skip
+            call.cursor_id = cursor.cursor_id
     except TimeoutError:
         raise CommandError(
             ErrorCode.MaxTimeMSExpired, "operation exceeded time limit"
@@ -113,7 +112,7 @@ async def aggregate(call: Call) -> AnyAnswer:
     "explain",
     help="how a change stream would be run",
     api_versions=("1",),
-    is_ours=explains_change_stream,
+    is_ours=is_change_stream,
     refuse_early=refuse_early,
     checks_fields=True,
 )

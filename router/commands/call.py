@@ -33,8 +33,7 @@ from router.request.fields import check_api
 from router.status_sums import Histogram
 from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed
-from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
 from shard_client.wire.bson_slices import find
 from shard_client.wire.compression import AVAILABLE
 from shard_client.wire.documents import decode, encode
@@ -230,7 +229,8 @@ class Call:
 
     ``exhaust`` is true if the client accepts further answers without asking again. ``raw`` is the
     document as received, None if no client sent it. ``on_behalf_of`` is the name of the user for
-    whom another worker passes the command on.
+    whom another worker passes the command on. ``cursor_id`` is the cursor that the reply belongs
+    to, once the command has opened it or may read it; it may be another worker's.
     """
 
     name: str
@@ -241,6 +241,7 @@ class Call:
     exhaust: bool = False
     raw: bytes | None = None
     on_behalf_of: str | None = None
+    cursor_id: int | None = None
 
     def decoded_exactly(self) -> bool:
         """Return whether decoding lost nothing, such as a duplicate field or a deprecated type.

@@ -87,6 +87,7 @@ async def get_more(call: Call) -> AnyAnswer:
     wait = DEFAULT_AWAIT_MS if max_time_ms is None else min(max_time_ms, LONGEST_TIME)
     owner = Owner(call.lsid, call.user_name)
     with node.cursors.checkout(cursor_id, owner) as cursor:
+        call.cursor_id = cursor_id
         check_same_api(cursor.api, command)
         try:
             if node.fail_points is not None:

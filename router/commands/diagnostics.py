@@ -5,8 +5,7 @@ from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.config.log_lines import RECENT, RECENT_LINES
 from router.request.fields import text
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 LOG_NAMES = ("global", "startupWarnings")
 

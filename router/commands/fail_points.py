@@ -14,8 +14,7 @@ from router.commands.call import Call, answers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.request.accepted import is_change_stream
 from router.request.fields import text
-from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 
 CONFIGURE: Final = "configureFailPoint"

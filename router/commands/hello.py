@@ -7,8 +7,7 @@ from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, Node, answers
 from router.commands.reply_bodies import Answer
 from router.request.fields import whole_number, wrong_type
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.compression import negotiate
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE

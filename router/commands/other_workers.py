@@ -7,14 +7,15 @@ from collections.abc import Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, Final
 
+import anyio
 import structlog
 
 from router.commands.call import Call
 from router.commands.reply_bodies import RawAnswer, code_of
 from router.config.log_lines import LEVEL
-from router.peers.peers import Peer, Peers
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import NetworkError
+from router.cursors.cursor import Owner
+from router.peers.peers import ON_BEHALF_OF, Peer, Peers
+from shard_client.errors import ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import BODY_OFFSET, build_msg
 
@@ -22,8 +23,6 @@ log = structlog.get_logger(component="NETWORK")
 
 ANYBODY: Final = "*"
 """The name of a user that may act on all users' cursors; a real user's name has an @."""
-
-_ON_BEHALF_OF: Final = "$onBehalfOf"
 
 
 async def ask_other_workers(call: Call) -> Sequence[dict[str, Any]]:
@@ -53,6 +52,7 @@ async def get_more_from_owner(call: Call, cursor_id: int) -> RawAnswer | None:
     if owner is None:
         return None
     assert call.raw is not None
+    call.cursor_id = cursor_id
     call.node.counters.passed_on += 1
     body = call.raw if call.user_name is None else encode(_for_user(call, call.command))
     frame = build_msg(body, request_id=0)
@@ -83,7 +83,7 @@ async def kill_at_owners(
         owner = _owner(call, cursor_id)
         if owner is not None:
             owned.setdefault(owner, []).append(cursor_id)
-    command = {**_for_user(call, call.command), **({_ON_BEHALF_OF: ANYBODY} if anybody else {})}
+    command = {**_for_user(call, call.command), **({ON_BEHALF_OF: ANYBODY} if anybody else {})}
     replies = []
     for owner, named in owned.items():
         try:
@@ -94,10 +94,25 @@ async def kill_at_owners(
     return replies
 
 
+async def kill_unread(call: Call) -> None:
+    """Kill the cursor of a call whose reply is lost with the client's connection, in bounded time.
+
+    The client cannot go on with it: drivers open another cursor, where the lost events come again.
+    It would hold its stream's events until it times out.
+    """
+    if call.cursor_id is None:
+        return
+    call.node.cursors.kill((call.cursor_id,), Owner(), anybody=True)
+    owner = _owner(call, call.cursor_id)
+    if owner is not None:
+        with anyio.CancelScope(shield=True):
+            await owner.kill_cursor(call.cursor_id, call.user_name)
+
+
 def take_user(document: Mapping[str, Any]) -> str | None:
     """Remove the name of the user for whom another worker passes a command on; return it."""
     assert isinstance(document, dict)
-    name = document.pop(_ON_BEHALF_OF, None)
+    name = document.pop(ON_BEHALF_OF, None)
     return name if isinstance(name, str) else None
 
 
@@ -112,7 +127,7 @@ def _owner(call: Call, cursor_id: int) -> Peer | None:
 
 def _for_user(call: Call, command: Mapping[str, Any]) -> Mapping[str, Any]:
     name = call.user_name
-    return command if name is None else {**command, _ON_BEHALF_OF: name}
+    return command if name is None else {**command, ON_BEHALF_OF: name}
 
 
 def _log_lost(owner: Peer, error: NetworkError) -> None:

@@ -8,8 +8,7 @@ from router.commands.other_workers import change_other_workers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.config.log_lines import LEVEL, MOST_VERBOSE
 from router.request.fields import GENERIC_FIELDS, unknown_field, wrong_type
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 _ASK_TIMEOUT = 5.0
 _NOTHING_FOUND = "no option found to get"

@@ -19,8 +19,7 @@ from router.config.log_lines import RECENT
 from router.config.problems import wanted_value
 from router.privileges import WHOLE
 from router.request.fields import check_known
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 COMMAND: Final = "_mergerouterProcessStatus"
 

@@ -11,8 +11,7 @@ from bson.timestamp import Timestamp
 from router.bson_text import LONGEST, shortened
 from router.stream.log_reader import Batch
 from shard_client.bson.values import BOOLEAN
-from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import NOT_PRIMARY_CODES, CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import heads_size
 from shard_client.wire.bson_slices import find, iter_elements
 from shard_client.wire.frames import BODY_OFFSET

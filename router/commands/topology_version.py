@@ -7,8 +7,7 @@ from typing import Any
 from bson.int64 import Int64
 from bson.objectid import ObjectId
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 QUIESCE_MESSAGE = "Mongos is in quiesce mode and will shut down"
 

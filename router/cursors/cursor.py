@@ -11,8 +11,7 @@ from router.stream.admission import Ticket
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.running_stream import RunningStream
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 
 class Owner(NamedTuple):

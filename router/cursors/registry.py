@@ -24,8 +24,7 @@ from router.stream.log_reader import Batch
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.connection import Address
 from shard_client.wire.connection_pool import PoolCounts
 

@@ -20,10 +20,9 @@ from router.feed.watch import Watch, parse_watch
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
 from router.tls.sockets import AcceptingPort, uncounted
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.connection import probe_peer
-from shard_client.wire.documents import decode, decode_leniently
+from shard_client.wire.documents import LENIENT, decode
 
 log = structlog.get_logger(component="FEED")
 
@@ -173,7 +172,7 @@ async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter
         _check_peer(writer)
     for start in range(0, len(batch.events), _EVENTS_A_TURN):
         lines = [
-            json_util.dumps(decode_leniently(event), json_options=watch.form)
+            json_util.dumps(decode(event, LENIENT), json_options=watch.form)
             for event in batch.events[start : start + _EVENTS_A_TURN]
         ]
         lines.append("")

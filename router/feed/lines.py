@@ -9,8 +9,7 @@ from router.access.authorization import require_stream
 from router.access.login import Login
 from router.access.users import User
 from router.feed.watch import Watch
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError
+from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import EXTERNAL, X509
 
 

@@ -9,8 +9,7 @@ from typing import Final, NamedTuple
 from router.lookup.keys import USUAL_KEY, DocumentKey
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.bson.values import DOCUMENT, STRING, TIMESTAMP
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, ProtocolError
 from shard_client.remote_cursor.cursor_reply import token_of
 from shard_client.wire.bson_slices import document_end, find, iter_elements, string_value
 from shard_client.wire.documents import decode

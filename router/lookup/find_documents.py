@@ -17,8 +17,7 @@ from router.lookup.keys import DocumentKey, assign, filter_for_all, requests_of
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.memory import Holding
 from shard_client import spans
-from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode
 from shard_client.wire.documents import decode
 
 _timestamp = Struct("<II").unpack

@@ -12,8 +12,13 @@ from router.memory import Holding
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
-from shard_client.error_codes import NOT_PRIMARY_CODES, ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import (
+    NOT_PRIMARY_CODES,
+    CommandError,
+    ErrorCode,
+    NetworkError,
+    ProtocolError,
+)
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.wire.connection import Connection
 from shard_client.wire.documents import encode

@@ -23,8 +23,7 @@ from router.memory import Holding
 from router.request.accepted import stage_name
 from router.request.event_conditions import fields_used
 from shard_client.bson.values import DOCUMENT
-from shard_client.error_codes import RESUMABLE_CODES, ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import token_of
 from shard_client.wire.bson_slices import document_of, find, raw_fields
 from shard_client.wire.documents import decode

@@ -4,9 +4,10 @@ import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
+from bson.int64 import Int64
 
 from router.catalog.upstream import ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
@@ -20,6 +21,9 @@ _CONNECT_TIMEOUT = 2.0
 _ANSWER_TIMEOUT = 2.0
 _PAUSE_AFTER_TIMEOUT = 10.0
 """Seconds without further requests to a worker that did not answer in time."""
+
+ON_BEHALF_OF: Final = "$onBehalfOf"
+"""The field of a command that names the user for whom another worker passes it on."""
 
 
 def private_address(folder: Path, worker: int) -> str:
@@ -40,6 +44,8 @@ class Peer:
         self._address = (private_address(folder, number), 0)
         self._own = ServerLink(self)
         self._paused_until = 0.0
+        self._killing = asyncio.Lock()
+        self._to_kill: dict[str | None, list[Int64]] = {}
 
     async def connect(self) -> Connection:
         """Open a connection to the worker; raises NetworkError, CommandError."""
@@ -47,7 +53,7 @@ class Peer:
             self._address, timeout=_CONNECT_TIMEOUT, app_name="mergerouter worker"
         )
 
-    def serves(self, address: Address) -> bool:
+    async def serves(self, address: Address) -> bool:
         """Return whether a connection to ``address`` is usable: a worker's address is fixed."""
         return address == self._address
 
@@ -72,6 +78,17 @@ class Peer:
                 error=str(error),
             )
             return None
+
+    async def kill_cursor(self, cursor_id: int, user: str | None) -> None:
+        """Kill a cursor of ``user``, in bounded time; many calls at once share a command."""
+        self._to_kill.setdefault(user, []).append(Int64(cursor_id))
+        async with self._killing:
+            while self._to_kill:
+                user, named = self._to_kill.popitem()
+                command = {"killCursors": "", "cursors": named}
+                await self.ask(
+                    "admin", command if user is None else {**command, ON_BEHALF_OF: user}
+                )
 
     def close(self) -> None:
         """Cut the connection that ``ask`` uses."""

@@ -16,8 +16,7 @@ from bson.timestamp import Timestamp
 from router.bson_text import render, shortened
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.bson.values import ARRAY, DOCUMENT, MalformedValueError
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.bson_slices import Element, iter_elements
 
 CHANGE_STREAM: Final = "$changeStream"
@@ -86,31 +85,28 @@ def _is_empty(argument: Any) -> bool:
     return isinstance(argument, Mapping) and not argument
 
 
+def explained(command: bytes) -> tuple[int, int]:
+    """Return the bounds of the command that an ``explain`` nests, else of the command itself.
+
+    Raises ProtocolError if its first field is malformed.
+    """
+    first = next(iter_elements(command), None)
+    if first is not None and first.name == b"explain" and first.type == DOCUMENT:
+        return first.start, first.end
+    return 0, len(command)
+
+
 def is_change_stream(command: bytes) -> bool:
-    """Return whether an ``aggregate`` concerns a change stream, valid or not.
+    """Return whether an ``aggregate``, or its ``explain``, concerns a change stream, valid or not.
 
     True for any pipeline with a change stream's stages, even at positions that are not allowed:
     ``parse_request`` raises the error for these. Raises ProtocolError if the inspected part of the
     command is malformed.
     """
-    return _is_change_stream(command, 0, len(command))
-
-
-def explains_change_stream(command: bytes) -> bool:
-    """Return whether an ``explain`` concerns a change stream; raises ProtocolError as above."""
-    inner = next(iter_elements(command), None)
-    if inner is None or inner.type != DOCUMENT:
-        return False
-    first = next(iter_elements(command, inner.start, inner.end), None)
-    if first is None or first.name != b"aggregate":
-        return False
-    return _is_change_stream(command, inner.start, inner.end)
-
-
-def _is_change_stream(command: bytes, start: int, limit: int) -> bool:
-    return any(
+    fields = [*islice(iter_elements(command, *explained(command)), _MOST_FIELDS)]
+    return bool(fields and fields[0].name == b"aggregate") and any(
         element.type == ARRAY and _names_stage(command, element)
-        for element in islice(iter_elements(command, start, limit), _MOST_FIELDS)
+        for element in fields
         if element.name == b"pipeline"
     )
 

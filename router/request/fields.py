@@ -7,8 +7,7 @@ from bson.decimal128 import Decimal128
 
 from router.request.accepted import as_int64
 from shard_client.bson.values import type_name
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 
 def unknown_field(path: str) -> CommandError:

@@ -21,8 +21,7 @@ from shard_client.bson.resume_token import (
     version_of,
 )
 from shard_client.bson.values import DOCUMENT
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, ProtocolError
 from shard_client.remote_cursor.cursor_reply import KeyedToken, event_key, token_of
 from shard_client.wire.bson_slices import document_of, find, string_value
 from shard_client.wire.documents import decode

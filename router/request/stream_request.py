@@ -20,8 +20,7 @@ from router.request.accepted import (
     unknown_in,
 )
 from shard_client.bson.resume_token import ResumeToken, is_invalidate
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.documents import decode
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 from itertools import count
 from typing import Any
 
@@ -12,7 +12,7 @@ from router.access.authorization import login_required, not_for_certificates
 from router.catalog.upstream import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
 from router.commands.call import COMMANDS, Call, Client, Node, counted_name
-from router.commands.other_workers import take_user
+from router.commands.other_workers import kill_unread, take_user
 from router.commands.reply_bodies import (
     PASS_THROUGH,
     Answer,
@@ -25,15 +25,11 @@ from router.commands.reply_bodies import (
     reply_document,
     with_retry_labels,
 )
-from router.cursors.cursor import Owner
 from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Incoming, Shared
 from router.server.request import Request, off_loop
 from router.tls.handshake import ForeignProtocolError, log_refused_client
-from shard_client.bson.values import INT64
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.wire.bson_slices import find
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.wire.compression import NEVER_COMPRESSED
 from shard_client.wire.documents import encode
 from shard_client.wire.frame_protocol import FrameStream
@@ -85,6 +81,8 @@ class ClientConnection:
         self.idle = self._incoming.idle
         self._deadlines = ClientDeadlines(shared.limits, asyncio.get_running_loop().time())
         self._task: asyncio.Task[None] | None = None
+        self._call: Call | None = None
+        """The command in flight, until the client has got its reply."""
         self._interrupted = False
 
     async def serve(self) -> None:
@@ -118,6 +116,8 @@ class ClientConnection:
             self.client.cut_links()
             if self._stream.transport is not None:
                 self._stream.transport.close()
+            if self._call is not None:
+                await kill_unread(self._call)
 
     def check_deadlines(self, now: float) -> None:
         """Cut the connection if its client has missed a deadline (docs/security.md#limits).
@@ -168,27 +168,8 @@ class ClientConnection:
                 await self._send_error(request, error, request.request_id)
         finally:
             self._task, self._interrupted = None, False
-        try:
-            await self._stream.drain()
-        except BaseException:
-            self._kill_cursor(request)
-            raise
-
-    def _kill_cursor(self, request: Request) -> None:
-        """Kill the cursor of a getMore whose reply is lost with the connection.
-
-        The client cannot go on with it: drivers open another cursor, where the lost events come
-        again. It would hold its stream's events until it times out.
-        """
-        if request.name != "getMore":
-            return
-        element = find(request.body(), b"getMore")
-        if element is None or element.type != INT64:
-            return
-        cursor_id = int.from_bytes(request.body()[element.start : element.end], "little")
-        user = self.client.user
-        with suppress(CommandError):  # another user's
-            self._node.cursors.kill((cursor_id,), Owner(user=None if user is None else str(user)))
+        await self._stream.drain()
+        self._call = None
 
     async def _answer(self, request: Request) -> None:
         """Run the command and send its answer or its error."""
@@ -233,7 +214,7 @@ class ClientConnection:
             command.refuse_early(request.body(), self.client.user)
         long_turn = self._incoming.long_turn
         document = again if again is not None else await request.command(long_turn, own=own)
-        call = Call(
+        self._call = call = Call(
             name=request.name,
             database=request.database(dict(document)) if again is None else "admin",
             command=document,

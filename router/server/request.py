@@ -9,10 +9,9 @@ from struct import Struct
 from typing import Any, ParamSpec, TypeVar
 
 from router.bson_text import render
+from router.request.accepted import explained
 from router.server.gradual_decoding import decode_gradually
-from shard_client.bson.values import DOCUMENT
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, ProtocolError
 from shard_client.wire.bson_slices import document_of, find, iter_elements
 from shard_client.wire.documents import decode
 from shard_client.wire.frames import (
@@ -120,13 +119,9 @@ class Request:
         return await decode_gradually(body, turn)
 
     def _size_besides_pipeline(self, body: bytes) -> int:
-        start = 0
-        if self.name == "explain":
-            inner = next(iter_elements(body))
-            start = inner.start if inner.type == DOCUMENT else 0
-        elif self.name != "aggregate":
+        if self.name not in ("aggregate", "explain"):
             return len(body)
-        pipeline = find(body, b"pipeline", start)
+        pipeline = find(body, b"pipeline", explained(body)[0])
         return len(body) - (0 if pipeline is None else pipeline.end - pipeline.start)
 
     def database(self, command: dict[str, Any]) -> str:

@@ -10,8 +10,7 @@ from bson.int64 import Int64
 
 from router.memory import LEAST_BATCH, NEEDS, Holding, Memory
 from router.stream_settings import StreamSettings
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 _OVERLOAD_LABELS: Final = ("SystemOverloadedError", "RetryableError")
 """Labels of a refusal that left nothing behind. Drivers that implement client backpressure (see the

@@ -21,8 +21,7 @@ from router.stream.views import PartialView, View
 from router.stream.waiting_readers import Waiter, complete
 from shard_client import spans
 from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 
 log = structlog.get_logger()
 

@@ -27,8 +27,7 @@ from router.stream.views import (
     ViewsByFilter,
 )
 from shard_client.bson.values import STRING
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 LEAST_KEPT: Final = 64 * 1024
 """Bytes of memory that the events of a view may always take."""

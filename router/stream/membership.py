@@ -58,37 +58,23 @@ class Membership:
         self.leaving: set[int] = set()
         """The removed shards' remotes whose watermarks have not passed the removal."""
         self._removed: deque[RemoteQueue] = deque(maxlen=_MOST_REMOVED)
-        self._next = 0
         self.changes = 0
         """How often remotes have been added or retired, or are to be opened again."""
         self.draining: set[str] = set()
         """Draining shards, which are about to leave."""
 
-    def open(
-        self,
-        target: str,
-        host: str,
-        start_at: Timestamp,
-        *,
-        topology: bool = False,
-        watermark: bytes = b"",
-        skips_at: bytes | None = None,
-    ) -> RemoteQueue:
-        """Add a remote and return it; the arguments are as for ``RemoteQueue``."""
-        remote = RemoteQueue(
-            self._next, target, host, start_at,
-            topology=topology, watermark=watermark, skips_at=skips_at,
-        )  # fmt: skip
-        self._next += 1
+    def open(self, remote: RemoteQueue) -> None:
+        """Add a remote."""
         self.changes += 1
         self._merger.add_remote(remote)
-        return remote
 
     def open_removed(self, span: ShardSpan, start_at: Timestamp) -> None:
         """Add a remote on a removed shard, for its events from ``start_at`` on."""
         assert span.until is not None
         since = max(start_at, span.since)
-        self._leave(self.open(span.shard, span.host, since, skips_at=span.skips_at), span.until)
+        remote = RemoteQueue(span.shard, span.host, since, skips_at=span.skips_at)
+        self.open(remote)
+        self._leave(remote, span.until)
 
     def reopen(self, remote: RemoteQueue, start_after: bytes) -> None:
         """Let a remote be opened again after the raw token of its invalidate."""
@@ -153,7 +139,7 @@ class Membership:
 
     def _join(self, shard: str, host: str, at: Timestamp) -> None:
         start_at = max(next_tick(at), self._start_at)
-        self.open(shard, host, start_at, watermark=first_key(start_at))
+        self.open(RemoteQueue(shard, host, start_at, watermark=first_key(start_at)))
 
     def listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> None:
         """Remove the draining shards that a shard list, read by the time ``by``, no longer has.

@@ -12,8 +12,7 @@ from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
 from router.stream.merger import MergeOrderError, Merger, RemoteQueue
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 
 CONFIG: Final = "config"
@@ -62,7 +61,7 @@ class MergedStream:
         if only is not None:
             shards = only_shard(shards, only)
         elif topology_from is not None:
-            self.membership.open(CONFIG, "", topology_from, topology=True)
+            self.membership.open(RemoteQueue(CONFIG, "", topology_from, topology=True))
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
         begins = b"" if request.starts_after_invalidate else None
@@ -73,7 +72,7 @@ class MergedStream:
             else:
                 self.membership.open_removed(span, start_at)
         for shard, host in shards.items():
-            self.membership.open(shard, host, start_at, skips_at=skips[shard])
+            self.membership.open(RemoteQueue(shard, host, start_at, skips_at=skips[shard]))
 
     def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.

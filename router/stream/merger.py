@@ -4,6 +4,7 @@ import sys
 from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Mapping, Sequence
+from itertools import count
 from operator import itemgetter
 from typing import Final, NamedTuple
 
@@ -53,9 +54,11 @@ class RemoteQueue:
     then that at the first event's cluster time, the beginning of its sort key.
     """
 
+    number = -1
+    """Its number in the merge, which ``Merger.add_remote`` gives it."""
+
     def __init__(
         self,
-        number: int,
         target: str,
         host: str,
         start_at: Timestamp,
@@ -64,7 +67,6 @@ class RemoteQueue:
         watermark: bytes = b"",
         skips_at: bytes | None = None,
     ) -> None:
-        self.number = number
         self.target = target
         self.host = host
         self.start_at = start_at
@@ -231,6 +233,7 @@ class Merger:
     def __init__(self) -> None:
         self.remotes: dict[int, RemoteQueue] = {}
         """The remotes that the merge waits for, by number."""
+        self._numbers = count()
         # Remotes with buffered events. Most remotes have none most of the time.
         self._nonempty: dict[int, RemoteQueue] = {}
         self._watermarks: SortedList[tuple[bytes, int]] = SortedList()
@@ -238,10 +241,11 @@ class Merger:
         """Bytes of memory that the unreleased events of all remotes take."""
 
     def add_remote(self, remote: RemoteQueue) -> None:
-        """Add a remote; nothing is released before its first watermark.
+        """Add a remote under the next number; nothing is released before its first watermark.
 
         A remote with an assumed watermark holds the low watermark back from the start.
         """
+        remote.number = next(self._numbers)
         self.remotes[remote.number] = remote
         self._watermarks.add((remote.watermark, remote.number))
 

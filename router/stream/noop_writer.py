@@ -5,6 +5,7 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 """
 
 import asyncio
+from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, Final, Protocol
 
 import structlog
@@ -17,9 +18,8 @@ from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
-from shard_client.wire.connection import Address
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
+from shard_client.wire.connection import Address, Connection
 
 log = structlog.get_logger()
 
@@ -111,7 +111,8 @@ class NoOpTarget:
         self._takes = _TAKES
         self.budget = TokenBucket(settings.noops_per_second, settings.noop_burst)
         self._cluster = cluster
-        self._settings = settings
+        self._noop_share = settings.noop_share
+        self._timeout = settings.connect_timeout
         self._name = name
         self._load = load
         self._waiting: list[tuple[NoOpClient, int]] = []
@@ -142,30 +143,52 @@ class NoOpTarget:
             await asyncio.wait({self._task})
 
     async def _run(self) -> None:
-        loop = asyncio.get_running_loop()
         try:
             while self._waiting:
-                await self._wait_for_turn()
-                waiting, self._waiting = self._waiting, []
-                times = (client.noop_wanted(number) for client, number in waiting)
-                wanted = [past for past in times if past is not None]
-                moved: bool | None = None
-                if wanted:
-                    begun = loop.time()
-                    self.budget.spend(begun)
-                    for client, number in waiting:
-                        client.noop_sent(number, self._takes)
-                    moved = await self._write(max(wanted))
-                    if self._failing:
-                        self._not_before = loop.time() + self._backoff.next_pause()
-                    else:
-                        self._backoff.reset()
-                        self._takes += (loop.time() - begun - self._takes) / _MEMORY
-                for client, number in waiting:
-                    client.noop_done(number, moved=moved)
-                await self._learn_oplog_size()
+                try:
+                    await self._wait_for_turn()
+                    await self._serve()
+                except Exception:  # later requests are served all the same
+                    log.exception("no-op write failed", target=self._name)
+                    await asyncio.sleep(self._backoff.next_pause())
         finally:
             self._task = None
+
+    async def _serve(self) -> None:
+        """Make one no-op write for all requests so far, and pass its result on."""
+        waiting, self._waiting = self._waiting, []
+        try:
+            moved = await self._write_for(waiting)
+        except Exception:
+            self._pass_on(False, waiting)
+            raise
+        self._pass_on(moved, waiting)
+        await self._learn_oplog_size()
+
+    @staticmethod
+    def _pass_on(moved: bool | None, waiting: list[tuple[NoOpClient, int]]) -> None:
+        with ExitStack() as results:  # one that raises keeps its own from no other client
+            for client, number in waiting:
+                results.callback(client.noop_done, number, moved=moved)
+
+    async def _write_for(self, waiting: list[tuple[NoOpClient, int]]) -> bool | None:
+        """Make a no-op write for these requests; return the result as for ``noop_done``."""
+        loop = asyncio.get_running_loop()
+        times = (client.noop_wanted(number) for client, number in waiting)
+        wanted = [past for past in times if past is not None]
+        if not wanted:
+            return None
+        begun = loop.time()
+        self.budget.spend(begun)
+        for client, number in waiting:
+            client.noop_sent(number, self._takes)
+        moved = await self._write(max(wanted))
+        if self._failing:
+            self._not_before = loop.time() + self._backoff.next_pause()
+        else:
+            self._backoff.reset()
+            self._takes += (loop.time() - begun - self._takes) / _MEMORY
+        return moved
 
     async def _wait_for_turn(self) -> None:
         """Wait until the member may get a no-op write."""
@@ -212,22 +235,24 @@ class NoOpTarget:
         return False
 
     async def _send(self, past: Timestamp) -> None:
-        timeout, clock = self._settings.connect_timeout, self._cluster.clock
+        clock = self._cluster.clock
         command = self._noop_command(past) if self._by_noop else self._read_command(past)
         if clock.raw is not None:
             command["$clusterTime"] = RawBSONDocument(clock.raw)
-        async with self._cluster.lend(
-            self._name, self.host, timeout=timeout, greet=False
-        ) as connection:
+        async with self._lend() as connection:
             self._primary = connection.address
             self._load.noop_commands += 1
-            answer = await connection.command("admin", command, timeout=timeout)
+            answer = await connection.command("admin", command, timeout=self._timeout)
             clock.advance(answer.get("$clusterTime"))
             if self._by_noop:
                 self._load.noop_writes += 1
                 self._load.noop_write_bytes += NOOP_BYTES
             if (unreplicated := answer.get("writeConcernError")) is not None:
                 raise CommandError.from_reply(unreplicated)
+
+    def _lend(self) -> AbstractAsyncContextManager[Connection]:
+        """Lend a connection to the primary for a block."""
+        return self._cluster.lend(self._name, self.host, timeout=self._timeout, greet=False)
 
     @staticmethod
     def _noop_command(past: Timestamp) -> dict[str, Any]:
@@ -258,17 +283,15 @@ class NoOpTarget:
         """Ask each primary once for its oplog's maximum size, and limit the budget by it."""
         if self._primary == self._oplog_asked:
             return
-        self._oplog_asked, timeout = self._primary, self._settings.connect_timeout
+        self._oplog_asked = self._primary
         try:
-            async with self._cluster.lend(
-                self._name, self.host, timeout=timeout, greet=False
-            ) as connection:
+            async with self._lend() as connection:
                 asked = {"collStats": "oplog.rs"}
-                answer = await connection.command("local", asked, timeout=timeout)
+                answer = await connection.command("local", asked, timeout=self._timeout)
         except (CommandError, NetworkError) as error:
             log.info("cannot read the size of the oplog", target=self._name, error=str(error))
             return
         size = answer.get("maxSize")
         if isinstance(size, int | float) and size > 0:
-            most = size / (LEAST_SECONDS * NOOP_BYTES) * self._settings.noop_share
+            most = size / (LEAST_SECONDS * NOOP_BYTES) * self._noop_share
             self.budget.limit(asyncio.get_running_loop().time(), most)

@@ -27,8 +27,7 @@ from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import first_key
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.replica_set.replica_set import ReadPreference
 
 log = structlog.get_logger()

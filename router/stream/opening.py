@@ -17,8 +17,7 @@ from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream_settings import StreamSettings
 from shard_client.bson.resume_token import first_key, next_tick
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, from_network
+from shard_client.errors import CommandError, ErrorCode, NetworkError, from_network
 from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
 from shard_client.wire.connection import Connection, format_address
 

@@ -266,7 +266,8 @@ class Remotes:
             except CommandError as error:
                 if cursor.in_outage and self._outlasts(remote):
                     continue
-                self._cursor_failed(remote, cursor, error)
+                if remote.number in self._by_number and remote.cursor is cursor:
+                    self._failed(remote, error)
                 return
             if batch is None:
                 return
@@ -289,21 +290,12 @@ class Remotes:
             remote.probing = self._start(name, self._probe, remote, remote.cursor, seconds)
 
     async def _probe(self, remote: Remote, cursor: RemoteCursor, seconds: float) -> None:
-        try:
-            batch = await cursor.probe_progress(seconds)
-        except CommandError as error:
-            self._cursor_failed(remote, cursor, error)
-            return
-        if batch is not None:
+        if (batch := await cursor.probe_progress(seconds)) is not None:
             self._pass_on(remote, batch)
 
     def _pass_on(self, remote: Remote, batch: CursorBatch) -> None:
         if remote.number in self._by_number:
             self._batch_arrived(remote, batch)
-
-    def _cursor_failed(self, remote: Remote, cursor: RemoteCursor, error: CommandError) -> None:
-        if remote.number in self._by_number and remote.cursor is cursor:
-            self._failed(remote, error)
 
     # Status.
 

@@ -26,8 +26,7 @@ from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.views import PartialView
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete
 from shard_client.bson.resume_token import cluster_time_of
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 log = structlog.get_logger()

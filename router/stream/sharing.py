@@ -14,8 +14,7 @@ from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut
 from router.stream.views import Namespace, Traffic, View
 from router.stream_settings import StreamSettings
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 
 FIRST_PAUSE: Final = 10.0
 """Seconds for which clients avoid a shared stream after its first failure."""

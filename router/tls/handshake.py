@@ -14,8 +14,7 @@ from typing import Final
 import anyio
 import structlog
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import ProtocolError
+from shard_client.errors import ErrorCode, ProtocolError
 from shard_client.wire.tls import Certificate
 
 log = structlog.get_logger(component="NETWORK")

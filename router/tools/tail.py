@@ -21,8 +21,7 @@ from pymongo.errors import (
 )
 
 from router.config.command_line import Refusal, file_problem
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import plain_text
+from shard_client.errors import ErrorCode, plain_text
 from shard_client.wire.authentication import read_secret_file
 
 _DEFAULT_URI = "mongodb://127.0.0.1:27020"

@@ -2,17 +2,14 @@
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
-from contextlib import AbstractAsyncContextManager, suppress
-from itertools import starmap
+from contextlib import suppress
 from typing import NamedTuple
 
 import structlog
 
 from shard_client.backoff import Backoff
-from shard_client.errors import CommandError, NetworkError
-from shard_client.remote_cursor.open_cursor import OpenCursor
-from shard_client.wire.connection import Address, Connection, format_address
+from shard_client.remote_cursor.open_cursor import Borrow, OpenCursor
+from shard_client.wire.connection import Address, format_address
 
 log = structlog.get_logger()
 
@@ -22,10 +19,6 @@ KILL_TASK = "kill cursors late"
 _TIMEOUT = 5.0
 _LAST_ATTEMPT = 3.0
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 10.0
-
-Borrow = Callable[[Address, float], AbstractAsyncContextManager[Connection]]
-"""Provides an idle connection to the member at an address; the seconds limit connecting. Entering
-raises CommandError, NetworkError."""
 
 
 class _Left(NamedTuple):
@@ -78,14 +71,14 @@ class CursorReaper:
 
     async def close(self) -> None:
         """Try once more to kill the remaining cursors, for 3 seconds at most; give up the rest."""
-        left, tasks = dict(self._left), list(self._tasks.values())
+        left, tasks = list(self._left.values()), list(self._tasks.values())
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
         with suppress(TimeoutError):
             async with asyncio.timeout(_LAST_ATTEMPT):
-                await asyncio.gather(*starmap(self._kill, left.items()))
+                await asyncio.gather(*map(self._kill, left))
         self._left.clear()
         self._tasks.clear()
 
@@ -99,7 +92,7 @@ class CursorReaper:
                 while left and left[0].until <= self._loop.time():
                     left.popleft()
                     given_up += 1
-                killed += await self._kill(address, left)
+                killed += await self._kill(left)
                 attempts += 1
                 if left and attempts == 1:
                     log.info("cursors left on a member", member=member)
@@ -109,18 +102,11 @@ class CursorReaper:
             if attempts > 1:
                 log.info("cursors killed late", member=member, killed=killed, given_up=given_up)
 
-    async def _kill(self, address: Address, left: deque[_Left]) -> int:
-        """Kill cursors until one attempt fails; return the number killed."""
+    async def _kill(self, left: deque[_Left]) -> int:
+        """Kill cursors of one member until one attempt fails; return the number killed."""
         killed = 0
-        try:
-            async with self._borrow(address, _TIMEOUT) as connection:
-                while left:
-                    last = left[0]
-                    if not await last.cursor.kill(connection, _TIMEOUT):
-                        break
-                    killed += 1
-                    if left and left[0] is last:
-                        left.popleft()
-        except (CommandError, NetworkError) as error:
-            log.debug("cannot kill cursors yet", member=format_address(address), error=str(error))
+        while left and await (first := left[0]).cursor.kill(self._borrow, _TIMEOUT):
+            killed += 1
+            if left and left[0] is first:  # not given up meanwhile for a newer one
+                left.popleft()
         return killed

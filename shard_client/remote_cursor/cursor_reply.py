@@ -27,7 +27,7 @@ from shard_client.bson.values import (
 )
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.bson_slices import Element, find, iter_elements, string_value
-from shard_client.wire.documents import decode_leniently
+from shard_client.wire.documents import LENIENT, decode
 
 Event = tuple[bytes, bytes]
 """A sort key (the resume token's ``_data`` as bytes) and the event's raw BSON."""
@@ -92,7 +92,7 @@ class CursorBatch:
         """
         reply = {element[1]: element for element in iter_elements(body)}
         if _value(body, reply.get(b"ok"), DOUBLE) != _OK:
-            decoded = decode_leniently(body)
+            decoded = decode(body, LENIENT)
             if "ok" not in decoded:
                 raise ProtocolError("a reply does not say whether it is ok")
             if not decoded["ok"]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Final
+from typing import Final
 
 from shard_client.remote_cursor.open_cursor import OpenCursor
 
@@ -11,8 +11,6 @@ from shard_client.remote_cursor.open_cursor import OpenCursor
 class CursorState:
     """A state; ``cursor`` is the cursor that is open on a member, which has to be killed."""
 
-    shown: ClassVar[str]
-    """The state's name on the status page."""
     cursor: OpenCursor | None
 
 
@@ -20,7 +18,6 @@ class CursorState:
 class Connecting(CursorState):
     """Connects to the member to read from, or to the member of ``cursor`` after a pause."""
 
-    shown = "opening"
     cursor: OpenCursor | None = None
 
 
@@ -28,7 +25,6 @@ class Connecting(CursorState):
 class Opening(CursorState):
     """Awaits the reply to its ``aggregate``."""
 
-    shown = "opening"
     cursor: None = None
 
 
@@ -36,7 +32,6 @@ class Opening(CursorState):
 class Reading(CursorState):
     """Sends a getMore and awaits its reply; ``ahead``: the next one has been sent already."""
 
-    shown = "reading"
     cursor: OpenCursor
     ahead: bool = False
 
@@ -45,7 +40,6 @@ class Reading(CursorState):
 class Paused(CursorState):
     """Has no getMore in flight and no connection; ``since`` is a time on the loop's clock."""
 
-    shown = "paused"
     cursor: OpenCursor
     since: float
 
@@ -54,7 +48,6 @@ class Paused(CursorState):
 class Failing(CursorState):
     """Waits before it connects again after a failure that may be over by then."""
 
-    shown = "failing"
     cursor: None = None
 
 
@@ -62,7 +55,6 @@ class Failing(CursorState):
 class Closing(CursorState):
     """``close`` awaits the request in flight, then kills ``cursor``, which that may have opened."""
 
-    shown = "ended"
     cursor: OpenCursor | None = None
 
 
@@ -70,7 +62,6 @@ class Closing(CursorState):
 class Ended(CursorState):
     """Is over: by a failure for good, by an invalidate, or closed by its shard or ``close``."""
 
-    shown = "ended"
     cursor: None = None
 
 

@@ -1,24 +1,54 @@
 """The connection of a remote cursor to the member it reads from, guarded against hangs."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from typing import Protocol
 
 import structlog
 
 from shard_client.errors import CommandError, NetworkError, blames_member
-from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings
+from shard_client.remote_cursor.cursor_reply import CursorBatch
+from shard_client.remote_cursor.open_cursor import OpenCursor
+from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.wire.connection import Address, Connection, format_address
+from shard_client.wire.connection_pool import ConnectionPool
 
 log = structlog.get_logger()
+
+
+class Dialer(Protocol):
+    """Supplies connections to the members of one replica set, from the ``pool`` that keeps them."""
+
+    @property
+    def pool(self) -> ConnectionPool:
+        """The pool to which connections are given back, and from which members' are borrowed."""
+        ...
+
+    async def connect(self, timeout: float) -> Connection:
+        """Return a connection to the member to read from, with a fresh hello reply.
+
+        ``timeout`` is in seconds. Raises CommandError, NetworkError.
+        """
+        ...
+
+    async def connect_to(self, address: Address, timeout: float) -> Connection:
+        """Return a connection to the member at ``address``. Raises CommandError, NetworkError."""
+        ...
+
+    def suspect(self, address: Address) -> None:
+        """Report a member that does not answer, or is no longer the one to read from."""
+        ...
+
+    def kill_later(self, cursor: OpenCursor) -> None:
+        """Kill a cursor soon, or once its member answers again."""
+        ...
 
 
 class MemberLink:
     """At most one connection to a member of a replica set (docs/design.md#a-remote-cursor).
 
     ``connect`` selects a member by the dialer's rules and ``connect_to`` returns to a given one;
-    ``release`` gives the connection back to the pool. Requests go through ``send``, and their
-    replies are received within ``replying``.
+    ``release`` gives the connection back to the pool. Requests go through ``send``, their replies
+    through ``receive``.
 
     No timeout limits a reply: a long oplog scan answers late, and repeating the request would only
     restart the scan. When a reply is ``reply_timeout`` late, the member is sent a hello over
@@ -67,7 +97,7 @@ class MemberLink:
         return connection
 
     def send(self, body: bytes, takes: float) -> None:
-        """Send a request that may take ``takes`` seconds to answer; ``replying`` is next.
+        """Send a request that may take ``takes`` seconds to answer; call ``receive`` next.
 
         It needs a connection. Raises NetworkError.
         """
@@ -76,15 +106,17 @@ class MemberLink:
         self._connection.send_raw(body)
         self.reply_due_at = self._loop.time() + takes
 
-    @contextmanager
-    def replying(self) -> Iterator[Connection]:
-        """Yield the connection, from which the block receives the reply, however late it is.
+    async def receive(self) -> CursorBatch:
+        """Return the reply, however late it is; its events are not split yet.
 
-        If the member hangs, NetworkError is raised in the block.
+        Raises CommandError, ProtocolError, and NetworkError, also if the member hangs.
         """
-        assert self._connection is not None
+        connection = self._connection
+        assert connection is not None
         try:
-            yield self._connection
+            return CursorBatch.of(await connection.receive_raw(timeout=None))
+        except CommandError as error:
+            raise connection.explained(error) from None
         except NetworkError:
             due = self.reply_due_at
             self.unanswered_since = None if due is None else min(due, self._loop.time())
@@ -107,14 +139,12 @@ class MemberLink:
                 self.release()
 
     def abandon(self) -> None:
-        """Cut the connection and report the member, which makes no progress."""
+        """Cut the connection and report the member, which makes no progress.
+
+        A request in flight raises NetworkError.
+        """
         if self._connection is not None:
             self._dialer.suspect(self._connection.address)
-            self.cut()
-
-    def cut(self) -> None:
-        """Cut the connection, if there is one; a request in flight raises NetworkError."""
-        if self._connection is not None:
             self._connection.abort()
 
     def release(self) -> None:
@@ -124,24 +154,11 @@ class MemberLink:
         if connection is not None:
             self._dialer.pool.give_back(connection)
 
-    async def stop_checking(self) -> None:
-        """Check the member no more, and wait for a running check to end."""
-        self._cancel_check()
+    async def close(self) -> None:
+        """Release the connection, and wait for a running check of the member to end."""
+        self.release()
         if self._hello is not None:
             await asyncio.wait({self._hello})
-
-    @asynccontextmanager
-    async def borrow(self, address: Address, timeout: float) -> AsyncGenerator[Connection]:
-        """Provide an idle connection to the member at ``address``: this one, or a borrowed one.
-
-        ``timeout``, in seconds, limits connecting. Raises CommandError, NetworkError.
-        """
-        own = self._connection
-        if own is not None and own.address == address and not (own.closed or own.busy):
-            yield own
-            return
-        async with self._dialer.pool.borrow(address, timeout) as other:
-            yield other
 
     # A member that hangs.
 

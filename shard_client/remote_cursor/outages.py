@@ -1,4 +1,4 @@
-"""The outages of one remote cursor: since when it fails, its pauses, and the spans of both."""
+"""The outages of one remote cursor: their times, the pauses between attempts, and their spans."""
 
 import asyncio
 from collections.abc import Iterator
@@ -74,7 +74,7 @@ class Outages:
         return self._backoff.next_pause()
 
     def record_pause(self, seconds: float) -> None:
-        """Do not count a pause, in which a cursor cannot recover."""
+        """Exclude a pause from the outage's time: a paused cursor cannot recover."""
         if self._since is not None:
             self._since += seconds
 

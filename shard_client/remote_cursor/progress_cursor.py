@@ -9,11 +9,11 @@ import structlog
 
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.cluster_clock import ClusterClock
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
-from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
-from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
+from shard_client.remote_cursor.member_link import Dialer
+from shard_client.remote_cursor.open_cursor import OpenCursor, SentCommands, encode_opening
+from shard_client.remote_cursor.remote_settings import RemoteSettings
 from shard_client.wire.connection import Connection
 
 log = structlog.get_logger()
@@ -26,6 +26,9 @@ _FRUITLESS: Final = 0.05
 _MOST_BEHIND: Final = 1024 * 1024
 """Bytes of events that a progress cursor may lag behind before it is reopened, so that it never has
 much to scan; at most a batch."""
+
+_UNUSED: Final = 10.0
+"""Seconds without a probe after which a progress cursor is closed."""
 
 _NONE: Final = KeyedToken(b"", b"")
 
@@ -92,8 +95,8 @@ class ProgressCursor:
         return self._closing or self._timeout is not None
 
     def end_unused(self) -> None:
-        """Close the cursor if it was not probed for ``progress_unused`` seconds."""
-        if not self.busy and self._loop.time() - self._probed_at > self._settings.progress_unused:
+        """Close the cursor if it has not been probed for 10 seconds."""
+        if not self.busy and self._loop.time() - self._probed_at > _UNUSED:
             self._leave_behind()
 
     def take_cost(self) -> float:

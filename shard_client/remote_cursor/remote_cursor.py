@@ -1,17 +1,18 @@
 """A change-stream cursor on one replica set, with read-ahead and reopening after failures."""
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import ceil
-from typing import Any, TypeVar
+from typing import Any
 
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import is_invalidate
 from shard_client.cluster_clock import ClusterClock
-from shard_client.error_codes import ErrorCode
 from shard_client.errors import (
     RESUMABLE_LABEL,
     CommandError,
+    ErrorCode,
     NetworkError,
     ProtocolError,
     from_network,
@@ -29,11 +30,11 @@ from shard_client.remote_cursor.cursor_state import (
     Reading,
     follow,
 )
-from shard_client.remote_cursor.member_link import MemberLink
-from shard_client.remote_cursor.open_cursor import OpenCursor, encode_opening
+from shard_client.remote_cursor.member_link import Dialer, MemberLink
+from shard_client.remote_cursor.open_cursor import OpenCursor, SentCommands, encode_opening
 from shard_client.remote_cursor.outages import Outages
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
-from shard_client.remote_cursor.remote_settings import Dialer, RemoteSettings, SentCommands
+from shard_client.remote_cursor.remote_settings import RemoteSettings
 
 _FIRST_BATCH = 101
 """Events of the first batch: as many as servers put into one without a batchSize."""
@@ -69,8 +70,6 @@ class BatchSize:
         most = min(_LARGEST_BATCH, 2 * self.current) if events >= self.current else self.current
         self.current = min(most, max(1, int(self.target / max(1.0, self._average))))
 
-
-_T = TypeVar("_T")
 
 OpeningCommand = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Returns database and ``aggregate`` to open the cursor, after a raw resume token if not None."""
@@ -120,7 +119,7 @@ class RemoteCursor:
         self._state: CursorState = Connecting()
         self._may_read = asyncio.Event()
         self._may_read.set()
-        self._waiting: asyncio.Timeout | None = None
+        self._reading: asyncio.Timeout | None = None
         self._read_over = asyncio.Event()
         self._read_over.set()
         self._requested = 0
@@ -137,10 +136,11 @@ class RemoteCursor:
         """The current state: "opening", "reading", "paused", "failing" or "ended"."""
         if self.failing_for is not None:
             return "failing"
-        state = self._state
-        if state.cursor is not None and not isinstance(state, Closing):
-            return Paused.shown if self.wants_pause else Reading.shown
-        return state.shown
+        if isinstance(self._state, Closing | Ended):
+            return "ended"
+        if self._state.cursor is None:
+            return "opening"
+        return "paused" if self.wants_pause else "reading"
 
     @property
     def wants_pause(self) -> bool:
@@ -151,7 +151,7 @@ class RemoteCursor:
     def failing_for(self) -> float | None:
         """Seconds since the first failure of the current outage; None if there is none.
 
-        A cursor that was opened again and stays paused has none: the next getMore may show one.
+        A cursor that was opened again and stays paused has none, until a getMore fails.
         """
         return None if isinstance(self._state, Paused) else self._outages.lasted
 
@@ -180,25 +180,27 @@ class RemoteCursor:
         """
         self._read_over.clear()
         try:
-            while True:
-                try:
-                    batch = await self._step(self._state)
-                except CommandError as failure:
-                    self._failed(failure)
-                except NetworkError as failure:
-                    self._failed(from_network(failure, self._link.last_address or self.name))
-                except ProtocolError as failure:
-                    self._failed(CommandError(ErrorCode.ProtocolError, str(failure)))
-                else:
-                    if isinstance(self._state, Closing):
-                        return None
-                    if batch is not None or isinstance(self._state, Ended):
-                        return batch
+            async with asyncio.timeout(None) as self._reading:
+                while True:
+                    try:
+                        batch = await self._step(self._state)
+                    except CommandError as failure:
+                        self._failed(failure)
+                    except NetworkError as failure:
+                        self._failed(from_network(failure, self._link.last_address or self.name))
+                    except ProtocolError as failure:
+                        self._failed(CommandError(ErrorCode.ProtocolError, str(failure)))
+                    else:
+                        if isinstance(self._state, Closing):
+                            return None
+                        if batch is not None or isinstance(self._state, Ended):
+                            return batch
         except TimeoutError:
-            if not isinstance(self._state, Closing):
+            if not isinstance(self._state, Closing | Ended):
                 raise
             return None
         finally:
+            self._reading = None
             self._read_over.set()
 
     def pause(self) -> None:
@@ -256,47 +258,35 @@ class RemoteCursor:
         It can be called at any time, once. A read or a probe in progress returns None. Cursors that
         it cannot kill, or not before it is cancelled, are killed later.
         """
-        if self._waiting is not None:
-            self._waiting.reschedule(self._loop.time())
-        self._state = follow(self._state, Closing(self._state.cursor))
-        deadline = self._loop.time() + self._settings.close_timeout
+        now, limit = self._loop.time(), self._settings.close_timeout
         # A request in flight may finish: an aggregate's reply has the id of the cursor to kill.
-        until = self._loop.time() + self._settings.close_timeout / 2
+        until = now + limit / 2
+        if self._reading is not None:
+            in_flight = isinstance(self._state, Opening | Reading)
+            self._reading.reschedule(until if in_flight else now)
+        self._state = follow(self._state, Closing(self._state.cursor))
         try:
             if self._progress is not None:
                 self._progress.end_probe(until)
-            await self._end_reading(until)
-            if self._progress is not None:
                 await self._progress.probe_over.wait()
+            await self._read_over.wait()
             self._outages.close()
-            await self._link.stop_checking()
-            await self._kill(self._take_cursors(), deadline)
+            await self._link.close()
+            await self._kill(self._take_cursors(), now + limit)
         finally:
             for cursor in self._take_cursors():
                 self._dialer.kill_later(cursor)
             self._link.release()
             self._state = follow(self._state, Ended())
 
-    async def _end_reading(self, until: float) -> None:
-        try:
-            async with asyncio.timeout_at(until):
-                await self._read_over.wait()
-        except TimeoutError:
-            self._link.cut()
-            await self._read_over.wait()
-
     async def _kill(self, cursors: list[OpenCursor], deadline: float) -> None:
         """Kill cursors by ``deadline`` on the loop's clock; what fails is tried again later."""
+        borrow, limit = self._dialer.pool.borrow, self._settings.close_timeout
         try:
-            while cursors:
-                address, left = cursors[-1].address, max(0.001, deadline - self._loop.time())
-                async with self._link.borrow(address, left) as connection:
-                    left = max(0.001, deadline - self._loop.time())
-                    if not await cursors[-1].kill(connection, left):
-                        break
-                cursors.pop()
-        except (CommandError, NetworkError):
-            pass  # no connection: the member is not reachable
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    while cursors and await cursors[-1].kill(borrow, limit):
+                        cursors.pop()
         finally:
             for cursor in cursors:
                 self._dialer.kill_later(cursor)
@@ -318,28 +308,31 @@ class RemoteCursor:
             case Connecting(cursor=None):
                 return await self._open()
             case Connecting(cursor=OpenCursor() as cursor):
-                await self._wait(self._link.connect_to(cursor.address))
+                await self._link.connect_to(cursor.address)
                 self._become(Reading(cursor))
             case Paused():
                 self._link.release()
-                await self._wait(self._may_read.wait())
+                await self._may_read.wait()
                 self._outages.record_pause(self._loop.time() - state.since)
                 self._become(Connecting(state.cursor))
             case Failing():
-                await self._wait(asyncio.sleep(self._outages.next_pause()))
+                await asyncio.sleep(self._outages.next_pause())
                 self._become(Connecting())
         return None
 
-    async def _open(self) -> CursorBatch:
+    async def _open(self) -> CursorBatch | None:
+        """Open the cursor and return its first batch; None if ``close`` came first."""
         with self._outages.opening() as span:
-            connection = await self._wait(self._link.connect())
+            connection = await self._link.connect()
+            if isinstance(self._state, Closing):
+                return None
             self._become(Opening())
             host, port = connection.address
             span.set_attributes({"server.address": host, "server.port": port})
             self._sent.openings += 1
             after = None if self._watermark is None else self._watermark.token
             self._link.send(encode_opening(self._opening(after), self._clock), takes=0.0)
-            batch = await self._receive()
+            batch = await self._link.receive()
             if batch.cursor_id:
                 cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
                 self._become(Reading(cursor))
@@ -355,7 +348,7 @@ class RemoteCursor:
                 self._become(Paused(cursor, self._loop.time()))
                 return None
             self._ask_for_more(cursor)
-        batch = await self._receive()
+        batch = await self._link.receive()
         batch.requested = self._requested
         large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
         ahead = bool(large and not self.wants_pause and self._state is state)
@@ -374,13 +367,6 @@ class RemoteCursor:
         self._sent.get_mores += 1
         body = cursor.get_more(self._requested, self._await_ms)
         self._link.send(body, takes=self._await_ms / 1000)
-
-    async def _receive(self) -> CursorBatch:
-        with self._link.replying() as connection:
-            try:
-                return CursorBatch.of(await connection.receive_raw(timeout=None))
-            except CommandError as error:
-                raise connection.explained(error) from None
 
     def _arrived(self, batch: CursorBatch) -> CursorBatch:
         self._clock.advance(batch.cluster_time)
@@ -402,7 +388,7 @@ class RemoteCursor:
         return batch
 
     def _end_full(self, batch: CursorBatch) -> None:
-        """End with a batch that the invalidate fills: only the next reply would have cursor id 0.
+        """End with a full batch whose last event is the invalidate: its cursor id is not 0 yet.
 
         If that reply were lost, a cursor opened after the invalidate would continue the stream
         (docs/protocol.md#invalidates).
@@ -438,14 +424,6 @@ class RemoteCursor:
             self._state = follow(self._state, state)
         elif isinstance(state, Reading | Ended):
             self._state = follow(self._state, Closing(state.cursor))
-
-    async def _wait(self, awaitable: Awaitable[_T]) -> _T:
-        """Wait for what ``close`` may cut short: TimeoutError is raised then."""
-        try:
-            async with asyncio.timeout(None) as self._waiting:
-                return await awaitable
-        finally:
-            self._waiting = None
 
 
 def _check_open(batch: CursorBatch) -> None:

@@ -1,49 +1,6 @@
-"""Interfaces and settings of a remote cursor: dialer, command counters, limits."""
+"""The settings of a remote cursor."""
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
-
-from shard_client.wire.connection import Address, Connection
-from shard_client.wire.connection_pool import ConnectionPool
-
-if TYPE_CHECKING:  # the help of a command reads settings, and needs no logs
-    from shard_client.remote_cursor.open_cursor import OpenCursor
-
-
-class Dialer(Protocol):
-    """Supplies connections to the members of one replica set, from the ``pool`` that keeps them."""
-
-    @property
-    def pool(self) -> ConnectionPool:
-        """The pool to which connections are given back, and from which members' are borrowed."""
-        ...
-
-    async def connect(self, timeout: float) -> Connection:
-        """Return a connection to the member to read from, with a fresh hello reply.
-
-        ``timeout`` is in seconds. Raises CommandError, NetworkError.
-        """
-        ...
-
-    async def connect_to(self, address: Address, timeout: float) -> Connection:
-        """Return a connection to the member at ``address``. Raises CommandError, NetworkError."""
-        ...
-
-    def suspect(self, address: Address) -> None:
-        """Report a member that does not answer, or is no longer the one to read from."""
-        ...
-
-    def kill_later(self, cursor: "OpenCursor") -> None:
-        """Kill a cursor soon, or once its member answers again."""
-        ...
-
-
-class SentCommands(Protocol):
-    """Counters of the commands sent to one replica set."""
-
-    openings: int
-    get_mores: int
-    reopenings: int
 
 
 @dataclass(frozen=True)
@@ -71,5 +28,3 @@ class RemoteSettings:
     batches wake the shards less often. Smaller if many shards share the stream's buffer."""
     await_unknown: float = 0.01
     """How long a getMore may wait if it is unknown whether the member waits or scans its oplog."""
-    progress_unused: float = 10.0
-    """Seconds without a probe after which a progress cursor is closed."""

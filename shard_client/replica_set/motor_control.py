@@ -22,8 +22,7 @@ from pymongo.monitoring import (
 )
 from pymongo.topology_description import TopologyDescription
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, plain_text
+from shard_client.errors import CommandError, ErrorCode, plain_text
 from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     LOCAL_THRESHOLD,
@@ -133,14 +132,14 @@ class MotorReplicaSet(ReplicaSet):
     def causes(self) -> str:
         """Why the driver cannot reach members; nothing about those that it reaches.
 
-        Of a member of another set, only that: the driver forgets it.
+        A member of another set is only named with its set: the driver forgets it.
         """
         servers = self._topology.server_descriptions().values()
         errors = [plain_text(each.error) for each in servers if each.error]
         return "; ".join([*self._strangers.values(), *errors])
 
     def answered(self, address: Address, name: str) -> None:
-        """Record the name of a member's set, from the driver's threads, if it is another set."""
+        """Record a member that belongs to another set; called in the driver's threads."""
         if name != self.name and not self._closed and not self._loop.is_closed():
             text = f"{format_address(address)} is a member of the set {name}, not of {self.name}"
             self._loop.call_soon_threadsafe(self._strangers.__setitem__, address, text)
@@ -265,14 +264,8 @@ class MotorReplicaSet(ReplicaSet):
     def _learn_ages(self) -> None:
         """Update the members' last writes: the driver publishes no event for those."""
         for address, found in _members_of(self._topology)[0].items():
-            known = self._members.get(address)
-            if known is not None:
-                self._members[address] = replace(
-                    known,
-                    last_write=found.last_write,
-                    seen=found.seen,
-                    round_trip=found.round_trip,
-                )
+            if (known := self._members.get(address)) is not None:
+                self._members[address] = replace(found, role=known.role)
 
     @property
     def _topology(self) -> Any:

@@ -12,8 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 from shard_client.wire.connection import Address, parse_address
 
 _Tags = frozenset[tuple[str, str]]
@@ -242,7 +241,7 @@ def no_member(preference: ReadPreference, name: str, cause: str = "") -> Command
 
 
 def why_no_member(error: CommandError) -> str:
-    """Return the message of an error for an operator: of `no_member`, only what is known."""
+    """Return an error's message for an operator; of ``no_member``, its cause alone."""
     _words, found, rest = error.message.partition("} for set ")
     if error.code != ErrorCode.FailedToSatisfyReadPreference or not found:
         return str(error)

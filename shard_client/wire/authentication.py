@@ -17,8 +17,7 @@ import yaml
 from bson.binary import Binary
 from scramp import ScramClient, ScramException
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, ProtocolError
 from shard_client.wire.tls import TlsContexts
 
 MECHANISM = "SCRAM-SHA-256"
@@ -115,7 +114,7 @@ def read_secret_file(path: Path) -> str:
 def read_key_file(path: Path) -> Credentials:
     """Return the login of a cluster member from a key file, read as mongod reads it.
 
-    The file holds one key, or a YAML list of keys. White space in a key does not count.
+    The file holds one key, or a YAML list of keys. White space in a key is ignored.
 
     Raises:
         ValueError: the file's permissions or its content are not those of a key file; the message

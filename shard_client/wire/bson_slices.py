@@ -114,7 +114,7 @@ def cut_document(buffer: bytes, most: int, start: int = 0, limit: int | None = N
             continue
         if element.type in CONTAINERS and left > _LEAST_LEFT:
             head = buffer[position : element.start]
-            # Halves, so that the depth of a document does not count.
+            # Halving the space bounds the recursion, however deep the document is.
             fields += head + cut_document(buffer, left // 2, element.start, element.end)
         break
     return document_of(bytes(fields))

@@ -5,7 +5,9 @@ Source: docs/protocol.md#wire-protocol.
 
 import zlib
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from mmap import mmap
+from typing import Final, NamedTuple
 
 import cramjam
 
@@ -14,7 +16,19 @@ from shard_client.errors import ProtocolError
 IDS = {"noop": 0, "snappy": 1, "zlib": 2, "zstd": 3}
 """The numbers of the compressors in OP_COMPRESSED."""
 
-_NOOP, _SNAPPY, _ZLIB, _ZSTD = IDS.values()
+
+class _Codec(NamedTuple):
+    """``decompress_into`` fills a buffer and returns the number of bytes that it has written."""
+
+    compress: Callable[[bytes], bytes | cramjam.Buffer]
+    decompress_into: Callable[[memoryview, memoryview], int]
+
+
+_CODECS: Final = {
+    IDS["snappy"]: _Codec(cramjam.snappy.compress_raw, cramjam.snappy.decompress_raw_into),
+    IDS["zlib"]: _Codec(partial(zlib.compress, level=6), cramjam.zlib.decompress_into),
+    IDS["zstd"]: _Codec(partial(cramjam.zstd.compress, level=3), cramjam.zstd.decompress_into),
+}
 
 AVAILABLE: tuple[str, ...] = ("snappy", "zstd", "zlib")
 """Names of the available compressors, in the servers' order of preference."""
@@ -28,8 +42,6 @@ NEVER_COMPRESSED = frozenset(
 """Commands whose messages are never compressed: handshakes and commands that carry secrets."""
 
 _MAPPED = 1024 * 1024
-_ZLIB_LEVEL = 6
-_ZSTD_LEVEL = 3
 
 
 def negotiate(offered: Iterable[object], allowed: Sequence[str] = AVAILABLE) -> list[str]:
@@ -43,57 +55,26 @@ def negotiate(offered: Iterable[object], allowed: Sequence[str] = AVAILABLE) -> 
 
 def compress(compressor: int, data: bytes) -> bytes:
     """Compress ``data``; ``compressor`` is the number of one of AVAILABLE, or 0 (noop)."""
-    if compressor == _ZLIB:
-        return zlib.compress(data, _ZLIB_LEVEL)
-    if compressor == _NOOP:
-        return data
-    if compressor == _SNAPPY:
-        return bytes(cramjam.snappy.compress_raw(data))
-    if compressor == _ZSTD:
-        return bytes(cramjam.zstd.compress(data, level=_ZSTD_LEVEL))
-    raise ValueError(f"no compressor {compressor}")
+    return bytes(_CODECS[compressor].compress(data)) if compressor else data
 
 
-def decompress(compressor: int, data: memoryview, size: int) -> bytes | memoryview:
+def decompress(compressor: int, data: memoryview, size: int) -> memoryview:
     """Decompress ``data`` to exactly ``size`` bytes; memory use is bounded by ``size``.
 
     Raises ProtocolError if the result has another size, or if the compressor is unknown.
     """
-    result: bytes | memoryview
-    if compressor == _ZLIB:
-        result = _inflate(data, size)
-    elif compressor == _NOOP:
+    codec = _CODECS.get(compressor)
+    if codec is not None:
+        # Mapped memory is not touched before the decompressor, which runs without the lock, does.
+        output = memoryview(mmap(-1, size) if size > _MAPPED else bytearray(size))
+        try:
+            result = output[: codec.decompress_into(data, output)]
+        except cramjam.DecompressionError as error:
+            raise ProtocolError(f"a message cannot be decompressed: {error}") from error
+    elif compressor == IDS["noop"]:
         result = data
-    elif compressor == _SNAPPY:
-        result = _decompress_into(cramjam.snappy.decompress_raw_into, data, size)
-    elif compressor == _ZSTD:
-        result = _decompress_into(cramjam.zstd.decompress_into, data, size)
     else:
         raise ProtocolError(f"unknown compressor {compressor}")
     if len(result) != size:
         raise ProtocolError(f"a compressed message held {len(result)} bytes instead of {size}")
     return result
-
-
-def _inflate(data: memoryview, size: int) -> bytes:
-    inflater = zlib.decompressobj()
-    try:
-        # One byte more than declared, so that an oversized message is detected.
-        result = inflater.decompress(data, size + 1)
-    except zlib.error as error:
-        raise ProtocolError(f"a message is not valid zlib: {error}") from error
-    if not inflater.eof:
-        raise ProtocolError("a message is not valid zlib: it does not end where it should")
-    return result
-
-
-def _decompress_into(
-    decompress_into: Callable[[memoryview, memoryview], int], data: memoryview, size: int
-) -> memoryview:
-    # Mapped memory is not touched before the decompressor, which runs without the lock, does it.
-    output = memoryview(mmap(-1, size) if size > _MAPPED else bytearray(size))
-    try:
-        written = decompress_into(data, output)
-    except cramjam.DecompressionError as error:
-        raise ProtocolError(f"a message cannot be decompressed: {error}") from error
-    return output[:written]

@@ -6,16 +6,16 @@ import platform
 import socket
 import ssl
 from collections.abc import AsyncGenerator, Callable, Mapping
+from contextlib import nullcontext
 from functools import cache, partial
 from importlib.metadata import version
 from ipaddress import ip_address
 from itertools import count
 from typing import Any, Final, Self
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError, plain_text
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError, plain_text
 from shard_client.wire.authentication import Credentials, log_in
-from shard_client.wire.documents import decode_leniently, encode
+from shard_client.wire.documents import LENIENT, decode, encode
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import build_msg, more_to_come, reply_body, with_ids
 
@@ -25,7 +25,6 @@ Address = tuple[str, int]
 _DEFAULT_PORT = 27017
 # Batches of a MiB reuse the same receive buffer.
 _KEEP = 2 * 1024 * 1024
-_CLOSE_TIMEOUT = 1.0
 
 _KEEPALIVE = ("TCP_KEEPIDLE", "TCP_KEEPINTVL", "TCP_KEEPCNT")
 
@@ -34,12 +33,12 @@ MONITOR_NAME = "mergerouter monitor"
 """Application names that distinguish streams' connections from monitoring connections."""
 
 _DIRECTLY = "directly to a shard"
-"""Words of the error for reads that MongoDB 8.0 and newer refuse on a shard or config server."""
+"""Part of the message with which MongoDB 8.0 and newer refuse a read on a shard itself."""
 
 _HELLO: Final = {"hello": 1}
 
 _MOST_SAID = 200
-"""Most characters of a refusal, which contains the command."""
+"""Maximum number of characters quoted from a refusal, which contains the command."""
 
 
 def parse_address(text: str) -> Address:
@@ -212,7 +211,7 @@ class Connection:
         self._credentials = credentials
 
     def explained(self, error: CommandError) -> CommandError:
-        """Return a reply's error; if it is 13, with the router's user, what it lacks and a remedy.
+        """Return a reply's error; add to 13 the router's user, what it lacks, and a remedy.
 
         The client whose request led to the command has other rights, and often another user.
         """
@@ -245,7 +244,7 @@ class Connection:
         """
         body = await self.command_raw(encode({**command, "$db": database}), timeout=timeout)
         try:
-            reply = decode_leniently(body)
+            reply = decode(body, LENIENT)
             if not reply.get("ok"):
                 raise self.explained(CommandError.from_reply(reply))
         except ProtocolError as error:
@@ -302,14 +301,6 @@ class Connection:
                 self.abort()
             self._busy = False
 
-    async def close(self) -> None:
-        """Close the connection, waiting at most a second for it to end."""
-        try:
-            async with asyncio.timeout(_CLOSE_TIMEOUT):
-                await self._stream.close()
-        except TimeoutError:
-            self.abort()
-
     def abort(self) -> None:
         """Cut the connection at once."""
         self._cut = True
@@ -323,8 +314,10 @@ class Connection:
 
     async def _receive(self, take: Callable[[memoryview], bytes], timeout: float | None) -> bytes:
         """Return the result of ``take`` for the next frame; any error ends the connection."""
+        # A timeout without a limit costs 2 µs, and no getMore has one.
+        limit = nullcontext() if timeout is None else asyncio.timeout(timeout)
         try:
-            async with asyncio.timeout(timeout):
+            async with limit:
                 reply = await self._stream.receive(take)
         except TimeoutError as error:
             self.abort()

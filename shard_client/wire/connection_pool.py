@@ -8,8 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
+from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import OPEN, Access
 from shard_client.wire.connection import Address, Connection, format_address
 

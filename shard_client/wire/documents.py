@@ -14,27 +14,18 @@ from shard_client.errors import ProtocolError
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_AUTO
 )
-"""Decoding options for commands and replies: plain ordered dicts, the full date range of BSON."""
+"""Decoding options: plain ordered dicts, the full date range of BSON."""
 
-_LENIENT: CodecOptions[dict[str, Any]] = CODEC.with_options(unicode_decode_error_handler="replace")
+LENIENT: CodecOptions[dict[str, Any]] = CODEC.with_options(unicode_decode_error_handler="replace")
+"""Decoding options for a server's replies and events: their text, also what an error message
+quotes, may not be UTF-8. U+FFFD replaces such bytes."""
 
 
-def decode(document: bytes) -> dict[str, Any]:
+def decode(document: bytes, options: CodecOptions[dict[str, Any]] = CODEC) -> dict[str, Any]:
     """Decode one BSON document; raises ProtocolError if it is not valid."""
     try:
-        return bson.decode(document, CODEC)
+        return bson.decode(document, options)
     # The decoder raises more than InvalidBSON: ValueError for dates and regexes, TypeError, …
-    except Exception as error:
-        raise ProtocolError(f"not valid BSON: {error}") from error
-
-
-def decode_leniently(document: bytes) -> dict[str, Any]:
-    """Decode a server's reply or an event; raises ProtocolError if it is not valid.
-
-    Its text, also what an error message quotes, may not be UTF-8: U+FFFD replaces such bytes.
-    """
-    try:
-        return bson.decode(document, _LENIENT)
     except Exception as error:
         raise ProtocolError(f"not valid BSON: {error}") from error
 

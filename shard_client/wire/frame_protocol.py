@@ -29,7 +29,7 @@ class FrameStream(asyncio.BufferedProtocol):
     with the first frame's header; ``begins`` raises ProtocolError to refuse the peer. The stream
     buffers at most one frame and the bytes received with it, and then pauses a peer that sends
     more. The end of the connection is noticed even without a pending ``receive``. The buffer grows
-    with the bytes received, not with the length in a header, and only while somebody waits to
+    with the bytes received, not with the length in a header, and only while a task waits to
     ``receive`` the frame. It is released once it is empty if it is larger than ``keep`` bytes.
     """
 
@@ -48,7 +48,7 @@ class FrameStream(asyncio.BufferedProtocol):
         self._begins = begins
         self._keep = keep
         self.max_frame = max_frame
-        """Most bytes of a frame; it can be changed between two frames."""
+        """Maximum size of a frame in bytes; it can be changed between two frames."""
         self._view = memoryview(bytearray(_FIRST_CAPACITY))
         self._start = 0  # _view[_start:_end] holds the bytes received and not yet taken
         self._end = 0
@@ -104,7 +104,7 @@ class FrameStream(asyncio.BufferedProtocol):
     async def _bytes(self, allowed: int, *, header: bool) -> None:
         """Wait for a whole frame, its header, ``allowed`` bytes, or the connection's end."""
         if self._reader is not None:
-            raise RuntimeError("somebody else is receiving from this connection")
+            raise RuntimeError("another task is receiving from this connection")
         self._allowed = allowed
         self._header_suffices = header
         self._resume_reading()
@@ -155,21 +155,11 @@ class FrameStream(asyncio.BufferedProtocol):
         if self.transport is not None:
             self.transport.abort()
 
-    async def close(self) -> None:
-        """Send the queued bytes, close, and wait until the connection has ended.
-
-        The caller limits the wait, since the peer may not read, and calls ``abort`` on a timeout.
-        """
-        if self.transport is not None:
-            self.transport.close()
-            await self.wait_closed()
-
-    async def wait_closed(self) -> None:
-        """Wait for the end of the connection; ``lost_error`` is then its cause, None if orderly."""
-        await asyncio.shield(self._gone)
-
     def when_closed(self, callback: Callable[[], None]) -> None:
-        """Call ``callback`` once the connection has ended."""
+        """Call ``callback`` once the connection has ended.
+
+        ``lost_error`` is then the cause, None if the end was orderly.
+        """
         self._gone.add_done_callback(lambda _: callback())
 
     def shrink(self) -> None:

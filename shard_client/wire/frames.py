@@ -251,7 +251,7 @@ def with_ids(frame: bytes, *, request_id: int, response_to: int) -> list[bytes |
 def with_field(frame: bytes, name: str, value: Any) -> bytes:
     """Return an OP_MSG, whose first section is the body, with one more field at the body's end.
 
-    A checksum is right again after ``with_ids``.
+    ``with_ids`` then corrects a checksum.
     """
     added = encode({name: value})[4:-1]
     (size,) = _int32.unpack_from(frame, BODY_OFFSET)

@@ -224,5 +224,5 @@ def _unreadable(file: Path, error: OSError) -> OSError:
 def _valid_now(file: Path) -> Certificate:
     certificate = Certificate.read(file)
     if certificate.expires <= datetime.now(UTC):
-        raise ValueError(f"the certificate in {file} has expired on {certificate.expires:%Y-%m-%d}")
+        raise ValueError(f"the certificate in {file} expired on {certificate.expires:%Y-%m-%d}")
     return certificate

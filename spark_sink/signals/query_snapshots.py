@@ -77,6 +77,7 @@ class QuerySnapshots:
         `time` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
         request = SnapshotRequest.of_mode(time, None, self._collections)
+        request = replace(request, id=state.free_id(request.id))
         state = replace(state, requests=(request, *state.requests))
         return self._begun(state, request, time)
 
@@ -146,7 +147,8 @@ class QuerySnapshots:
         last = max([*new.values(), *(each.token for each in documents)])
         state = replace(state, required_at=last)
         time = cluster_time_of(last)
-        request = SnapshotRequest(f"again-{time.time}-{time.inc}", "incremental", required=True)
+        name = state.free_id(f"again-{time.time}-{time.inc}")
+        request = SnapshotRequest(name, "incremental", required=True)
         if self._refusal is not None:
             return self._notified_of(state, request, "ABORTED", reason=self._refusal)
         for each in state.requests:
@@ -192,6 +194,8 @@ class QuerySnapshots:
                 raise SignalError(
                     f"{_MAX_REQUESTS} snapshots are waiting: send the signal again later"
                 )
+            if state.has_request(signal.id):
+                raise SignalError("a snapshot with this id has not ended: use another id")
             given = signal.form, signal.collections, signal.conditions
             return state.with_request(SnapshotRequest(signal.id, *given))
         if signal.kind == LOG:

@@ -173,9 +173,19 @@ class SignalState:
         kept = [each for n, each in enumerate(handled) if n >= surplus or each in present]
         return replace(self, handled=tuple(kept))
 
+    def has_request(self, identifier: str) -> bool:
+        """Return whether a snapshot with this id has not ended."""
+        return any(each.id == identifier for each in self.requests)
+
+    def free_id(self, name: str) -> str:
+        """Return a name for a snapshot of the query, or a longer one while a snapshot has it."""
+        while self.has_request(name):
+            name += "-more"
+        return name
+
     def with_request(self, request: SnapshotRequest) -> SignalState:
         """Return the state with a changed request, or with a further one."""
-        if all(each.id != request.id for each in self.requests):
+        if not self.has_request(request.id):
             return replace(self, requests=(*self.requests, request))
         changed = (request if each.id == request.id else each for each in self.requests)
         return replace(self, requests=tuple(changed))

@@ -8,17 +8,17 @@ changes nothing, and neither does a task that runs twice.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import date, datetime, time
 from decimal import Decimal
 from itertools import zip_longest
+from operator import attrgetter
 from typing import Any
 
 import bson
 from bson.codec_options import CodecOptions, TypeRegistry
 from bson.decimal128 import Decimal128
 
-from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.bson.values import DOCUMENT, NULL
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END, namespace_of
@@ -84,7 +84,9 @@ class Change:
     """A change of one document, which `namespace` and `key` identify.
 
     It has the BSON of the document after the change, or of an update description. A change without
-    either deletes the document.
+    either deletes the document, if it has all of the key's values: a delete that `may_move` a
+    document to another shard has those of the shard key. An update that `may_miss` its document is
+    followed by such a delete.
     """
 
     namespace: tuple[str, str]
@@ -92,6 +94,8 @@ class Change:
     token: Any
     document: bytes | None = None
     description: bytes | None = None
+    may_move: bool = False
+    may_miss: bool = False
 
     @property
     def is_update(self) -> bool:
@@ -124,8 +128,11 @@ def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | N
     full, description = event.get(b"fullDocument"), event.get(b"updateDescription")
     _, database, collection = namespace_of(event[b"ns"])
     namespace = (options.database or database or "", options.collection or collection or "")
+    may_move = kind == "delete" and b"txnNumber" in event
+    if not may_move:  # the document may lack other fields, which the source has left out
+        key = {name: each for name, each in key.items() if name in options.keys} or key
     if kind == "delete":
-        return Change(namespace, key, row["token"])
+        return Change(namespace, key, row["token"], may_move=may_move)
     if full is not None and full.kind == DOCUMENT:
         found = key_in(full.value, options.keys)
         return Change(namespace, found, row["token"], document=full.value)
@@ -159,39 +166,24 @@ def change_of_row(row: Mapping[str, Any], options: WriteOptions) -> Change:
 def passes(changes: Iterable[Change]) -> Iterator[list[Change]]:
     """Return lists of changes to be written one after the other; each has a document once.
 
-    Changes that a later one makes superfluous are left out.
+    Changes that a later one makes superfluous are left out. Only a delete in a transaction makes
+    none so. A new shard key value moves a document: one shard deletes it, another one inserts it,
+    and the insert may have the smaller token, even with an earlier cluster time. The document then
+    lacks a value of the deleted key, and stays.
     """
     by_document: dict[Any, list[Change]] = {}
-    for change in changes:
+    for change in sorted(changes, key=attrgetter("token")):
         identifier = bson.encode({"_": change.key.get("_id", dict(change.key))})
         kept = by_document.setdefault((change.namespace, identifier), [])
-        if kept and not _supersedes(change, kept[-1]):
+        if kept and not change.token > kept[-1].token:
             continue
-        if not change.is_update:
+        if change.may_move:
+            kept[:] = [replace(each, may_miss=each.is_update) for each in kept]
+        elif not change.is_update:
             kept.clear()
         kept.append(change)
     for found in zip_longest(*by_document.values()):
         yield [change for change in found if change is not None]
-
-
-def _supersedes(change: Change, last: Change) -> bool:
-    """Return whether a change comes after another one of the same document.
-
-    A new shard key value moves a document: one transaction deletes it on one shard and inserts it
-    on another, and the insert may have the smaller token, even with an earlier cluster time.
-    """
-    if not change.token > last.token:
-        return False
-    deleted = change.document is None and not change.is_update
-    if deleted and last.document is not None and isinstance(change.token, str):
-        now = key_in(last.document, change.key)
-        found = [(now[name], value) for name, value in change.key.items()]
-        if any(now is not None and now != value for now, value in found):
-            return False
-        # A field that the document lacks says less: the source may leave fields out.
-        same_time = change.token[:TIME_DIGITS] == str(last.token)[:TIME_DIGITS]
-        return not (same_time and any(now != value for now, value in found))
-    return True
 
 
 def key_in(document: bytes, paths: Iterable[str]) -> dict[str, Any]:

@@ -152,13 +152,15 @@ class DocumentWriter:
             else:
                 requests.append((change, UpdateOne(self._guarded(change), assignment)))
         unmatched = self._unmatched(collection, requests)
-        if not self.options.ignores_missing:
-            left += unmatched
+        left += (each for each in unmatched if not self._may_miss(each))
         requests = self._rewritten(collection, left)
         for _ in range(_ATTEMPTS):
             requests = self._rewritten(collection, self._unmatched(collection, requests))
         if requests:
-            self._report_missing(collection, requests[0][0])
+            raise StreamError(
+                f"others change a document of {collection.full_name} at the same time: write to "
+                f"it by this query alone, and restart it (key {dict(requests[0][0].key)})"
+            )
 
     def _unmatched(
         self, collection: Collection[Any], updates: list[tuple[Change, _Request]]
@@ -171,12 +173,15 @@ class DocumentWriter:
 
     def _report_missing(self, collection: Collection[Any], change: Change) -> None:
         """Raise StreamError for an update of a missing document, unless those are ignored."""
-        if not self.options.ignores_missing:
+        if not self._may_miss(change):
             raise StreamError(
                 f"{collection.full_name} does not contain a changed document: let "
                 "the source begin with snapshotMode=initial and set missing=ignore, or read "
                 f"post-images with fullDocument=required (key {dict(change.key)})"
             )
+
+    def _may_miss(self, change: Change) -> bool:
+        return self.options.ignores_missing or change.may_miss
 
     def _rewritten(
         self, collection: Collection[Any], changes: list[Change]

@@ -316,8 +316,15 @@ def _refused(task: SnapshotTask, error: PyMongoError) -> StreamError:
         )
     elif task.condition and code not in (None, *_UNSUPPORTED):
         text = (
-            f"cannot read {task.chunk.collection} for a snapshot with a filter: correct the "
-            "documents for which it fails. If it is a signal's, you can also send stop-snapshot, "
-            "and leave out the batch with job seek"
+            f"cannot read {task.chunk.collection} for a snapshot with a filter: correct the filter "
+            "in option 'snapshotFilters', or the documents for which it fails"
         )
+        if task.signal is not None:
+            remedy = "send stop-snapshot and start the query again"
+            if task.signal["type"] == "blocking":
+                remedy = "leave out the batch with job seek"
+            text = (
+                f"cannot read {task.chunk.collection} with the filter of the signal "
+                f"{task.signal['id']}: {remedy}, or correct the documents for which it fails"
+            )
     return StreamError(text, error)

@@ -127,6 +127,11 @@ class OffsetPlanner:
         self._earliest = 0.0  # the time before which no snapshot begins
         self._is_at_end = False  # later signals wait for the next start
 
+    @property
+    def has_planned(self) -> bool:
+        """Whether this start plans batches: at first Spark repeats one that an earlier planned."""
+        return self._policy is not None
+
     def plan(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing.
 
@@ -141,14 +146,16 @@ class OffsetPlanner:
         policy = self._policy or self._begun(QueryStart(time_of(position), is_in_snapshot))
         if is_in_snapshot:
             self._snapshot = _ModesSnapshot.READ
+            if start.scope != scope:
+                return self._change_scope(start, signals)
             return self._moved(start, PlannedBatch(position, position, 0), signals)
+        signals = planners.snapshots.require(signals, *self._output.unread(start))
         is_due = self._snapshot is _ModesSnapshot.DUE
         if policy.at_first if isinstance(position, FromNow) else is_due:
             return self._begin_snapshot(start, signals)
         if not policy.streams:
             return None
         try:
-            signals = planners.snapshots.require(signals, *self._output.unread(start))
             if start.scope != scope or start.sought is not None:
                 return self._change_scope(start, signals)
             if not self._is_at_end:

@@ -21,6 +21,7 @@ from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
+from spark_sink.signals.channels import SignalReceiver
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.source.offset_planner import OffsetPlanner, Output, Planners
 from spark_sink.source.offsets import Offset
@@ -111,10 +112,28 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if offset.signals.reading is not None or offset.signals.ending is not None:
             planners, position, options = self._planner.planners, before.position, self.options
             planner, present = planners.chunks, planners.client.present
+            state = offset.signals
+            if state.reading is not None and not self._planner.has_planned:
+                state = self._without_stopped(offset)
             tasks += planners.client.with_retries(
-                lambda: snapshot_tasks(offset.signals, position, options, planner, present)
+                lambda: snapshot_tasks(state, position, options, planner, present)
             )
         return tasks
+
+    def _without_stopped(self, offset: Offset) -> SignalState:
+        """Return the state of a repeated batch, without the chunks that a waiting signal stops.
+
+        Spark repeats a batch that has failed before it plans the next one, which processes the
+        signal. A snapshot with a filter that fails for a document can be stopped so.
+        """
+        planners, found = self._planner.planners, offset.signals
+        receiver = SignalReceiver(planners.client, self.options, planners.snapshots)
+        with closing(receiver):
+            later = receiver.receive(found, offset.position)
+            while receiver.has_more:
+                later = receiver.receive(later, offset.position)
+        kept = [each for each in later.requests if found.running and each.id == found.running.id]
+        return found.with_request(kept[0]) if kept else replace(found, reading=None)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the events that one task reads, as Arrow batches. Raises StreamError."""

@@ -113,6 +113,9 @@ def snapshot_tasks(
     if ended is not None:
         of_all = ended.kind == "initial" and not ended.collections
         names = None if of_all else {*ended.unread, *planner.names(ended.reads_whole)}
+        if names and not ended.required:  # what the scope has gained meanwhile is read later
+            gained = [each.gained for each in state.requests if each.gained is not None]
+            names = {name for name in names if not any(each.accepts(*name) for each in gained)}
         if names != set() or ended.gained is not None:
             tasks.append(_end_of_snapshot(ended, names, present()))
     return tasks

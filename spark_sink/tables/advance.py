@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
-from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of
+from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of, renamed_by
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import KEY_COLUMNS
@@ -59,12 +59,14 @@ class Advance:
         by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
         by_key = by_key.sortWithinPartitions(*KEY_COLUMNS, "token", "kind")
         # Updates of documents that are deleted afterwards need no base.
-        return by_key.mapInArrow(partial(_documents, self._form), self._form.spark_schema)
+        keeps, renamed = self._form.keeps_deleted, renamed_by(self.ddl_events)
+        fold = Fold(ABOVE_ALL_TOKENS, keeps_deleted=keeps, renamed=renamed)
+        return by_key.mapInArrow(partial(_documents, self._form, fold), self._form.spark_schema)
 
 
-def _documents(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+def _documents(form: TableForm, fold: Fold, batches: Iterable[pa.RecordBatch]) -> MadeRows:
     """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
     formed = FormedRows(form)
-    for rows in Fold(ABOVE_ALL_TOKENS, keeps_deleted=form.keeps_deleted)(batches):
-        made, _ = formed.from_fold(rows.filter(pc.is_null(rows["problem"])))
+    for rows in fold(batches):
+        made, _ = formed.from_fold(fold.moved(rows.filter(pc.is_null(rows["problem"]))))
         yield from made.to_batches()

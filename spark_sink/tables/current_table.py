@@ -23,7 +23,13 @@ from spark_sink.events.documents import from_document
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.ddl_events import DdlEvent, TableScope, ddl_event_of, unread_after
+from spark_sink.tables.ddl_events import (
+    DdlEvent,
+    TableScope,
+    ddl_event_of,
+    renamed_by,
+    unread_after,
+)
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT, reported, reports_in, run_tasks
 from spark_sink.tables.fold import Fold
@@ -241,6 +247,7 @@ class CurrentTable:
                 state.complete_from,
                 {**state.complete_in, **dict.fromkeys(incomplete, ABOVE_ALL_TOKENS)},
                 self.form.keeps_deleted,
+                renamed_by(new_events),
             ),
         )
 

@@ -117,6 +117,11 @@ def unread_after(
     }
 
 
+def renamed_by(events: Iterable[DdlEvent]) -> dict[Namespace, str]:
+    """Return the names that events, sorted by token, give to collections, and their tokens."""
+    return {each.target: each.token for each in events if each.target is not None}
+
+
 @dataclass(frozen=True)
 class TableScope:
     """The collections whose documents a table must have.

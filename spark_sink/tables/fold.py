@@ -29,7 +29,7 @@ from spark_sink.options.scope import Tokens
 from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
-from spark_sink.tables.ddl_events import token_in
+from spark_sink.tables.ddl_events import Namespace, token_in
 from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
 TABLE = StructType(
@@ -194,11 +194,13 @@ class Fold:
         complete_from: the token from which on the table has every document that an update changes.
         complete_in: later such tokens; ABOVE_ALL_TOKENS for an unread collection.
         keeps_deleted: whether a deleted document leaves its row, with DELETED.
+        renamed: the collections that got their names in the batch, and the renames' tokens.
     """
 
     complete_from: str = ""
     complete_in: Tokens = field(default_factory=dict)
     keeps_deleted: bool = False
+    renamed: Mapping[Namespace, str] = field(default_factory=dict)
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
         """Return the next rows of the table, and the events that cannot be applied."""
@@ -217,6 +219,23 @@ class Fold:
                 yield _folded(zip(*rows, strict=True))
                 rows, size = [], 0
         yield _folded(zip(*rows, strict=True) if rows else [()] * len(_GIVEN))
+
+    def moved(self, rows: pa.Table) -> pa.Table:
+        """Return rows of FOLDED: those that a rename has moved have its token.
+
+        So the end of a snapshot that began before the rename, and knows the collection by its new
+        name only, does not remove them.
+        """
+        if not self.renamed:
+            return rows
+        names = pa.array([".".join(each) for each in self.renamed])
+        which = pc.index_in(rows["namespace"], value_set=names)
+        # The token of a deleted document stays that of its delete.
+        which = pc.if_else(rows[DELETED], pa.scalar(None, pa.int32()), which)
+        tokens = pa.array([*self.renamed.values()]).take(which)
+        tokens = pc.max_element_wise(rows["token"], tokens)
+        rows = rows.set_column(rows.schema.names.index("token"), "token", tokens)
+        return _folded(rows.select(_GIVEN.names).columns)
 
 
 def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_State]:

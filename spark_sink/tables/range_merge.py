@@ -235,7 +235,7 @@ class _Merging:
 
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
         """Return the rows of documents; a document that cannot be read leaves the table."""
-        new, problems = self._formed.from_fold(folded)
+        new, problems = self._formed.from_fold(self._task.fold.moved(folded))
         for index, problem in problems.items():
             [row] = folded.slice(index, 1).to_pylist()
             problem = (

@@ -16,7 +16,7 @@ from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 
-from shard_client.error_codes import ErrorCode
+from shard_client.errors import ErrorCode
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.planner import SnapshotPlanner

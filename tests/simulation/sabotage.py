@@ -99,7 +99,7 @@ def _reopened_from_the_start() -> Iterator[None]:
     """Reopen a failed remote at its first start."""
     original = RemoteCursor._open
 
-    async def reopen(cursor: RemoteCursor) -> CursorBatch:
+    async def reopen(cursor: RemoteCursor) -> CursorBatch | None:
         _change(cursor, _watermark=None)
         return await original(cursor)
 

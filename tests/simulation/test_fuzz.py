@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from embedded.clients import Client
 from router.commands.call import COMMANDS
-from shard_client.error_codes import ErrorCode
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.wire.connection import Connection
 from shard_client.wire.frames import build_msg
 from tests.simulation.driver import DriverCursor, ask

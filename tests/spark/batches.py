@@ -110,11 +110,12 @@ class TableQuery:
         self.reader.stop()
         self.reader = MergerouterStreamReader(self.options, 0.0)
 
-    def batch(self, killed: bool = False) -> Row:
-        """Run a batch and return its offset; with ``killed``, kill a first attempt."""
-        end: Row = json.loads(
+    def batch(self, killed: bool = False, again: Row | None = None) -> Row:
+        """Run a batch, or ``again`` a planned one; with ``killed``, kill a first attempt."""
+        end: Row = again or json.loads(
             json.dumps(self.reader.latestOffset(self.offset, ReadMaxRows(self._most)))
         )
+        self.planned = end
         if killed:
             self._staged(end)
             self.kill()

@@ -70,7 +70,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 for name in "router embedded orjson motor deltalake typer".split():
     sys.modules[name] = None
-for name in "errors error_codes wire remote_cursor replica_set".split():
+for name in "errors wire remote_cursor replica_set".split():
     sys.modules[f"shard_client.{name}"] = None
 import spark_sink.source.data_source
 import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.parquet_parts

@@ -13,6 +13,7 @@ import pandas
 import pytest
 from bson.timestamp import Timestamp
 
+from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, position_document
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
@@ -184,3 +185,20 @@ def test_all_waiting_signals_are_received_before_the_end_of_what_is_available(
         assert [kind for _, _, kind in query.notified].count("LOGGED") == 10
     finally:
         query.reader.stop()
+
+
+def test_a_snapshot_whose_filter_fails_is_stopped_by_a_signal(shop: Shop, tmp_path: Path) -> None:
+    query = query_of(shop, tmp_path)
+    query.batch()
+    shop.insert(5)
+    condition = {"$expr": {"$gt": [{"$divide": [1, "$_id"]}, 0]}}  # there is an _id 0
+    data = {"data-collections": [shop.orders.full_name], "additional-condition": condition}
+    send(str(tmp_path), {"id": "odd", "type": "execute-snapshot", "data": data})
+    with pytest.raises(StreamError, match="the signal odd: send stop-snapshot"):
+        wait_for(lambda: query.batch() is None, "the failure")
+    send(str(tmp_path), {"type": "stop-snapshot"})
+    query.kill()
+    query.batch(again=query.planned)
+    assert "read" not in query.operations
+    wait_for(lambda: query.batch() and "ABORTED" in [e[2] for e in query.notified], "the stop")
+    query.reader.stop()

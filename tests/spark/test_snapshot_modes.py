@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
 
@@ -150,7 +151,7 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     planners = Mock()
     planners.client.with_retries = lambda call: call()
     planners.snapshots.begin.return_value = IN_SNAPSHOT
-    planners.snapshots.require = lambda signals, *_: signals
+    planners.snapshots.require = lambda signals, *_: replace(signals, required_at="7")
     planners.signals.receive = lambda signals, _: signals
     planners.advanced = lambda signals, _: signals
     planners.batches.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
@@ -174,6 +175,8 @@ def test_a_start_decides_when_a_snapshot_begins(
         planner, latest = started(position, is_in_snapshot=is_in_snapshot, snapshotMode=mode)
         latest()
         assert planner.planners.snapshots.begin.called == begins
+        for call in planner.planners.snapshots.begin.call_args_list:
+            assert call.args[0].required_at == "7"  # with what the table lacks
     latest()
     assert planner.planners.snapshots.begin.call_count == later  # one at each start
 

@@ -330,5 +330,5 @@ def test_a_chunk_fails_in_bounded_time_and_a_refusal_immediately() -> None:
         identifiers(chunk_reader(ServerReplies([OperationFailure("no", 13)])))
     task = SnapshotTask(CHUNK, MARK, {"$expr": {"$toInt": "$x"}})
     failing: Any = ServerReplies([OperationFailure("no number", 241)])
-    with pytest.raises(StreamError, match=r"db\.c for a snapshot with a filter: correct the docum"):
+    with pytest.raises(StreamError, match=r"db\.c for a snapshot with a filter: correct the filt"):
         identifiers(ChunkReader(failing, task, lambda: LATER))

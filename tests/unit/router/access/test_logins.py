@@ -44,7 +44,7 @@ class Server:
         self.connections += 1
         return Connection(self)
 
-    def serves(self, address: Address) -> bool:
+    async def serves(self, address: Address) -> bool:
         return True
 
 
@@ -137,7 +137,7 @@ async def test_the_router_adds_the_same_steps(
     server, in_progress = Server(), FairLimit(1)
     access: Any = SimpleNamespace(cluster=None, in_progress=in_progress, failed_delay=DELAY)
     monkeypatch.setattr(CatalogPrimary, "connect", lambda _self: server.connect())
-    monkeypatch.setattr(CatalogPrimary, "serves", lambda *_: True)
+    monkeypatch.setattr(CatalogPrimary, "serves", AsyncMock(return_value=True))
     login = Login(access, "10.0.0.1:5")
     link = ServerLink(server) if where == "upstream" else None  # type: ignore[arg-type]
     taken: list[str] = []

@@ -9,7 +9,9 @@ from hypothesis import strategies as st
 
 from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
-from router.peers.peers import Peers
+from router.peers.peers import Peers, private_address
+from router.server.listener import Listener
+from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import Asked
 from tests.harness.facade import facade, facade_before
 from tests.harness.until import until
@@ -56,6 +58,31 @@ async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
         topology.move_to(topology.counter + 1)
         reply = await client.receive()
         assert (reply["ok"], reply["topologyVersion"]["counter"]) == (1, topology.counter)
+
+
+async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
+    tmp_path: Path,
+) -> None:
+    peers = [Peers(number, MARK, 2, tmp_path, lambda **message: None) for number in (1, 2)]
+    async with (
+        facade(peers=peers[0]) as first,
+        facade(peers=peers[1]) as second,
+        Listener(second.node, for_workers=True) as private,
+        await first.client() as reader,
+        await second.client() as opener,
+    ):
+        await private.listen_privately(private_address(tmp_path, 2))
+        second.cursors.new_id = peers[1].new_cursor_id
+        cursor_id = (await opener.command("db", WATCH))["cursor"]["id"]
+        second.cursors.cursors[cursor_id].put(*(event(number, 2**20) for number in range(12)))
+        reader.writer.transport.pause_reading()  # type: ignore[attr-defined]
+        reader.send("db", get_more(cursor_id))
+        await until(lambda: first.node.counters.bytes_out > 2**20)
+        assert cursor_id in second.cursors.cursors
+        reader.writer.transport.abort()
+        await until(lambda: not second.cursors.cursors)
+    for each in peers:
+        each.close()
 
 
 MARKS = st.integers(0, 2**15 - 1)

@@ -71,6 +71,16 @@ async def leaves_with_a_reply_unread(router: Facade, client: RawClient) -> None:
     reset(client)
 
 
+async def leaves_with_the_first_reply_unread(router: Facade, client: RawClient) -> None:
+    router.cursors.first = [event(number, MIB) for number in range(12)]
+    client.writer.transport.pause_reading()  # type: ignore[attr-defined]
+    client.send("db", WATCH)
+    await until(lambda: any(each._stream.unsent for each in living(ClientConnection)))
+    router.cursors.first = []
+    assert router.cursors.cursors
+    reset(client)
+
+
 async def leaves_during_a_relayed_command(router: Facade, client: RawClient) -> None:
     before = router.node.counters.passed_through
     client.send("db", {"insert": "c", "documents": [{"pad": "x" * 50_000}]})
@@ -93,6 +103,7 @@ async def never_answers(_asked: Asked) -> None:
         leaves_within_a_message,
         leaves_during_a_get_more,
         leaves_with_a_reply_unread,
+        leaves_with_the_first_reply_unread,
         leaves_during_a_relayed_command,
         misses_a_deadline,
     ],

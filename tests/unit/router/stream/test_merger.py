@@ -16,14 +16,14 @@ def key(number: int) -> bytes:
 
 def merger(remotes: int) -> Merger:
     made = Merger()
-    for number in range(remotes):
-        made.add_remote(remote(number))
+    for _ in range(remotes):
+        made.add_remote(remote())
     return made
 
 
-def remote(number: int, *, topology: bool = False, watermark: bytes = b"") -> RemoteQueue:
+def remote(*, topology: bool = False, watermark: bytes = b"") -> RemoteQueue:
     at = Timestamp(1, 1)
-    return RemoteQueue(number, "", "", at, topology=topology, watermark=watermark)
+    return RemoteQueue("", "", at, topology=topology, watermark=watermark)
 
 
 def event(number: int, remote: int, filler: bytes = b"") -> tuple[bytes, bytes]:
@@ -123,8 +123,8 @@ class TestTopologyRemote:
 
     def make(self) -> Merger:
         made = Merger()
-        made.add_remote(remote(0, topology=True))
-        made.add_remote(remote(1))
+        made.add_remote(remote(topology=True))
+        made.add_remote(remote())
         add(made, 1, [], 99)
         return made
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 from bson import Timestamp
+from structlog.testing import capture_logs
 
 from router.catalog.cluster import Cluster
 from router.loads import MemberLoads
@@ -28,15 +29,18 @@ class Requests:
         self.host = cluster.shards["s1"].host
         self.done = 0
         self.sent: list[float] = []
-        self.wanted: list[Timestamp | None] = []
+        self.wanted: list[Timestamp | Exception | None] = []
         self.results: list[bool | None] = []
 
-    def ask(self, past: Timestamp | None) -> None:
+    def ask(self, past: Timestamp | Exception | None) -> None:
         self.wanted.append(past)
         self.noop_writer.target("s1", self.host).write(self, len(self.wanted) - 1)
 
     def noop_wanted(self, number: int) -> Timestamp | None:
-        return self.wanted[number]
+        wanted = self.wanted[number]
+        if isinstance(wanted, Exception):
+            raise wanted
+        return wanted
 
     def noop_sent(self, number: int, takes: float) -> None:
         self.sent.append(takes)
@@ -45,7 +49,7 @@ class Requests:
         self.done += 1
         self.results.append(moved)
 
-    async def once(self, past: Timestamp | None) -> None:
+    async def once(self, past: Timestamp | Exception | None) -> None:
         wanted = self.done + 1
         self.ask(past)
         await until(lambda: self.done >= wanted)
@@ -160,6 +164,19 @@ async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: Scripte
     member.cut()
     await requests.once(Timestamp(201, 1))
     assert requests.results == [True, True]
+    await requests.noop_writer.close()
+
+
+async def test_an_unexpected_exception_is_logged_and_the_next_noop_is_written(
+    cluster: ScriptedCluster,
+):
+    requests = Requests(cluster)
+    with capture_logs() as logged:
+        requests.ask(ValueError("planted"))
+        await requests.once(Timestamp(200, 1))
+        await requests.once(Timestamp(201, 1))
+    assert requests.results == [False, False, True], "each request has a result"
+    assert [line["event"] for line in logged if line["log_level"] == "error"]
     await requests.noop_writer.close()
 
 

@@ -16,6 +16,7 @@ from shard_client.remote_cursor.cursor_reaper import CursorReaper
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.cursor_state import CursorState, follow
 from shard_client.remote_cursor.open_cursor import OpenCursor
+from shard_client.wire.connection import Connection
 from tests.doubles.scripted_member import ScriptedMember, invalidate
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
@@ -244,6 +245,34 @@ async def test_a_failed_progress_cursor_is_reopened(member: ScriptedMember):
     await reader.close()
 
 
+@pytest.mark.parametrize("state", ["opening", "paused", "failing"])
+async def test_closing_ends_a_read_at_once(member: ScriptedMember, state: str):
+    reader = Reader(member, replace(SETTINGS, backoff_first=4 * PATIENCE))
+    member.hang |= {"hello"} if state == "opening" else set()
+    member.fail("aggregate", 189, times=int(state == "failing"))
+    reader.cursor.pause()
+    reader.start()
+    await until(lambda: member.commands["hello"] and reader.cursor.state == state)
+    async with asyncio.timeout(PATIENCE / 4):
+        await reader.close()
+        await reader.reading
+
+
+class ClosedAsItConnects(Reader):
+    async def connect(self, timeout: float) -> Connection:
+        connection = await super().connect(timeout)
+        self.closing = asyncio.create_task(self.cursor.close())
+        await asyncio.sleep(0)  # the cursor continues before its read is cancelled
+        return connection
+
+
+async def test_a_cursor_that_is_being_closed_is_not_opened(member: ScriptedMember):
+    reader = ClosedAsItConnects(member)
+    await reader.read()
+    await reader.closing
+    assert not member.commands["aggregate"]
+
+
 AWAY = ("127.0.0.1", 9)
 
 
@@ -259,25 +288,21 @@ class Unreachable:
         yield
 
 
-async def closed_while_hanging(member: ScriptedMember) -> Reader:
-    """Return a reader whose cursor was closed while its member hangs; the member still has it."""
+@pytest.mark.parametrize("router_ends", [False, True])
+async def test_the_cursor_of_a_closed_stream_is_killed_once_its_member_answers(
+    member: ScriptedMember, router_ends: bool
+):
     reader = Reader(member, replace(SETTINGS, close_timeout=0.3))
     reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     member.hang |= {"getMore", "hello", "killCursors"}
     await reader.cursor.close()
-    assert member.cursors
-    return reader
-
-
-async def test_the_cursor_of_a_closed_stream_is_killed_once_its_member_answers(
-    member: ScriptedMember,
-):
-    reader = await closed_while_hanging(member)
     assert len(reader.cursor_reaper) == 1
     member.hang.clear()
-    await until(lambda: not member.cursors)
-    await until(lambda: not len(reader.cursor_reaper))
+    if router_ends:
+        await reader.cursor_reaper.close()
+        assert not member.cursors
+    await until(lambda: not member.cursors and not len(reader.cursor_reaper))
     reader.pool.close()
     await until(lambda: not member.writers)
 
@@ -302,13 +327,6 @@ async def test_a_cancelled_close_leaves_no_cursor(member: ScriptedMember, hangin
     member.hang.clear()
     await until(lambda: not member.cursors)
     await reader.cursor_reaper.close()
-
-
-async def test_a_member_that_was_slow_at_the_end_keeps_no_cursor(member: ScriptedMember):
-    reader = await closed_while_hanging(member)
-    member.hang.clear()
-    await reader.cursor_reaper.close()
-    assert not member.cursors
 
 
 async def test_attempts_end_when_the_member_has_ended_the_cursor_itself():

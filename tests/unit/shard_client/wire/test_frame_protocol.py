@@ -143,12 +143,13 @@ async def test_the_end_wakes_all_waiting_tasks():
     stream.pause_writing()
     reader = asyncio.create_task(stream.receive(bytes))
     writer = asyncio.create_task(stream.drain())
-    closing = asyncio.create_task(stream.wait_closed())
+    ended = asyncio.Event()
+    stream.when_closed(ended.set)
     await asyncio.sleep(0)
     error = OSError("cut")
     stream.connection_lost(error)
     assert await reader is None
-    await closing
+    await ended.wait()
     with pytest.raises(NetworkError):
         await writer
     with pytest.raises(NetworkError):

@@ -15,11 +15,13 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.snapshot.plan import Chunk, Collection
+from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.snapshot.plan import Chunk, Collection, Mark, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
@@ -153,6 +155,22 @@ def test_a_scope_that_changes_twice_at_one_time_gains_twice() -> None:
     job.start(database="shop", collection="old,b,c")
     read = [*job.events(first, reading), *job.rest(reading)]
     assert [each["ns"]["coll"] for each in read if "fullDocument" in each] == ["b", "c"]
+
+
+def test_what_a_scope_gains_during_a_snapshot_is_read_later() -> None:
+    job, plan = Gaining(["b", "old"]), SnapshotPlan(TIME, end=Mark("shop.c"))  # b was passed
+    signal = SnapshotRequest("s", "incremental", plan=plan)
+    mode = SnapshotRequest.of_mode(TIME, plan)
+    cases = (OLD, signal, [["old"], ["b"]]), (Scope("shop"), mode, [None, ["b", "old"]])
+    for scope, request, expected in cases:
+        start = Offset(AtTime(TIME), scope, signals=SignalState(requests=(request,)))
+        job.start(database="shop", collection="old" if scope == OLD else "gone")
+        between = job.plan(start)
+        assert between is not None
+        job.start(database="shop")
+        ends = [each for each in job.rest(between) if each["operationType"] == SNAPSHOT_END]
+        named = [each.get("collections") for each in ends]
+        assert [found and [each["coll"] for each in found] for found in named] == expected
 
 
 @pytest.mark.parametrize(

@@ -216,6 +216,14 @@ def test_a_signal_is_processed_once() -> None:
     query.batch(bad=signal(data_collections=[]))
     assert len(query.notified) == told
 
+    # No signal, and no request of the table, takes the place of a snapshot with its id.
+    query.batch({"x": 7})
+    query.take("again-7-1", once)
+    later = {("a", "y"): high_water_mark(Timestamp(7, 1)) + "04"}
+    query.state = query.snapshots.require(query.state, later)
+    assert [each.collections for each in query.state.requests] == [("a.x",), ("a.y",)]
+    assert [each["type"] for each in query.state.notifications][-1] == "REFUSED"
+
 
 def test_the_last_ids_are_kept_and_those_that_may_come_again() -> None:
     state = SignalState()

@@ -102,6 +102,16 @@ def test_a_table_follows_its_collections(
     assert not (tmp_path / "quarantine").exists()
 
 
+def test_the_end_of_a_snapshot_keeps_what_a_later_rename_has_moved(tmp_path: Path) -> None:
+    """A snapshot that goes on after a restart knows collections by their new names."""
+    stream, folder = RandomChanges(1), tmp_path / "current"
+    apply(folder, stream.changes(100), 0)
+    begun = stream.number
+    apply(folder, [*stream.part("a", 0), stream.rename("b", "a"), *stream.changes(3)], 1)
+    apply(folder, [*stream.part("a", 1), stream.end("a", begun)], 2)
+    assert documents_in(folder) == stream.collections
+
+
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", [1, 2, 3])
 def test_collections_that_are_replaced_are_right_once_they_are_read_again(
