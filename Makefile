@@ -13,7 +13,9 @@ TESTS := tests/simulation/test_some_seeds.py tests/spark/test_source.py tests/in
 JOBS ?= 3
 REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
-REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration tests/recordings/test_workload.py tests/conformance
+REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers \
+	tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration \
+	tests/recordings/test_workload.py tests/conformance
 
 # A wait that expires is tried once more, since the machine may have been busy, and is reported. Other failures are final.
 RETRIES := --reruns 1 --only-rerun "timed out waiting|TimeoutError" -r aR
@@ -24,7 +26,8 @@ LEFT_OUT := $(TESTS)
 REAL_SERVERS := $(MERGEROUTER_MONGO_BIN)$(MERGEROUTER_MONGO_IMAGE)
 EMBEDDED := env -u MERGEROUTER_MONGO_BIN -u MERGEROUTER_MONGO_IMAGE
 ifneq ($(REAL_SERVERS),)
-LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) $(filter-out %/test_embedded.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
+LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) \
+	$(filter-out %/test_embedded.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
 endif
 
 SEEDS ?= 1000
@@ -34,7 +37,9 @@ SPARK_ZIP ?= build/spark_sink.zip
 IMAGE ?= localhost/mergerouter:latest
 LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
-.PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential soak attack alert-stories faults spark-kills object-store driver-tests conformance spark-zip site site-address dist sbom lock image image-test licences audit clean install
+.PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential \
+	soak attack alert-stories faults spark-kills object-store driver-tests conformance spark-zip site site-address dist \
+	sbom lock image image-test licences audit clean install
 
 test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
 	$(EMBEDDED) $(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(JOBS) $(TESTS) $(ARGS)
@@ -116,7 +121,7 @@ ifneq ($(REAL_SERVERS),)
 	@echo "== tests with clusters, on real servers"
 	$(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(REAL_JOBS) $(REAL_TESTS) $(ARGS)
 else
-	@echo "== tests on real servers: skipped, MERGEROUTER_MONGO_BIN names no folder with mongod and mongos, MERGEROUTER_MONGO_IMAGE no image"
+	@echo "== tests on real servers: skipped, as neither MERGEROUTER_MONGO_BIN nor MERGEROUTER_MONGO_IMAGE is set"
 endif
 
 install: $(VENV)/.installed

@@ -16,7 +16,7 @@ from bench.processes import (
     run_json,
 )
 from bench.suite import Column, Options, Suite, Table, say_row, servers_of
-from bench.writes import fill, late, spread, uneven
+from bench.writes import fill, latency, random_pauses, shard_evenly
 from tests.harness.clusters import RealCluster, ServerBinaries
 from tests.harness.server_settings import ServerSettings
 
@@ -96,7 +96,7 @@ def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
         RealCluster(binaries(), SHARDS, settings=servers) as cluster,
         router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid),
     ):
-        spread(cluster)
+        shard_evenly(cluster)
         start = fill(cluster, events, _document).replace(":", ",")
         mongos = listening("mongos", port_of(cluster.mongos))
         through_router = f"mongodb://127.0.0.1:{port}/"
@@ -120,8 +120,8 @@ def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
                 continue  # as that of bronze
             options.say(f"{way}: latency")
             follower = _follower(way, uri)
-            pauses = uneven(paced, PAUSE)
-            row |= late(cluster.mongos_uri, number * _APART, pauses, *follower, settle=_SETTLE)
+            pauses = random_pauses(paced, PAUSE)
+            row |= latency(cluster.mongos_uri, number * _APART, pauses, *follower, settle=_SETTLE)
             say_row(options, COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
     return Table(title, COLUMNS, rows, NOTE)

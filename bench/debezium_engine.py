@@ -23,7 +23,7 @@ _JVM = ["-Xms512m", "-Xmx1g"]
 _WARM_UP = 0.4
 
 
-class Counter(BasePythonChangeHandler):  # type: ignore[misc]
+class MessageCounter(BasePythonChangeHandler):  # type: ignore[misc]
     """Counts messages, and sets `done` after `events`.
 
     With `until` it notes when the messages of documents came, and sets `done` after that of the
@@ -76,7 +76,7 @@ def main() -> None:
     sys.stdout = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # Java logs to its standard output, also between the lines that are read
     done = threading.Event()
-    counter = Counter(args.events, args.until, done)
+    counter = MessageCounter(args.events, args.until, done)
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)  # where it writes its own log
         properties = {

@@ -6,7 +6,7 @@ from typing import Any
 from bench.members import Load, Members, Way, observe
 from bench.processes import drain, listening, medians, port_of, router
 from bench.suite import Column, Options, Suite, Table, servers_of
-from bench.writes import fill, spread
+from bench.writes import fill, shard_evenly
 from tests.harness.clusters import RealCluster, TestCluster, start_real_set
 from tests.harness.replica_sets import ReplicaSet
 from tests.harness.server_settings import ServerSettings
@@ -78,7 +78,7 @@ def run(options: Options) -> list[Table]:
         with RealCluster(binaries(), shards, noop_interval=1) as cluster:
             drained.append(_drained(cluster, options))
     with RealCluster(binaries(), SHARDS) as cluster:
-        spread(cluster)
+        shard_evenly(cluster)
         members = Members.of(cluster)
         loads = list(_loads(cluster, members, options))
         watchers = list(_watchers(cluster, members, options))
@@ -99,7 +99,7 @@ def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
     """Insert documents, then drain them several times in each way; return a row of medians."""
     shards, events = len(cluster.shards), options.scaled(EVENTS, EVENTS // 10)
     events -= events % shards
-    spread(cluster)
+    shard_evenly(cluster)
     start = fill(cluster, events, lambda _: {"pad": "x" * SIZE})
     ports = [port_of(host) for host in cluster.shards.values()]
     mongos = port_of(cluster.mongos)

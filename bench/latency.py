@@ -9,7 +9,7 @@ from pymongo import MongoClient
 
 from bench.processes import Program, cpu_seconds, port_of, started
 from bench.suite import Column, Options, Suite, Table
-from bench.writes import late, spread, uneven
+from bench.writes import latency, random_pauses, shard_evenly
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import start_router
 
@@ -64,7 +64,7 @@ COSTS_NOTE = (
 def run(options: Options) -> list[Table]:
     """Measure an idle, a quiet and a busy cluster; then rates of events and of no-op writes."""
     with start_cluster(SHARDS) as cluster:
-        spread(cluster)
+        shard_evenly(cluster)
         states = list(_states(cluster, options))
         costs = [_costs(cluster, options, rate) for rate in (0, *RATES[:: options.scaled(1, 3)])]
         costs += [_costs(cluster, options, DENSE, noopWritesPerSecond=notes) for notes in NOTES]
@@ -81,20 +81,21 @@ SUITE = Suite("latency", "How late does an event come while other members are id
 def _states(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     """Watch directly, through the router and through a real mongos, in each state."""
     count, first = options.scaled(150, 30), 0
+    brief = random_pauses(count, 0.1)
     quiet = [options.quiet] * (options.scaled(4, 1) if options.quiet <= 10 else 1)
     with start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as router:
         ways = {"one shard directly": port_of(cluster.shards[BUSY]), "router": str(router.port)}
         if cluster.real:
             ways["mongos"] = port_of(cluster.mongos)
         for state, pauses, rate in (
-            ("other members idle", uneven(count, 0.2), 0),
+            ("other members idle", random_pauses(count, 0.2), 0),
             (f"quiet for {options.quiet:g} s before", quiet, 0),
-            *((f"{rate} writes/s on each shard", uneven(count, 0.1), rate) for rate in BUSY_RATES),
+            *((f"{rate} writes/s on each shard", brief, rate) for rate in BUSY_RATES),
         ):
             for through, port in ways.items():
                 options.say(f"{state}: {through}")
                 with _busy(cluster, rate) if rate else nullcontext():
-                    found = late(cluster.mongos_uri, first, pauses, "bench.watchers", port)
+                    found = latency(cluster.mongos_uri, first, pauses, "bench.watchers", port)
                 first += len(pauses)
                 row = {"cluster": state, "through": through, "writes": len(pauses)}
                 yield {**row, **found}
@@ -118,12 +119,13 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
         if rate > min(20, parameters.get("noopWritesPerSecond", 20)):
             # Use up the burst allowance before the measurement starts.
             spent = int(100 / min(rate, 200) * 2 * rate)
-            late(cluster.mongos_uri, first, uneven(spent, 1 / rate), *watcher)
+            latency(cluster.mongos_uri, first, random_pauses(spent, 1 / rate), *watcher)
             first += spent
         before, used = _members(router.uri), _cpu(cluster, pid)
         found: dict[str, float] = {"seconds": seconds}
         if rate:
-            found = late(cluster.mongos_uri, first, uneven(seconds * rate, 1 / rate), *watcher)
+            pauses = random_pauses(seconds * rate, 1 / rate)
+            found = latency(cluster.mongos_uri, first, pauses, *watcher)
         else:
             with started(*watcher):
                 time.sleep(seconds)

@@ -7,7 +7,7 @@ from pymongo import InsertOne, MongoClient, UpdateOne
 
 from bench.processes import drain, listening, medians, port_of, router
 from bench.suite import Column, Options, Suite, Table, servers_of
-from bench.writes import COLLECTION, DATABASE, spread
+from bench.writes import COLLECTION, DATABASE, shard_evenly
 from tests.harness.clusters import RealCluster, TestCluster
 
 SHARDS = 2
@@ -46,7 +46,7 @@ def run(options: Options) -> list[Table]:
         return []
     rows: list[dict[str, Any]] = []
     with RealCluster(binaries(), SHARDS, noop_interval=1) as cluster:
-        spread(cluster)
+        shard_evenly(cluster)
         events = options.scaled(EVENTS, EVENTS // 5)
         start = ""
         for share in SHARES:

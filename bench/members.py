@@ -12,7 +12,7 @@ from bson import Timestamp
 from pymongo import MongoClient
 
 from bench.processes import Program, cpu_seconds, listening, port_of, results_of, started
-from bench.writes import shares_of
+from bench.writes import percentiles
 from tests.harness.clusters import TestCluster
 
 _MICRO = 1e6
@@ -219,5 +219,5 @@ def observe(
             last["connections"] - before_all.counts[name]["connections"]
             for name, last in before.counts.items()
         ),
-        **(shares_of(late) if late else {}),
+        **(percentiles(late) if late else {}),
     }

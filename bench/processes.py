@@ -82,7 +82,7 @@ def memory(pid: int, *, peak: bool = False) -> int:
 
 
 @contextlib.contextmanager
-def own_core() -> Iterator[set[int]]:
+def reserved_core() -> Iterator[set[int]]:
     """Keep this process and the children that it starts in the block off one core; yield that core.
 
     The measured process runs on the reserved core, so that the scheduler's choice of neighbours

@@ -25,7 +25,7 @@ from bench.processes import (
     started,
 )
 from bench.suite import Column, Options, Suite, Table, servers_of
-from bench.writes import COLLECTION, DATABASE, spread
+from bench.writes import COLLECTION, DATABASE, shard_evenly
 from tests.harness.clusters import RealCluster, TestCluster
 
 SHARDS, SIZE, PROCESSES = 4, 600, 2
@@ -111,7 +111,7 @@ def run(options: Options) -> list[Table]:
     binaries = servers_of(options)
     if binaries is not None:
         with RealCluster(binaries(), REAL_SHARDS, noop_interval=1) as cluster:
-            spread(cluster)
+            shard_evenly(cluster)
             _spread_collections(cluster)
             rows = list(_real(cluster, options))
         tables.append(Table("real servers (medians)", REAL, rows, REAL_NOTE))

@@ -17,7 +17,7 @@ from bench.processes import (
 )
 from bench.suite import Column, Options, Suite, Table, say_row, servers_of
 from bench.table_size import sizes
-from bench.writes import fill, late, spread, uneven
+from bench.writes import fill, latency, random_pauses, shard_evenly
 from tests.harness.clusters import RealCluster, ServerBinaries, start_cluster
 from tests.harness.routers import start_router
 
@@ -166,13 +166,13 @@ def _small_batches(options: Options) -> Table:
         start_cluster(SHARDS) as cluster,
         start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as through,
     ):
-        spread(cluster)
+        shard_evenly(cluster)
         for trigger in TRIGGERS:
             arguments = ["bench.spark_follow", "latency", "--tables", *TABLES[1]]
             arguments += ["--uri", through.uri, "--trigger", trigger]
             writes = options.scaled(WRITES, WRITES // 6)
-            pauses = uneven(writes, PAUSE)
-            found = late(cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE)
+            pauses = random_pauses(writes, PAUSE)
+            found = latency(cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE)
             rows.append({"trigger": trigger, **found})
             say_row(options, SMALL, rows[-1])
         servers = "real servers" if cluster.real else "embedded cluster"
@@ -185,7 +185,7 @@ def _snapshots(options: Options, binaries: Callable[[], ServerBinaries]) -> Tabl
     """Write a snapshot of a collection on MongoDB's own servers into the tables of a job."""
     documents, rows = options.scaled(DOCUMENTS, DOCUMENTS // 10), []
     with RealCluster(binaries(), SNAPSHOT_SHARDS) as cluster:
-        spread(cluster)
+        shard_evenly(cluster)
         fill(cluster, documents, lambda _: {"pad": "x" * (SIZE - 50)})
         with router(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):
             for tables in TABLES:

@@ -7,8 +7,8 @@ from bench.processes import (
     ReplayedCluster,
     drain,
     medians,
-    own_core,
     replayed_cluster,
+    reserved_core,
     router,
 )
 from bench.suite import Column, Options, Suite, Table
@@ -76,7 +76,7 @@ def _merged(
 ) -> dict[str, Any]:
     """Drain the same shards directly and through the router; return a row of medians."""
     options.say(f"{shards} shards, {size}-byte events {' '.join(arguments)}")
-    with own_core() as core, replayed_cluster(shards, events, size, *arguments) as cluster:
+    with reserved_core() as core, replayed_cluster(shards, events, size, *arguments) as cluster:
         times = range(options.runs)
         direct = medians([drain(cluster.ports, cluster.events, START) for _ in times])
         merged = medians([_through_router(cluster, core) for _ in times])

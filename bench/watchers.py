@@ -102,7 +102,7 @@ class Totals:
         self._wanted = wanted
         self._expected = expected
 
-    def taker(self, is_decoded: bool) -> Callable[[bytes], bool]:
+    def reader(self, is_decoded: bool) -> Callable[[bytes], bool]:
         """Return what takes one client's replies, and says whether it needs more."""
         got = 0
 
@@ -159,7 +159,7 @@ async def _run(args: argparse.Namespace) -> None:
         await client.open(*_watched(args, number))
         clients.append(client)
         if args.events is None:
-            client.read(totals.taker(number == args.first))
+            client.read(totals.reader(number == args.first))
     print("open", flush=True)
     told = loop.run_in_executor(None, sys.stdin.readline)
     ended = asyncio.gather(*(client.done for client in clients))
@@ -172,7 +172,7 @@ async def _run(args: argparse.Namespace) -> None:
         await told
         begun = time.perf_counter()
         for client in clients:
-            client.read(totals.taker(False))
+            client.read(totals.reader(False))
         await ended
     figures = {"events": totals.events, "batches": totals.batches, "arrivals": totals.arrivals}
     print(json.dumps({**figures, "seconds": time.perf_counter() - begun}), flush=True)

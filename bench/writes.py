@@ -28,7 +28,7 @@ _AT_A_TIME = 1_000
 Documents = Collection[dict[str, Any]]
 
 
-def spread(cluster: TestCluster) -> None:
+def shard_evenly(cluster: TestCluster) -> None:
     """Shard the collection by ``s``: documents with ``s`` 0, 1, … are on shard 0, 1, …"""
     namespace = f"{DATABASE}.{COLLECTION}"
     with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
@@ -47,7 +47,7 @@ def fill(cluster: TestCluster, documents: int, document: Callable[[int], dict[st
     """Insert documents 0 and up, on all shards in turn; return the start time for ``drain``.
 
     Args:
-        cluster: the cluster, whose collection is spread.
+        cluster: the cluster, whose collection ``shard_evenly`` has sharded.
         documents: how many.
         document: makes the fields of a document from its number, except ``_id`` and ``s``.
     """
@@ -61,10 +61,10 @@ def fill(cluster: TestCluster, documents: int, document: Callable[[int], dict[st
     return f"{start.time}:{start.inc + 1}"
 
 
-def late(
+def latency(
     mongos: str, first: int, pauses: Sequence[float], *follower: str, settle: float = 0.0
 ) -> dict[str, float]:
-    """Write a document on shard 0 after each pause; return ``shares_of`` their latencies.
+    """Write a document on shard 0 after each pause; return ``percentiles`` their latencies.
 
     A latency is the time from a write's acknowledgement by a majority to its arrival. ``seconds``
     is the time from the first write to the last arrival.
@@ -97,7 +97,7 @@ def late(
         if not program.has_line(120):
             raise RuntimeError(f"event {until} did not come through {' '.join(follower)}")
         arrivals = json.loads(program.line())["arrivals"]
-    found = shares_of([arrivals[str(number)] - at for number, at in acknowledged.items()])
+    found = percentiles([arrivals[str(number)] - at for number, at in acknowledged.items()])
     return {**found, "seconds": max(arrivals.values()) - begun}
 
 
@@ -111,13 +111,13 @@ def write_paced(documents: Documents, first: int, pauses: Sequence[float]) -> di
     return acknowledged
 
 
-def uneven(count: int, mean: float) -> list[float]:
+def random_pauses(count: int, mean: float) -> list[float]:
     """Return ``count`` random pauses around ``mean`` seconds, to avoid synchrony with timers."""
     dice = random.Random(5)
     return [dice.uniform(0.5 * mean, 1.5 * mean) for _ in range(count)]
 
 
-def shares_of(seconds: list[float]) -> dict[str, float]:
+def percentiles(seconds: list[float]) -> dict[str, float]:
     """Return the 50th, 90th and 99th percentile and the largest of some times, in ms."""
     shares = quantiles(seconds, n=100, method="inclusive") if len(seconds) > 1 else seconds * 99
     chosen = {"p50": shares[49], "p90": shares[89], "p99": shares[98], "most": max(seconds)}
@@ -129,9 +129,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("uri")
     parser.add_argument("--shards", type=int, nargs="+", required=True, help="values of ``s``")
-    parser.add_argument(
-        "--rate", type=float, required=True, help="documents a second on each shard"
-    )
+    parser.add_argument("--rate", type=float, required=True, help="writes a second on each shard")
     parser.add_argument("--first", type=int, default=0, help="the first document's number")
     args = parser.parse_args()
     client: MongoClient[dict[str, Any]] = MongoClient(args.uri)

@@ -17,7 +17,7 @@ from typing import Any
 import pymongo
 
 from bench.processes import listening, memory, spawn
-from bench.writes import COLLECTION, DATABASE, shares_of, spread, uneven, write_paced
+from bench.writes import COLLECTION, DATABASE, percentiles, random_pauses, shard_evenly, write_paced
 from router.allocator import LOOK_SECONDS
 from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
 from tests.harness.certificates import Authority
@@ -121,7 +121,7 @@ class Measurement:
             attackers = spawn("-m", "tests.attack.attackers", name, *map(str, numbers))
             time.sleep(1.5)
         with Client(self._cluster.mongos_uri) as client:
-            pauses = uneven(int((self._seconds - 2) / PAUSE), PAUSE)
+            pauses = random_pauses(int((self._seconds - 2) / PAUSE), PAUSE)
             documents = client[DATABASE][COLLECTION]
             acknowledged = write_paced(documents, self._number, pauses)
             self._number += len(pauses)
@@ -136,7 +136,7 @@ class Measurement:
         time.sleep(_SETTLE)
         figures = {"attack": name or "none", "server": server.name, "before": before}
         figures |= {"most": healthy.mebibytes, "after": server.mebibytes, "failed": healthy.failed}
-        return figures | {"stream": shares_of(late), "ping": shares_of(healthy.pings)}
+        return figures | {"stream": percentiles(late), "ping": percentiles(healthy.pings)}
 
 
 def _write_backlog(cluster: TestCluster) -> int:
@@ -180,7 +180,7 @@ def main() -> int:
         key = write_key_file(folder)
         settings = ServerSettings(noop_interval=1, key_file=key)
         cluster = owned.enter_context(start_cluster(2, settings=settings))
-        spread(cluster)
+        shard_evenly(cluster)
         with Client(cluster.mongos_uri) as client:
             client.admin.command("createUser", "nobody", pwd="nobody", roles=[])
         upstream = f"mongodb://{cluster.mongos}/"

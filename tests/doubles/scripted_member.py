@@ -58,7 +58,7 @@ class ScriptedMember:
         unreplicated: whether no-op writes never reach a majority.
         waiting: the number of getMores that wait for the oplog to grow.
         waits: whether getMores wait for events at all.
-        past: the maxClusterTime of each note request.
+        noted_times: the maxClusterTime of each note request.
         shows: the last cluster time of the oplog that cursors see; None is all of it.
         matches: returns whether a pipeline lets an event through.
         belongs: returns whether an event belongs to a cursor's namespace.
@@ -87,7 +87,7 @@ class ScriptedMember:
     unreplicated: bool = False
     waiting: int = 0
     waits: bool = True
-    past: list[Timestamp] = field(default_factory=list)
+    noted_times: list[Timestamp] = field(default_factory=list)
     shows: Timestamp | None = None
     matches: Callable[[Sequence[dict[str, Any]], dict[str, Any]], bool] = lambda *_: True
     belongs: Callable[[str, dict[str, Any]], bool] = lambda *_: True
@@ -277,7 +277,7 @@ class ScriptedMember:
     async def _appendoplognote(self, command: dict[str, Any]) -> dict[str, Any]:
         if not self.notes:
             return {"ok": 0.0, "errmsg": "not authorized", "code": 13}
-        self.past.append(command["maxClusterTime"])
+        self.noted_times.append(command["maxClusterTime"])
         last = self.entries[-1][0] if self.entries else Timestamp(1, 1)
         if last >= command["maxClusterTime"]:
             return {"ok": 0.0, "errmsg": "stale", "code": 209, "codeName": "StaleClusterTime"}

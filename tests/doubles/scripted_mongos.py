@@ -26,7 +26,7 @@ class ScriptedMongos:
         refuse: returns the error of a find with this filter, or None.
         per_batch: the largest number of documents in a batch.
         open: an event; while it is cleared, replies are held back.
-        held_back: the name of the commands whose replies are held back then; all if empty.
+        holds_back: the name of the commands whose replies are held back then; None for all.
     """
 
     documents: dict[str, list[Document]] = field(default_factory=dict)
@@ -36,7 +36,7 @@ class ScriptedMongos:
     stage: Stage = lambda document: document
     per_batch: int | None = None
     open: asyncio.Event = field(default_factory=asyncio.Event)
-    is_held_back: str = ""
+    holds_back: str | None = None
     server: ScriptedServer = field(default_factory=ScriptedServer)
     _rest: dict[int, list[Document]] = field(default_factory=dict)
     _ids: int = 0
@@ -58,7 +58,7 @@ class ScriptedMongos:
     async def answer(self, asked: Asked) -> None:
         command = asked.command
         self.commands.append(command)
-        if self.is_held_back in ("", next(iter(command))):
+        if self.holds_back in (None, next(iter(command))):
             await self.open.wait()
         asked.reply(self._reply(command))
 

@@ -23,6 +23,7 @@ from tests.harness.server_settings import ServerSettings
 __all__ = [
     "DEFAULT_IMAGE",
     "DOCKER_IMAGE",
+    "EMBEDDED",
     "REAL_SERVERS",
     "Client",
     "EmbeddedProcess",
@@ -41,6 +42,8 @@ DOCKER_IMAGE = "MERGEROUTER_MONGO_IMAGE"
 DEFAULT_IMAGE = "mongo:6.0"
 _NO_SERVERS = f"needs MongoDB's servers: set {REAL_SERVERS}, or use --docker"
 _START_SECONDS = 120.0
+EMBEDDED = "import typer; from embedded.cli import embedded; typer.run(embedded)"
+"""The program ``mergerouter embedded``, without the router's package."""
 _OF_REAL_SERVERS = ("noop_interval", "members", "mongoses", "settings")
 
 
@@ -118,9 +121,8 @@ class EmbeddedProcess(TestCluster):
         ]
         self._settings: ServerSettings = options.get("settings") or ServerSettings()
         flags += self._settings.embedded()
-        program = "import typer; from embedded.cli import embedded; typer.run(embedded)"
         self._program = Program(
-            "the embedded cluster", ["-c", program, f"--shards={shards}", *flags]
+            "the embedded cluster", ["-c", EMBEDDED, f"--shards={shards}", *flags]
         )
         self.process = self._program.process
         attributes = self._program.wait_ready(_START_SECONDS)

@@ -15,7 +15,7 @@ from bson import MinKey
 from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import Client, EmbeddedProcess, TestCluster, start_cluster
+from tests.harness.clusters import EMBEDDED, Client, EmbeddedProcess, TestCluster, start_cluster
 from tests.harness.until import PATIENCE
 
 pytestmark = pytest.mark.xdist_group("embedded_mongos")
@@ -121,11 +121,8 @@ def test_port_and_number_of_shards_can_be_chosen() -> None:
         assert second.mongos == f"127.0.0.1:{port}"
         assert list(second.shards) == [f"shard{i}" for i in range(5)]
         taken = subprocess.run(
-            [sys.executable, "-c", PROGRAM, f"--port={port}"], capture_output=True, timeout=30
+            [sys.executable, "-c", EMBEDDED, f"--port={port}"], capture_output=True, timeout=30
         )
         assert taken.returncode == 48
         assert b"Cannot start" in taken.stdout
         assert b"Traceback" not in taken.stderr
-
-
-PROGRAM = "import typer; from embedded.cli import embedded; typer.run(embedded)"

@@ -106,7 +106,7 @@ async def test_documents_count_in_the_memory_of_the_process(
     cursor = await opened(registry)
     await until(lambda: cursor._reader.client_reader.is_ready)
     before = registry.memory.held
-    mongos.is_held_back = "getMore"
+    mongos.holds_back = "getMore"
     mongos.open.clear()
     reading = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     await until(lambda: len(mongos.commands) == 2)

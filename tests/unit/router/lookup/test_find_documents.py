@@ -119,10 +119,10 @@ async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos, lookup_connections=2)
         mongos.open.clear()
-        mongos.is_held_back = "find"
+        mongos.holds_back = "find"
         slow = [asyncio.create_task(found(source, want({"_id": 1}))) for _ in range(3)]
         await until(lambda: len(mongos.commands) == 3)
-        mongos.is_held_back = "none"
+        mongos.holds_back = "none"
         assert await found(source, want({"_id": 1})) == [{"_id": 1}]
         assert not any(task.done() for task in slow)
         mongos.open.set()

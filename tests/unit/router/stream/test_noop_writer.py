@@ -133,7 +133,7 @@ async def test_a_delayed_noop_write_uses_the_latest_requested_time(cluster: Scri
     requests.ask(Timestamp(300, 1))
     requests.wanted[-1] = Timestamp(400, 1)
     await until(lambda: requests.done == 2)
-    assert member.past[-1] == Timestamp(400, 2)
+    assert member.noted_times[-1] == Timestamp(400, 2)
     await requests.noop_writer.close()
 
 
@@ -163,7 +163,7 @@ async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: Scripte
     await requests.once(Timestamp(200, 1))
     member.cut()
     await requests.once(Timestamp(201, 1))
-    assert member.entries[-1][0] > Timestamp(201, 1) or member.commands["appendOplogNote"] >= 2
+    assert requests.results == [True, True]
     await requests.noop_writer.close()
 
 
