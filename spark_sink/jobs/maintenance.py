@@ -103,7 +103,8 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
     paths = {each["path"] for each in written}
     if log.exchange(files, written):
         return paths
-    Folder(log.address).remove(*paths)
+    with log.stream_errors():
+        Folder(log.address).remove(*paths)
     return set()
 
 

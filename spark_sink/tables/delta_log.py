@@ -564,14 +564,14 @@ class DeltaLog:
 
     @contextmanager
     def stream_errors(self) -> Iterator[None]:
-        """Raise StreamError, with the remedy, for what delta-rs and the storage raise."""
+        """Raise StreamError, with the remedy, for what delta-rs, Arrow and the storage raise."""
         try:
             yield
         except CommitFailedError as error:
             raise self._overtaken(error) from None
         except SchemaMismatchError:
             raise
-        except (DeltaError, OSError) as error:
+        except (DeltaError, OSError, pa.ArrowException) as error:
             remedy = "correct the path or the access to it, or restore it if files are lost"
             if any(each in str(error) for each in FULL_DISK):
                 remedy = "the disk is full. Free space, and start again; nothing is lost"
