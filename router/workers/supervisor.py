@@ -80,7 +80,7 @@ class Supervisor:
         self._upstream: dict[str, int] | None = None
         self._stopping = False
         self._all_ready = asyncio.Event()
-        self._failure: WorkerFailedError | None = None
+        self._failure: WorkerFailedError | OSError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then drain and stop all workers.
@@ -153,7 +153,7 @@ class Supervisor:
             for number in self._numbers:
                 keepers.start_soon(self._keep, number, keepers.cancel_scope)
             distributing = anyio.CancelScope()
-            keepers.start_soon(self._distribute, distributing, ports)
+            keepers.start_soon(self._distribute, distributing, keepers.cancel_scope, ports)
             await stop.wait()
             distributing.cancel()
             await self._drain()
@@ -161,16 +161,23 @@ class Supervisor:
         if self._failure is not None:
             raise self._failure
 
-    async def _distribute(self, until: anyio.CancelScope, ports: Mapping[str, int]) -> None:
-        """Accept clients once all workers are ready, until the scope is cancelled."""
+    async def _distribute(
+        self, until: anyio.CancelScope, keepers: anyio.CancelScope, ports: Mapping[str, int]
+    ) -> None:
+        """Accept clients once all workers are ready, until ``until`` is cancelled."""
         with until:
             await self._all_ready.wait()
-            self._dispatcher.listen()
+            try:
+                self._dispatcher.listen()
+            except OSError as error:  # another process has bound the same port, and listens
+                self._failure = error
+                keepers.cancel()
+                return
             log.info(
                 "Waiting for connections",
                 component="NETWORK",
                 **ports,
-                workers=[self._dispatcher.children[each].process.pid for each in self._numbers],
+                workers=[each.process.pid for each in self._dispatcher.children.values()],
             )
             await self._dispatcher.dispatch()
         self._dispatcher.close()
