@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import CONFIG, WIRE_VERSION_OF_8_0, Cluster
@@ -14,6 +15,8 @@ from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServ
 from shard_client.replica_set.replica_set import why_no_member
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, format_address
+
+log = structlog.get_logger()
 
 _OLDEST_ENTRY: Mapping[str, Any] = {
     "find": "oplog.rs",
@@ -173,6 +176,10 @@ class ServerChecks:
         try:
             self._results = await self._check_all()
             self._at = self._loop.time()
+        except Exception as error:  # without a result, all would seem well
+            log.exception("Unexpected error", component="SHARDING")
+            problem = f"have failed: {error!r}"
+            self._results = [Check("checks of the servers", problem=problem, serves=True)]
         finally:
             self._running = None
 

@@ -171,7 +171,8 @@ class Supervisor:
                 self._dispatcher.listen()
             except OSError as error:  # another process has bound the same port, and listens
                 self._failure = error
-                return keepers.cancel()
+                keepers.cancel()
+                return
             log.info(
                 "Waiting for connections",
                 component="NETWORK",

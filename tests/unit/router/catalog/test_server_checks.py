@@ -121,6 +121,13 @@ async def test_streams_on_some_databases_may_be_all_that_is_wanted() -> None:
         assert (await found_by(cluster))["a"].usable == ("find" in actions)
 
 
+async def test_an_unexpected_exception_is_a_problem() -> None:
+    cluster = AnsweringCluster()
+    cluster.failure = cast(CommandError, RuntimeError("planted"))
+    (found,) = (await found_by(cluster)).values()
+    assert "planted" in str(found.problem)
+
+
 async def found_by(cluster: AnsweringCluster) -> dict[str | None, Check]:
     checks = ServerChecks(cast(Cluster, cluster))
     try:

@@ -24,9 +24,9 @@ from router.workers.supervisor import Supervisor, WorkerFailedError
 from tests.harness.until import PATIENCE, until
 
 
-def settings() -> Settings:
+def settings(port: int = 0) -> Settings:
     return load_settings(
-        {"sharding": {"configDB": "cfg/127.0.0.1:1"}, "net": {"port": 0}, "workers": 2}
+        {"sharding": {"configDB": "cfg/127.0.0.1:1"}, "net": {"port": port}, "workers": 2}
     )
 
 
@@ -128,6 +128,21 @@ async def test_a_dispatcher_that_fails_ends_the_router(folders: Path) -> None:
             await until(lambda: "Waiting for connections" in [line["event"] for line in logged])
             _reader, writer = await asyncio.open_connection("127.0.0.1", logged[-1]["port"])
             writer.close()
+    assert not os.listdir(folders)
+
+
+async def test_a_port_that_is_taken_before_listening_ends_the_router(folders: Path) -> None:
+    with socket.socket() as rival:
+        rival.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        rival.bind(("127.0.0.1", 0))
+
+        async def started(start: WorkerStart) -> Child:
+            rival.listen()
+            return await _ReadyChild.start(start, program="tests.doubles.idle_worker")
+
+        supervisor = Supervisor(settings(rival.getsockname()[1]), [], start_child=started)
+        with pytest.raises(OSError, match="in use"):
+            await asyncio.wait_for(supervisor.run(asyncio.Event()), PATIENCE)
     assert not os.listdir(folders)
 
 
