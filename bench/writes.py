@@ -24,6 +24,7 @@ from tests.harness.clusters import TestCluster
 
 DATABASE, COLLECTION = "bench", "events"
 _AT_A_TIME = 1_000
+_earlier = count(-2_000_000_000)  # the numbers of documents before those that are measured
 
 Documents = Collection[dict[str, Any]]
 
@@ -81,7 +82,7 @@ def latency(
     Raises:
         RuntimeError: the follower ends before that, or has not the event after two minutes.
     """
-    earlier, until = count(first - 500_000), str(first + len(pauses) - 1)
+    until = str(first + len(pauses) - 1)
     with (
         Program(*follower, "--until", until) as program,
         MongoClient[dict[str, Any]](mongos) as client,
@@ -89,7 +90,7 @@ def latency(
         majority = WriteConcern("majority")
         documents = client[DATABASE].get_collection(COLLECTION, write_concern=majority)
         while not program.has_line(0.5):
-            documents.insert_one({"_id": next(earlier), "s": 0})
+            documents.insert_one({"_id": next(_earlier), "s": 0})
         program.line()
         time.sleep(settle)
         begun = time.perf_counter()

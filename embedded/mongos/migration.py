@@ -1,7 +1,7 @@
 """Migrations between shards: of chunks, and of databases' unsharded collections.
 
-The oplog marks a migration's writes, so that change streams skip them (docs/protocol.md, section
-5).
+The oplog marks a migration's writes, so that change streams skip them
+(docs/protocol.md#definitions-of-collections).
 """
 
 import asyncio

@@ -65,7 +65,7 @@ def test_every_reference_to_a_document_resolves() -> None:
 
 
 def test_no_reference_is_by_section_number() -> None:
-    numbered = re.compile(r"\.md\)?,?\s+(?:sections? )?\d")
+    numbered = re.compile(r"\.md\)?,?\s+(?:sections?\s+)?\d")
     assert [str(path) for path in files() if numbered.search(path.read_text())] == []
 
 
