@@ -66,10 +66,12 @@ def status(
             view = _fetch(admin, token, tls)
         except (OSError, ValueError, HTTPException) as error:
             typer.echo(f"mergerouter status: {_explain(admin, error)}", err=True)
-            raise typer.Exit(1) from error
-        if watch is not None and not as_json:
-            typer.echo(_CLEAR, nl=False)
-        typer.echo(json.dumps(view) if as_json else "\n".join(_lines(view)))
+            if watch is None:
+                raise typer.Exit(1) from error
+        else:
+            if watch is not None and not as_json:
+                typer.echo(_CLEAR, nl=False)
+            typer.echo(json.dumps(view) if as_json else "\n".join(_lines(view)))
         if watch is None:
             return
         time.sleep(watch)

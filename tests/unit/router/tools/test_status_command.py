@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import typer
@@ -58,6 +59,14 @@ async def test_the_token_is_read_from_its_file(tmp_path: Path) -> None:
     assert refused.exit_code == 1
     assert "pass --token-file" in refused.output
     assert accepted.exit_code == 0
+
+
+async def test_watching_goes_on_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    pause = Mock(side_effect=[None, KeyboardInterrupt])
+    monkeypatch.setattr("router.tools.status.time", Mock(sleep=pause))
+    result = await invoke("--admin", "http://127.0.0.1:1", "--watch", "1")
+    assert pause.call_count == 2, "a router that restarts is watched"
+    assert result.output.count("mergerouter status: ") == 2
 
 
 @pytest.fixture(scope="module")

@@ -62,7 +62,9 @@ def test_text_that_is_not_utf_8_and_far_dates_are_printed(monkeypatch: pytest.Mo
 
     @contextmanager
     def watch(client: MongoClient[dict[str, Any]], *_: Any) -> Iterator[Any]:
-        yield [bson.decode(raw, client.codec_options)]
+        stream = _Endless()
+        stream.event = bson.decode(raw, client.codec_options)
+        yield stream
 
     monkeypatch.setattr(module, "_watch", watch)
     result = invoke("--json", "-n", "1")
@@ -73,12 +75,33 @@ def test_text_that_is_not_utf_8_and_far_dates_are_printed(monkeypatch: pytest.Mo
 class _Endless:
     """A stream whose events never end; at the third, the process is asked to end."""
 
-    seen = 0
+    seen, alive, resume_token = 0, True, TOKEN
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        while True:
-            self.seen += 1
-            yield {"_id": TOKEN, "operationType": "insert"}
+    def __init__(self) -> None:
+        self.event: dict[str, Any] | None = {"_id": TOKEN, "operationType": "insert"}
+
+    def try_next(self) -> dict[str, Any] | None:
+        self.seen += 1
+        return self.event
+
+
+def test_the_position_goes_on_without_events(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    stream = _Endless()
+    stream.event = None
+
+    @contextmanager
+    def watch(*_arguments: Any) -> Iterator[_Endless]:
+        yield stream
+
+    def once() -> None:
+        stream.alive = False
+
+    monkeypatch.setattr(module, "_watch", watch)
+    monkeypatch.setattr(stream, "try_next", once)
+    assert invoke("--resume-file", str(tmp_path / "place")).exit_code == 0
+    assert read_position(tmp_path / "place") == TOKEN
 
 
 def test_a_signal_while_an_event_is_printed_ends_the_command_with_status_0(
