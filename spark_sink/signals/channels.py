@@ -261,6 +261,7 @@ class SignalReceiver:
         """Whether more signals may wait than the last batch has received."""
         folder, collection = options.signal_folder, options.signal_collection
         self._folder = None if folder is None else SignalFolder(folder)
+        self._with_retries = client.with_retries
         self._collection = None
         if collection is not None:
             self._lost = _LOST.format(".".join(collection))
@@ -283,7 +284,7 @@ class SignalReceiver:
             signals = self._folder.receive(state.handled)
             self.has_more = len(signals) == MAX_SIGNALS
             waiting = self._folder.waiting
-            state = self._snapshots.process(state, signals, waiting)
+            state = self._process(state, signals, waiting)
         if self._collection is None:  # one that is added later is read from then on
             return replace(state, position=None)
         try:
@@ -297,7 +298,12 @@ class SignalReceiver:
             state = self._snapshots.left_out(state, state.position, position, SIGNAL)
             say(f"warning: {self._lost}")
         self.has_more |= len(signals) == MAX_SIGNALS
-        return self._snapshots.process(replace(state, position=reached), signals, waiting)
+        return self._process(replace(state, position=reached), signals, waiting)
+
+    def _process(
+        self, state: SignalState, signals: list[ReceivedSignal], waiting: Container[str]
+    ) -> SignalState:
+        return self._with_retries(lambda: self._snapshots.process(state, signals, waiting))
 
     def committed(self, state: SignalState) -> None:
         """Remove the files of signals that a committed batch has processed."""

@@ -102,7 +102,7 @@ class QuerySnapshots:
     ) -> SignalState:
         """Return the state after these signals. Each id is processed once.
 
-        `waiting` contains digests of the ids that may be received again.
+        `waiting` contains digests of the ids that may be received again. Raises PyMongoError.
         """
         for received in signals:
             if state.has_handled(received.id):
@@ -216,16 +216,30 @@ class QuerySnapshots:
     def _stopped(
         self, state: SignalState, chosen: list[SnapshotRequest], signal: Signal
     ) -> SignalState:
+        """Return the state without what a signal stops, with a notification of each such request.
+
+        Raises SignalError if no request reads a collection that the signal names.
+        """
+        aborted: list[tuple[SnapshotRequest, str]] = []
         for request in chosen:
-            if signal.collections:
-                state = state.with_request(request.without(signal.collections))
-            else:
+            if not signal.collections:
                 state = state.without_request(request.id)
-            names = ", ".join(signal.collections or request.collections)
+                aborted.append((request, ", ".join(request.collections)))
+                continue
+            rest = request.without(signal.collections)
+            found = self._planner.collections(request.wants)
+            stopped = [each for each in found if not rest.wants(str(each))]
+            if stopped:
+                is_over = len(stopped) == len(found)
+                state = state.without_request(request.id) if is_over else state.with_request(rest)
+                aborted.append((request, names_of(stopped)))
+        if not aborted:
+            raise SignalError("no snapshot in progress reads a collection of data-collections")
+        for request, names in aborted:
             texts = {"signal": signal.id, "data_collections": names}
             state = self._notified_of(state, request, "ABORTED", **texts)
-        paused = state.paused and bool(signal.collections)
-        return replace(state, paused=paused)
+        is_empty = all(each.blocks_stream or each.required for each in state.requests)
+        return replace(state, paused=state.paused and not is_empty)
 
     def _begun(self, state: SignalState, request: SnapshotRequest, time: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""

@@ -309,6 +309,13 @@ def test_a_snapshot_is_stopped_partly_or_completely() -> None:
     query.batch(s=signal(data_collections=["a.*", "b.*"]), t=signal(data_collections=["b.z"]))
     left = query.batch(u=signal("stop-snapshot", type="incremental", data_collections=["a[.]x"]))
     assert left == ["a.y", "a.y"]
+    aborted = query.state.notifications[0]["additional_data"]
+    assert aborted == {"signal": "u", "data_collections": "a.x"}
+    query.take("n", signal("stop-snapshot", data_collections=["a.x"]))
+    query.take("z", signal("stop-snapshot", data_collections=["b.z"]))
+    assert [each.id for each in query.state.requests] == ["s"]
+    told = [(each["id"], each["type"]) for each in query.state.notifications]
+    assert told[-3:] == [("n", "REFUSED"), ("s", "ABORTED"), ("t", "ABORTED")]
     assert query.batch(v=signal("stop-snapshot", type="incremental")) == []
     assert query.state.requests == ()
     assert query.state.ending is None
