@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bson.int64 import Int64
+from shard_client.error_codes import ErrorCode
 
 from router.access.authorization import not_authorized
 from router.commands.call import Call, answers
@@ -35,6 +36,7 @@ from router.request.fields import (
     text,
     wrong_type,
 )
+from shard_client.bson.values import type_name
 from shard_client.errors import CommandError
 
 DEFAULT_AWAIT_MS = 1000
@@ -116,7 +118,9 @@ async def kill_cursors(call: Call) -> AnyAnswer:
     """
     command, node = call.command, call.node
     cursor_ids = required(command, "killCursors", "cursors")
-    text(command, "killCursors", "killCursors")
+    if type(collection := command["killCursors"]) is not str:
+        message = f"collection name has invalid type {type_name(collection)}"
+        raise CommandError(ErrorCode.BadValue, message)
     if not isinstance(cursor_ids, list):
         raise wrong_type("killCursors.cursors", cursor_ids, "array")
     for index, cursor_id in enumerate(cursor_ids):
@@ -154,9 +158,6 @@ def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
         kept.extend(reply.get(name, ()))
 
 
-_NAMED_IN_ERRORS = {"killSessions": "KillSessionsCmd"}
-
-
 @answers("endSessions", help="end sessions", while_quiescing=True, api_versions=("1",))
 @answers("killSessions", help="kill sessions", while_quiescing=True)
 async def end_sessions(call: Call) -> AnyAnswer:
@@ -190,15 +191,17 @@ async def _everywhere_else(call: Call) -> AnyAnswer:
 
 def _session_ids(call: Call) -> list[bytes]:
     sessions: Any = call.command[call.name]
+    path = f"{call.name}.{call.name}FromClient"
+    if call.name == "killSessions":
+        path = "KillSessionsCmd.killSessions"
     if not isinstance(sessions, list):
-        within = _NAMED_IN_ERRORS.get(call.name, call.name)
-        raise wrong_type(f"{within}.{call.name}", sessions, "array")
+        raise wrong_type(f"{path.partition('.')[0]}.{call.name}", sessions, "array")
     ids = []
     for index, session in enumerate(sessions):
-        path = f"{call.name}.{call.name}.{index}"
         if not isinstance(session, Mapping):
-            raise wrong_type(path, session, "object")
-        if not isinstance(session.get("id"), bytes):
-            raise wrong_type(f"{path}.id", session.get("id"), "binData")
-        ids.append(bytes(session["id"]))
+            raise wrong_type(f"{path}.{index}", session, "object")
+        identifier = required(session, path, "id")
+        if not isinstance(identifier, bytes):
+            raise wrong_type(f"{path}.id", identifier, "binData")
+        ids.append(bytes(identifier))
     return ids

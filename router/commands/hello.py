@@ -3,10 +3,13 @@
 from collections.abc import Mapping
 from typing import Any
 
+from bson.int64 import Int64
+from bson.objectid import ObjectId
+
 from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, Node, answers
 from router.commands.reply_bodies import Answer
-from router.request.fields import whole_number, wrong_type
+from router.request.fields import at_least_zero, of_type, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.compression import negotiate
 from shard_client.wire.documents import encode
@@ -99,10 +102,8 @@ async def hello(call: Call) -> Answer:
     _accept_metadata(client, command)
     known = _known_version(command)
     if known is not None:
-        timeout = whole_number(command["maxAwaitTimeMS"], "maxAwaitTimeMS") * _SECONDS_PER_MS
-        if timeout < 0:
-            raise CommandError(51759, "maxAwaitTimeMS must be a non-negative integer")
-        timeout = min(timeout, _LONGEST_WAIT)
+        most_ms = at_least_zero(command, "hello", "maxAwaitTimeMS") or 0
+        timeout = min(most_ms * _SECONDS_PER_MS, _LONGEST_WAIT)
         node.counters.awaiting_hellos += 1
         try:
             await node.topology.wait_beyond(known, timeout)
@@ -136,7 +137,7 @@ def _accept_metadata(client: Client, command: Mapping[str, Any]) -> None:
 
 def _known_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
     known = command.get("topologyVersion")
-    if (known is None) != (command.get("maxAwaitTimeMS") is None):
+    if (known is None) != (at_least_zero(command, "hello", "maxAwaitTimeMS") is None):
         raise CommandError(
             51760,
             "A request with 'maxAwaitTimeMS' must include a 'topologyVersion'"
@@ -147,9 +148,8 @@ def _known_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
         return None
     if not isinstance(known, Mapping):
         raise wrong_type("hello.topologyVersion", known, "object")
-    counter = known.get("counter")
-    if not isinstance(counter, int):
-        raise wrong_type("TopologyVersion.counter", counter, "long")
+    of_type(known, "hello.topologyVersion", "processId", ObjectId, "objectId")
+    counter = of_type(known, "hello.topologyVersion", "counter", Int64, "long")
     if counter < 0:
         raise CommandError(51758, "topologyVersion must have a non-negative counter")
     return dict(known)

@@ -94,13 +94,13 @@ async def kill_at_owners(
     return replies
 
 
-async def kill_unread(call: Call) -> None:
+async def kill_unread(call: Call | None) -> None:
     """Kill the cursor of a call whose reply is lost with the client's connection, in bounded time.
 
     The client cannot go on with it: drivers open another cursor, where the lost events come again.
     It would hold its stream's events until it times out.
     """
-    if call.cursor_id is None:
+    if call is None or call.cursor_id is None:
         return
     call.node.cursors.kill((call.cursor_id,), Owner(), anybody=True)
     owner = _owner(call, call.cursor_id)

@@ -60,19 +60,17 @@ def required(command: Mapping[str, Any], name: str, field: str) -> Any:
     return value
 
 
-def text(command: Mapping[str, Any], name: str, field: str) -> str:
-    """Return a required string field; raises CommandError."""
+def of_type(command: Mapping[str, Any], name: str, field: str, kind: type, expected: str) -> Any:
+    """Return a required field of exactly that type, ``expected`` in errors; raises CommandError."""
     value = required(command, name, field)
-    if not isinstance(value, str):
-        raise wrong_type(f"{name}.{field}", value, "string")
+    if type(value) is not kind:
+        raise wrong_type(f"{name}.{field}", value, expected)
     return value
 
 
-def whole_number(value: Any, path: str) -> int:
-    """Return a number of any numeric type as an integer; raises CommandError."""
-    if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
-        raise wrong_type(path, value, "long", "int", "decimal", "double")
-    return as_int64(value)
+def text(command: Mapping[str, Any], name: str, field: str) -> str:
+    """Return a required string field; raises CommandError."""
+    return str(of_type(command, name, field, str, "string"))
 
 
 def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | None:
@@ -80,7 +78,9 @@ def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | No
     value = command.get(field)
     if value is None:
         return None
-    number = whole_number(value, f"{name}.{field}")
+    if isinstance(value, bool) or not isinstance(value, int | float | Decimal128):
+        raise wrong_type(f"{name}.{field}", value, "long", "int", "decimal", "double")
+    number = as_int64(value)
     if number < 0:
         message = f"BSON field '{field}' value must be >= 0, actual value '{number}'"
         raise CommandError(51024, message)
@@ -97,7 +97,7 @@ def check_api(name: str, command: Mapping[str, Any], versions: tuple[str, ...]) 
         CommandError: 322 APIVersionError, 323 APIStrictError, or a field of the wrong type.
     """
     version = command.get("apiVersion")
-    if version is not None and not isinstance(version, str):
+    if version is not None and type(version) is not str:
         raise wrong_type("APIParametersFromClient.apiVersion", version, "string")
     flags = {name: command[name] for name in API_FIELDS[1:] if command.get(name) is not None}
     for field, value in flags.items():

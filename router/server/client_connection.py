@@ -118,8 +118,7 @@ class ClientConnection:
             self.client.cut_links()
             if self._stream.transport is not None:
                 self._stream.transport.close()
-            if self._call is not None:
-                await kill_unread(self._call)
+            await kill_unread(self._call)
 
     def check_deadlines(self, now: float) -> None:
         """Cut the connection if its client has missed a deadline (docs/security.md#limits).

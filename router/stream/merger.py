@@ -54,9 +54,6 @@ class RemoteQueue:
     then that at the first event's cluster time, the beginning of its sort key.
     """
 
-    number = -1
-    """Its number in the merge, which ``Merger.add_remote`` gives it."""
-
     def __init__(
         self,
         target: str,
@@ -67,6 +64,8 @@ class RemoteQueue:
         watermark: bytes = b"",
         skips_at: bytes | None = None,
     ) -> None:
+        self.number = -1
+        """Its number in the merge, which ``Merger.add_remote`` gives it."""
         self.target = target
         self.host = host
         self.start_at = start_at

@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any
 
 import pytest
-from bson import Int64
+from bson import Code, Int64
 
 from router.commands.fail_points import FailPoints
 from router.config.log_lines import RECENT
@@ -199,8 +199,13 @@ async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
 @pytest.mark.parametrize(
     ("command", "code"),
     [
-        ({"killCursors": 5, "cursors": []}, 14),
-        ({"hello": 1, "topologyVersion": {"counter": Int64(0)}, "maxAwaitTimeMS": -5}, 51759),
+        ({"killCursors": 5, "cursors": []}, 2),
+        ({"killCursors": "c", "cursors": 5}, 14),
+        ({"hello": 1, "maxAwaitTimeMS": -5}, 51024),
+        ({"hello": 1, "topologyVersion": {"counter": Int64(0)}, "maxAwaitTimeMS": 1}, 40414),
+        ({"ping": 1, "apiVersion": Code("1")}, 14),
+        ({"getLog": Code("global")}, 14),
+        ({"endSessions": [{}]}, 40414),
     ],
 )
 async def test_fields_that_mongos_refuses_with_another_code_are_refused(
