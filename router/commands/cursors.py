@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from bson.int64 import Int64
-from shard_client.error_codes import ErrorCode
 
 from router.access.authorization import not_authorized
 from router.commands.call import Call, answers
@@ -37,7 +36,7 @@ from router.request.fields import (
     wrong_type,
 )
 from shard_client.bson.values import type_name
-from shard_client.errors import CommandError
+from shard_client.errors import CommandError, ErrorCode
 
 DEFAULT_AWAIT_MS = 1000
 _SECONDS_PER_MS = 0.001
