@@ -48,12 +48,12 @@ class Isolation:
             CommandError: 112 WriteConflict if another transaction has locked the document, or if it
                 has changed since the snapshot.
         """
-        holder = self._locks.setdefault((collection.uuid, key), transaction)
-        if holder is not transaction:
+        if self._locks.get((collection.uuid, key), transaction) is not transaction:
             raise write_conflict()
         for ordinal, changed, _ in self._history.get(collection.uuid, ()):
             if ordinal > transaction.snapshot and changed == key:
                 raise write_conflict()
+        self._locks[collection.uuid, key] = transaction
 
     def note(self, collection: Collection, key: IdKey, before: Document | None, at: int) -> None:
         """Record a committed change while there are open snapshots."""

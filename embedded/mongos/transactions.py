@@ -125,10 +125,15 @@ class TransactionTable:
         """Hold a shared lock on ``namespace`` until the transaction ends.
 
         Raises:
-            CommandError: 24 LockTimeout.
+            CommandError: 24 LockTimeout; 251 if the transaction ended while it waited.
         """
         if namespace not in transaction.namespaces:
             await self._locks.acquire_shared(namespace)
+            if transaction.state != "open":
+                self._locks.release_shared(namespace)
+                raise no_such_transaction(
+                    f"Transaction {transaction.number} has been {transaction.state}."
+                )
             transaction.namespaces.add(namespace)
 
     def commit(self, transaction: Transaction) -> None:

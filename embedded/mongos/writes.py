@@ -104,7 +104,8 @@ async def _update_statement(
         refused = [error["code"] for error in result.errors[earlier:]]
         if (
             collection is not None
-            and targets
+            and targets is not None
+            and len(targets) == 1
             and request.retryable
             and refused == [shard_key_changed().code]
         ):

@@ -130,11 +130,15 @@ def project(spec: Any, variables: Mapping[str, Any] = EMPTY) -> Transformation:
     flags = {path: bool(value) for path, value in leaves.items() if _is_flag(value)}
     others = {flag for path, flag in flags.items() if path != "_id"}
     if len(others) > 1:
-        odd = next(path for path, flag in flags.items() if path != "_id" and not flag)
+        first, *rest = [item for item in flags.items() if item[0] != "_id"]
+        odd = next(path for path, flag in rest if flag != first[1])
+        code, of_field, of_projection = (
+            (31254, "exclusion", "inclusion") if first[1] else (31253, "inclusion", "exclusion")
+        )
         raise CommandError(
-            31254 if flags else 31253,
-            f"Invalid $project :: caused by :: Cannot do exclusion on field {odd} in inclusion "
-            "projection",
+            code,
+            f"Invalid $project :: caused by :: Cannot do {of_field} on field {odd} in "
+            f"{of_projection} projection",
         )
     computed = any(path not in flags for path in leaves)
     node = _Node()
