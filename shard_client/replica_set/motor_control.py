@@ -2,7 +2,8 @@
 
 import asyncio
 import threading
-from collections.abc import Iterable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
@@ -40,6 +41,9 @@ log = structlog.get_logger()
 _CLOSE_TIMEOUT = 2.5
 """A little more than the time that the driver waits for an unresponsive member."""
 
+_CHECK_PAUSE = 0.2
+"""The least time between two checks that the driver is asked for, in seconds."""
+
 _ROLES = {"RSPrimary": "primary", "RSSecondary": "secondary"}
 
 
@@ -75,7 +79,8 @@ class MotorReplicaSet(ReplicaSet):
         self._changed = asyncio.Event()
         self._check: asyncio.Task[None] | None = None
         self._refused: CommandError | None = None
-        self._distrusted: Address | None = None
+        self._distrusted: dict[Address, float] = {}
+        """When each member was distrusted that the driver has not checked since."""
         self._closed = False
         self._lost = False
         self._threshold = local_threshold
@@ -138,11 +143,17 @@ class MotorReplicaSet(ReplicaSet):
         errors = [plain_text(each.error) for each in servers if each.error]
         return "; ".join([*self._strangers.values(), *errors])
 
-    def answered(self, address: Address, name: str) -> None:
-        """Record a member that belongs to another set; called in the driver's threads."""
-        if name != self.name and not self._closed and not self._loop.is_closed():
+    def answered(self, address: Address, name: str, asked: float) -> None:
+        """Record that a member of the set ``name`` answered the driver; runs in the loop's thread.
+
+        ``asked`` is when the driver sent its hello, by ``time.monotonic``.
+        """
+        if name != self.name:
             text = f"{format_address(address)} is a member of the set {name}, not of {self.name}"
-            self._loop.call_soon_threadsafe(self._strangers.__setitem__, address, text)
+            self._strangers[address] = text
+        elif self._distrusted.get(address, asked) < asked:
+            del self._distrusted[address]
+            self._changed.set()
 
     def observe(self, address: Address, hello: Mapping[str, Any]) -> None:
         """Record a hello; if a secondary names a wrong primary, that one's answer corrects it."""
@@ -168,11 +179,11 @@ class MotorReplicaSet(ReplicaSet):
 
     @property
     def _trusted(self) -> dict[Address, Member]:
-        return {at: member for at, member in self._members.items() if at != self._distrusted}
+        return {at: member for at, member in self._members.items() if at not in self._distrusted}
 
     def invalidate(self, address: Address) -> None:
-        """Do not select ``address`` again before the driver has checked the set."""
-        self._distrusted = address
+        """Do not select ``address`` again before the driver has checked it, or the set."""
+        self._distrusted[address] = time.monotonic()
 
     def renew(self) -> None:
         """Replace the driver's client: a client reads its certificates only once."""
@@ -220,8 +231,9 @@ class MotorReplicaSet(ReplicaSet):
         """Make the driver select a primary and run a query without results on it.
 
         If that member does not answer or is no longer the primary, the driver checks it again.
+        The next check begins a pause later at the earliest, whatever this one finds.
         """
-        distrusted = self._distrusted
+        began = time.monotonic()
         try:
             await self._client["admin"].command({"find": "nothing", "limit": 1})
             self._lost = False
@@ -229,14 +241,14 @@ class MotorReplicaSet(ReplicaSet):
             self._refused, self._lost = self._refusal(error), False  # the primary answers
         except PyMongoError as error:
             self._log_no_primary(error)
-            await asyncio.sleep(0.2)
         finally:
-            if self._distrusted == distrusted:
-                self._distrusted = None
+            self._distrusted = {at: when for at, when in self._distrusted.items() if when > began}
             if not self._closed:
                 # The driver publishes its events once a second; its description is up to date.
                 self.topology_changed(*_members_of(self._topology))
             self._changed.set()
+        await asyncio.sleep(_CHECK_PAUSE)
+        self._changed.set()
 
     def _refusal(self, error: OperationFailure) -> CommandError | None:
         """Return the error of a refused login, for which the driver distrusts the member."""
@@ -280,14 +292,13 @@ class MotorReplicaSet(ReplicaSet):
         self._members = members
         if hosts:
             self.hosts = hosts
-        if self._distrusted not in members:
-            self._distrusted = None
+        self._distrusted = {at: when for at, when in self._distrusted.items() if at in members}
         self._changed.set()
 
-    def report(self, members: dict[Address, Member], hosts: tuple[Address, ...]) -> None:
-        """Pass the members that the driver found from its threads to the loop."""
+    def report(self, finding: Callable[..., None], *arguments: object) -> None:
+        """Pass a finding of the driver from its threads to the loop."""
         if not self._closed and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(self.topology_changed, members, hosts)
+            self._loop.call_soon_threadsafe(finding, *arguments)
 
 
 def _login_options(access: Access) -> dict[str, Any]:
@@ -336,8 +347,8 @@ class _Listener(TopologyListener, ServerHeartbeatListener):
 
     def description_changed(self, event: TopologyDescriptionChangedEvent) -> None:
         """Report the members."""
-        if self._replica_set is not None:
-            self._replica_set.report(*_members_of(event.new_description))
+        if (to := self._replica_set) is not None:
+            to.report(to.topology_changed, *_members_of(event.new_description))
 
     def closed(self, event: TopologyClosedEvent) -> None:
         """Ignore the event: the monitoring has ended."""
@@ -346,10 +357,11 @@ class _Listener(TopologyListener, ServerHeartbeatListener):
         """Ignore the event."""
 
     def succeeded(self, event: ServerHeartbeatSucceededEvent) -> None:
-        """Report the set of a member that answers."""
+        """Report a member that answers, and its set."""
         name, (host, port) = event.reply.replica_set_name, event.connection_id
-        if self._replica_set is not None and name:
-            self._replica_set.answered((host, port or 27017), name)
+        if (to := self._replica_set) is not None and name:
+            asked = time.monotonic() - event.duration
+            to.report(to.answered, (host, port or 27017), name, asked)
 
     def failed(self, event: ServerHeartbeatFailedEvent) -> None:
         """Ignore the event: the member's description has the error."""

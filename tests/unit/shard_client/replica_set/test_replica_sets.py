@@ -1,6 +1,7 @@
 """Finding members: by sending hello to all, and through the driver's monitoring."""
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from random import Random
@@ -84,6 +85,31 @@ async def test_a_suspect_is_checked_before_it_is_returned_again(
         replica_set.invalidate(address)
         assert await replica_set.select(PRIMARY, PATIENCE) == address
         assert member.commands["hello"] + member.commands["find"] > before
+
+
+async def test_the_primary_is_not_asked_without_a_pause_for_a_member_that_is_missing(
+    member: ScriptedMember,
+):
+    async with closing(motor("rs", seeds(member))) as replica_set:
+        await replica_set.select(PRIMARY, PATIENCE)
+        with pytest.raises(CommandError):
+            await replica_set.select(ReadPreference("secondary"), 1)
+    assert 2 <= member.commands["find"] <= 12  # each is counted as it comes and as it is answered
+
+
+async def test_each_of_two_hung_members_stays_distrusted_until_it_answers():
+    (a, b), c = (("a", 1), ("b", 1)), ("c", 1)
+    async with closing(motor("rs", (a, b, c))) as replica_set:
+        assert isinstance(replica_set, MotorReplicaSet)
+        replica_set.topology_changed(dict.fromkeys((a, b, c), Member("secondary")), ())
+        before = time.monotonic()
+        for hung in (a, b):
+            replica_set.invalidate(hung)
+        nearest = ReadPreference("nearest")
+        assert {await replica_set.select(nearest, 1) for _ in range(20)} == {c}
+        replica_set.answered(a, "rs", asked=before)  # an answer to an earlier question
+        replica_set.answered(b, "rs", asked=time.monotonic())
+        assert {await replica_set.select(nearest, 1) for _ in range(50)} == {b, c}
 
 
 def test_host_strings_are_parsed():
