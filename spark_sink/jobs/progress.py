@@ -204,8 +204,9 @@ class ProgressReport:
             if batch is None:
                 continue
             self._reported = batch.number
-            for number in [each for each in self._written if each <= batch.number]:
-                del self._written[number]
+            for number in list(self._written):  # the query's thread adds to it: copy at once
+                if number <= batch.number:
+                    del self._written[number]
             self._print(batch)
             for listener in self._listeners:
                 listener.add(batch)

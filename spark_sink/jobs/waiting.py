@@ -55,7 +55,8 @@ def wait_until(
     SourceError if there is no job.
     """
     deadline = time.monotonic() + seconds
-    signals, sent, refused = Folder(folder.signals), "", ""
+    signals, refused = Folder(folder.signals), ""
+    sent: str | None = None
     signal = json.dumps({"type": LOG, "data": {"message": "job wait"}})
     try:
         while True:
@@ -70,17 +71,19 @@ def wait_until(
                     f"after {max(0.0, seconds):.0f} s {'; '.join(missing)}. Check that the job in "
                     f"{folder.address} runs (its last batch is {batch}), or wait longer{refused}"
                 )
-            if not refused and (not sent or tables.have_signal(sent)):
+            if not refused and (sent is None or tables.have_signal(sent)):
                 try:
-                    signals.remove(f"{sent}.json")
+                    if sent is not None:
+                        signals.remove(f"{sent}.json")
                     sent = f"wait-{uuid4().hex}"
                     signals.write(f"{sent}.json", signal)
                 except OSError as error:
                     refused = f". No signal could be sent; the job moves on by itself: {error}"
             time.sleep(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic())))
     finally:
-        with suppress(OSError):
-            signals.remove(f"{sent}.json")
+        if sent is not None:
+            with suppress(OSError):
+                signals.remove(f"{sent}.json")
 
 
 class _Tables:
