@@ -29,7 +29,7 @@ from shard_client.bson.values import (
     TIMESTAMP,
 )
 from spark_sink.debezium.java_json import JavaJson
-from spark_sink.events.slices import Slice, fields_of
+from spark_sink.events.slices import Slice, elements_of, fields_of
 
 _OLD_BINARY = 2
 _JSON = JavaJson(relaxed=True, separator=",", plus=False)
@@ -56,7 +56,7 @@ class ConnectValues:
         if kind == DOCUMENT:
             return self.fields(data)
         if kind == ARRAY:
-            elements = [self.value(each) for each in fields_of(data).values()]
+            elements = [self.value(each) for _, each in elements_of(data)]
             if self.arrays_are_documents:
                 return {f"_{index}": each for index, each in enumerate(elements)}
             return _alike(elements)

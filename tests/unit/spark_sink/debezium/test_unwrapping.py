@@ -55,6 +55,12 @@ def test_values_have_the_types_of_kafka_connect() -> None:
     }
 
 
+def test_arrays_keep_elements_whose_names_are_equal() -> None:
+    inserted = event("insert", fullDocument={"_id": 1004, "list": ["a", "b"]})
+    [(_, value)] = unwrapped(inserted.replace(b"\x021\0", b"\x020\0"))
+    assert value["list"] == ["a", "b"]
+
+
 def test_an_update_has_the_fields_that_were_set_and_the_id() -> None:
     description = {"updatedFields": {"a.b": 1, "l": [1, 2]}, "removedFields": ["z"]}
     update = event("update", updateDescription=description)
