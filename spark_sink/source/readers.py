@@ -190,19 +190,21 @@ class MergerouterBatchReader(DataSourceReader):
     def _tasks(self, client: RouterClient) -> Sequence[Task]:
         options = self._options
         if options.batch_mode == "snapshot":
-            snapshot_time = client.present()
+            snapshot_time = client.with_retries(client.present)
             planner = snapshot_planner(client, options)
-            plan = replace(planner.begin(snapshot_time), end=None)  # all in one batch
+            begun = client.with_retries(lambda: planner.begin(snapshot_time))
+            plan = replace(begun, end=None)  # all in one batch
             request = SnapshotRequest.of_mode(snapshot_time, plan, options.snapshot.collections)
             state = SignalState(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(
                 lambda: snapshot_tasks(state, start, options, planner, client.present)
             )
-        end = options.end or after(client.present())
+        present = after(client.with_retries(client.present))
+        end = options.end or present
         if not is_after(end, options.start):
             return []
-        if isinstance(end, AtTime) and is_after(end, after(client.present())):
+        if isinstance(end, AtTime) and is_after(end, present):
             raise OptionError("option 'endAtOperationTime': lies in the future; remove it")
         with closing(BatchPlanner(client, options)) as planner_of_changes:
             return planner_of_changes.tasks(PlannedBatch(options.start, end))
