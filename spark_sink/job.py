@@ -145,7 +145,7 @@ class _Start:
             report(running)
             router.turn()
 
-        maintain = schedule(folder, settings.maintain)
+        maintain = schedule(folder, settings.maintain, lambda: self._stop.requested)
         with nullcontext() if port is None else metrics.serve(port + self._number):
             query = job.start(spark, self._trigger)
             report.begin(folder.last_committed())

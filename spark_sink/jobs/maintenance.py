@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import takewhile
 from operator import itemgetter
 from typing import Any
 
@@ -30,24 +31,31 @@ _Files = Sequence[Mapping[str, Any]]
 _PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
 
 
-def compact_tables(folder: JobFolder) -> Iterator[str]:
-    """Merge small files, and delete files that no reader needs; return a line for each table.
+def _never() -> bool:
+    return False
 
-    The job may run meanwhile. Raises StreamError.
+
+def compact_tables(folder: JobFolder, is_stopped: Callable[[], bool] = _never) -> Iterator[str]:
+    """Merge small files, and delete files that no reader needs; yield a line for each table.
+
+    The job may run meanwhile. After a stop no more portion or table begins. Raises StreamError.
     """
     for name in APPENDED:
         log = DeltaLog(folder.table(name))
-        if log.exists:
-            before, after = merge_small_files(log)
+        if log.exists and not is_stopped():
+            before, after = merge_small_files(log, is_stopped)
             deleted = log.vacuum(full=True)
             yield f"{name}: {before} files compacted into {after}, {deleted} old ones deleted"
     current = DeltaLog(folder.table(CURRENT))
-    if current.exists:  # its files are written again as they grow
+    if current.exists and not is_stopped():  # its files are written again as they grow
         yield f"{CURRENT}: {current.vacuum(full=True)} old files deleted"
 
 
 def schedule(
-    folder: JobFolder, seconds: float | None, clock: Callable[[], float] = time.monotonic
+    folder: JobFolder,
+    seconds: float | None,
+    is_stopped: Callable[[], bool] = _never,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Callable[[], None]:
     """Return a function that compacts a job's tables if the interval has passed since it last did.
 
@@ -61,7 +69,7 @@ def schedule(
             return
         try:
             with printed_progress():
-                for line in compact_tables(folder):
+                for line in compact_tables(folder, is_stopped):
                     say(line)
         except SourceError as error:
             say(f"the tables were not all compacted; the job continues: {error}")
@@ -70,7 +78,7 @@ def schedule(
     return maintain
 
 
-def merge_small_files(log: DeltaLog) -> tuple[int, int]:
+def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = _never) -> tuple[int, int]:
     """Replace small files by large ones with the same rows; return their numbers.
 
     These are the numbers of all files, before and after. Each portion is committed and reported by
@@ -81,10 +89,10 @@ def merge_small_files(log: DeltaLog) -> tuple[int, int]:
     files = log.actions()
     small, done = _small(files), 0
     left, before = small, len(small) + 1
-    while 0 < len(left) < before:
+    while 0 < len(left) < before and not is_stopped():
         before = len(left)
         rest = {each["path"] for each in left}
-        for portion in _portions(left):
+        for portion in takewhile(lambda _: not is_stopped(), _portions(left)):
             rest |= _replace(log, portion)
             done += len(portion)
             if left is small:

@@ -34,7 +34,7 @@ def test_small_files_are_compacted_when_it_is_time(
     rows = NOTIFICATIONS.empty_table().from_pylist([{"id": "a"}], NOTIFICATIONS)
     for number in range(3):
         DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", number))
-    maintain = schedule(folder, 7200, lambda: now[0])
+    maintain = schedule(folder, 7200, clock=lambda: now[0])
     for moment in (3600.0, 7200.0, 7300.0):
         now[0] = moment
         maintain()
@@ -49,6 +49,18 @@ def test_small_files_are_compacted_when_it_is_time(
     maintain()
     [line] = capsys.readouterr().err.splitlines()
     assert line.startswith("the tables were not all compacted; the job continues: the table at ")
+
+
+def test_a_stop_ends_a_compaction_after_the_portion_in_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, asked = JobFolder(str(tmp_path)), iter([False, False, False, True])
+    monkeypatch.setattr(maintenance, "_PORTION_FILES", 2)
+    rows = NOTIFICATIONS.empty_table().from_pylist([{"id": "a"}], NOTIFICATIONS)
+    for number in range(6):
+        DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", number))
+    [line] = compact_tables(folder, lambda: next(asked, True))
+    assert line == "notifications: 6 files compacted into 5, 0 old ones deleted"
 
 
 def test_the_job_may_commit_while_its_tables_are_listed(
