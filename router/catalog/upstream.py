@@ -289,6 +289,10 @@ async def _connect(access: Access, address: Address, timeout: float) -> Connecti
     )
 
 
+class LoginLostError(NetworkError):
+    """The connection on which a client is logged in has ended: it has to log in again."""
+
+
 class Reachable(Protocol):
     """A server that commands are relayed to: the upstream, or another process of the router."""
 
@@ -361,6 +365,6 @@ class ServerLink:
                 return connection
             self.abort()
         if self._pinned:
-            raise NetworkError("the connection on which the client is logged in has ended")
+            raise LoginLostError("the connection on which the client is logged in has ended")
         self._connection = connection = await self._upstream.connect()
         return connection

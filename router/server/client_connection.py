@@ -9,7 +9,7 @@ from typing import Any
 import structlog
 
 from router.access.authorization import login_required, not_for_certificates
-from router.catalog.upstream import CatalogPrimary
+from router.catalog.upstream import CatalogPrimary, LoginLostError
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
 from router.commands.call import COMMANDS, Call, Client, Node, counted_name
 from router.commands.other_workers import kill_unread, take_user
@@ -232,7 +232,7 @@ class ClientConnection:
         try:
             return await command.run(call) if command is not None else PASS_THROUGH
         except NetworkError as error:  # of a server; the client's connection is well
-            if request.name in _OF_LOGINS:
+            if request.name in _OF_LOGINS or isinstance(error, LoginLostError):
                 raise
             raise CommandError(ErrorCode.HostUnreachable, str(error)) from error
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from bson import Code, Int64
 
+from router.catalog.upstream import Reachable, ServerLink
 from router.commands.fail_points import FailPoints
 from router.config.log_lines import RECENT
 from tests.doubles.fake_clusters import OneShard
@@ -194,6 +195,20 @@ async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
             router.node.cluster = OneShard(broken.port)  # type: ignore[assignment]
             reply = await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
         assert reply["code"] == 6, "only a server's connection has ended, not the client's"
+
+
+async def test_a_client_whose_login_at_the_upstream_is_lost_is_disconnected(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def link_that_has_ended(server: Reachable) -> ServerLink:
+        link = ServerLink(server)
+        link.pin()
+        return link
+
+    monkeypatch.setattr("router.commands.call.ServerLink", link_that_has_ended)
+    async with facade_before(answer) as (_, _, client):
+        with pytest.raises(EOFError):  # a driver keeps a connection that has error replies
+            await client.command("admin", {"getParameter": 1, "featureFlagX": 1})
 
 
 @pytest.mark.parametrize(
