@@ -97,7 +97,7 @@ class ConnectionPool:
         """
         deadline = self._loop.time() + timeout
         member = self._member(address)
-        await _acquire(member.free, deadline, address, self._limits.most)
+        await _acquire(member.free, deadline, self._limits.most, "connections", address)
         try:
             connection = await self._connection(address, member, deadline, greet=greet)
         except BaseException:
@@ -145,7 +145,9 @@ class ConnectionPool:
         """
         deadline = self._loop.time() + timeout
         brief = self._member(address).brief
-        await _acquire(brief, deadline, address, self._limits.most_brief)
+        await _acquire(
+            brief, deadline, self._limits.most_brief, "brief uses of connections", address
+        )
         try:
             left = max(0.001, deadline - self._loop.time())
             connection = await self.take(address, left, greet=greet)
@@ -235,14 +237,16 @@ def _pop(member: _Member) -> Connection | None:
     return None
 
 
-async def _acquire(free: asyncio.Semaphore, deadline: float, address: Address, most: int) -> None:
-    """Wait for one of ``most`` connections until ``deadline``; raises mongos's CommandError."""
+async def _acquire(
+    free: asyncio.Semaphore, deadline: float, most: int, what: str, address: Address
+) -> None:
+    """Wait for one of ``most`` until ``deadline``. Raises mongos's CommandError, with ``what``."""
     try:
         async with asyncio.timeout_at(deadline):
             await free.acquire()
     except TimeoutError:
         raise CommandError(
             ErrorCode.NetworkInterfaceExceededTimeLimit,
-            f"all {most} connections to {format_address(address)} are in use",
+            f"all {most} {what} to {format_address(address)} are taken",
             labels=(RESUMABLE_LABEL,),
         ) from None
