@@ -143,15 +143,16 @@ class MotorReplicaSet(ReplicaSet):
         errors = [plain_text(each.error) for each in servers if each.error]
         return "; ".join([*self._strangers.values(), *errors])
 
-    def answered(self, address: Address, name: str, asked: float) -> None:
-        """Record that a member of the set ``name`` answered the driver; runs in the loop's thread.
+    def answered(self, address: Address, hello: Mapping[str, Any], asked: float) -> None:
+        """Record a member's answer to the driver's hello; runs in the loop's thread.
 
         ``asked`` is when the driver sent its hello, by ``time.monotonic``.
         """
-        if name != self.name:
+        if (name := hello["setName"]) != self.name:
             text = f"{format_address(address)} is a member of the set {name}, not of {self.name}"
             self._strangers[address] = text
         elif self._distrusted.get(address, asked) < asked:
+            self.observe(address, hello)  # the driver publishes a new role up to a second later
             del self._distrusted[address]
             self._changed.set()
 
@@ -358,10 +359,10 @@ class _Listener(TopologyListener, ServerHeartbeatListener):
 
     def succeeded(self, event: ServerHeartbeatSucceededEvent) -> None:
         """Report a member that answers, and its set."""
-        name, (host, port) = event.reply.replica_set_name, event.connection_id
-        if (to := self._replica_set) is not None and name:
+        hello, (host, port) = event.reply.document, event.connection_id
+        if (to := self._replica_set) is not None and hello.get("setName"):
             asked = time.monotonic() - event.duration
-            to.report(to.answered, (host, port or 27017), name, asked)
+            to.report(to.answered, (host, port or 27017), hello, asked)
 
     def failed(self, event: ServerHeartbeatFailedEvent) -> None:
         """Ignore the event: the member's description has the error."""

@@ -98,18 +98,21 @@ async def test_the_primary_is_not_asked_without_a_pause_for_a_member_that_is_mis
 
 
 async def test_each_of_two_hung_members_stays_distrusted_until_it_answers():
-    (a, b), c = (("a", 1), ("b", 1)), ("c", 1)
+    a, b, c = ((name, 1) for name in "abc")
+    secondary = Member("secondary")
     async with closing(motor("rs", (a, b, c))) as replica_set:
         assert isinstance(replica_set, MotorReplicaSet)
-        replica_set.topology_changed(dict.fromkeys((a, b, c), Member("secondary")), ())
+        replica_set.topology_changed({a: secondary, b: Member("primary"), c: secondary}, ())
         before = time.monotonic()
         for hung in (a, b):
             replica_set.invalidate(hung)
         nearest = ReadPreference("nearest")
         assert {await replica_set.select(nearest, 1) for _ in range(20)} == {c}
-        replica_set.answered(a, "rs", asked=before)  # an answer to an earlier question
-        replica_set.answered(b, "rs", asked=time.monotonic())
+        hello = {"setName": "rs", "secondary": True}
+        replica_set.answered(a, hello, asked=before)  # an answer to an earlier question
+        replica_set.answered(b, hello, asked=time.monotonic())
         assert {await replica_set.select(nearest, 1) for _ in range(50)} == {b, c}
+        assert replica_set.primary is None  # it has stepped down
 
 
 def test_host_strings_are_parsed():
