@@ -19,8 +19,8 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.access.login import AccessControl
+from router.admin.router_status import LAG_BOUNDS, collect_own, measure_lag
 from router.admin.server import admin_port
-from router.admin.sources import LAG_BOUNDS, collect_own, measure_lag
 from router.allocator import keep_slack_small
 from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks

@@ -19,7 +19,7 @@ from prometheus_client.core import (
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
-from router.admin.sources import RouterStatus
+from router.admin.router_status import RouterStatus
 from router.stream.admission import Limiting
 from router.stream.remotes import REASONS
 

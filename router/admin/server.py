@@ -14,8 +14,8 @@ from aiohttp.http import HttpProcessingError
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
 from router.admin.metrics import exposition
-from router.admin.page_values import SAMPLE_INTERVAL, History, sample_of, status_view
-from router.admin.sources import Collect
+from router.admin.router_status import Collect
+from router.admin.status_view import SAMPLE_INTERVAL, History, sample_of, status_view
 from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 from router.client_limits import ConnectionCounts
 from router.config.settings import Net

@@ -14,8 +14,8 @@ import anyio
 import structlog
 from bson.objectid import ObjectId
 
+from router.admin.router_status import RouterStatus
 from router.admin.server import admin_port
-from router.admin.sources import RouterStatus
 from router.client_limits import ConnectionCounts
 from router.commands.process_status import COMMAND
 from router.config.log_lines import LEVEL, RECENT

@@ -33,8 +33,8 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of
 from spark_sink.batches.event_rate import EventRate, ReportInbox
+from spark_sink.batches.event_tasks import ReadTask, merged_tasks, shard_tasks
 from spark_sink.batches.query_start import cluster_time_at, query_started
-from spark_sink.batches.read_task import ReadTask, merged_tasks, shard_tasks
 from spark_sink.errors import StreamError
 from spark_sink.events.header import fragment_of
 from spark_sink.events.positions import (

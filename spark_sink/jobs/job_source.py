@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_sink.batches.read_task import ReadTask
+from spark_sink.batches.event_tasks import ReadTask
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.events.documents import from_document, from_json
 from spark_sink.jobs.job_folder import CURRENT

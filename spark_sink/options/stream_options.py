@@ -186,7 +186,7 @@ class StreamOptions:
 
     @property
     def reads_raw_updates(self) -> bool:
-        """Whether servers send updates as the oplog has them (`events.update_events`).
+        """Whether servers send updates as the oplog has them (`events.update_descriptions`).
 
         A pipeline that names updateDescription needs the form that servers make.
         """

@@ -32,7 +32,7 @@ from spark_sink.events.slices import (
     fields_of,
     string_of,
 )
-from spark_sink.events.update_events import PATHS, Parts, Paths, listed, path_of
+from spark_sink.events.update_descriptions import PATHS, Parts, Paths, listed, path_of
 
 _DOCUMENTS = (b"fullDocument", b"fullDocumentBeforeChange")
 _DESCRIPTION, _KEY = b"updateDescription", b"documentKey"

@@ -27,9 +27,9 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, StreamError, without_traceback
-from spark_sink.events.applied_updates import updated
+from spark_sink.events.apply_update import updated
 from spark_sink.events.slices import document_of, elements_of, fields_of
-from spark_sink.events.update_events import PATHS
+from spark_sink.events.update_descriptions import PATHS
 from spark_sink.sink.changes import (
     CELLS,
     Change,

@@ -28,7 +28,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
     Task,
     TaskPartition,
-    read_task,
+    rows_of_task,
     snapshot_planner,
     snapshot_tasks,
 )
@@ -143,7 +143,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def rows(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, in the scope of its batch. Raises StreamError."""
         scope = partition.scope or self.options.scope
-        return read_task(partition.value, replace(self.options, scope=scope))
+        return rows_of_task(partition.value, replace(self.options, scope=scope))
 
     def stop(self) -> None:
         """Kill the driver's cursor and close its connections."""
@@ -185,7 +185,7 @@ class MergerouterBatchReader(DataSourceReader):
         with without_traceback():
             task: Task | None = cast("TaskPartition", partition).value
             if task is not None:  # Spark passes None where there are no partitions
-                yield from read_task(task, self._options)
+                yield from rows_of_task(task, self._options)
 
     def _tasks(self, client: RouterClient) -> Sequence[Task]:
         options = self._options

@@ -16,11 +16,11 @@ from pyspark.sql.datasource import InputPartition
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_rate import report
-from spark_sink.batches.read_task import ReadTask, TaskReader
+from spark_sink.batches.event_tasks import ReadTask, TaskReader
 from spark_sink.events.header import SNAPSHOT_END, join_fragments
 from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
-from spark_sink.events.update_events import described
+from spark_sink.events.update_descriptions import described
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import RetryPolicy, StreamOptions
 from spark_sink.rows.event_rows import EventRows
@@ -129,7 +129,7 @@ def _token_at(position: Position) -> str:
     return "" if time is None else high_water_mark(time)
 
 
-def read_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
+def rows_of_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
     if isinstance(task, bytes):

@@ -22,7 +22,7 @@ from pyspark.sql.types import StructField, StructType
 
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.bson.values import DOCUMENT
-from spark_sink.events.applied_updates import updated
+from spark_sink.events.apply_update import updated
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.options.scope import Tokens

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 from bson.timestamp import Timestamp
 
+from router.admin.router_status import LAG_BOUNDS, collect_own
 from router.admin.server import AdminServer
-from router.admin.sources import LAG_BOUNDS, collect_own
 from router.commands.job_reports import JobReport
 from router.status_sums import Histogram
 from router.tls.handshake import Handshakes

@@ -12,11 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.batches.read_task import TaskReader
+from spark_sink.batches.event_tasks import TaskReader
 from spark_sink.events.header import fragment_of, join_fragments
 from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.stream_options import parse_options
-from spark_sink.source.tasks import read_task
+from spark_sink.source.tasks import rows_of_task
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, Inbox, planner
 from tests.spark.conftest import Shop
@@ -118,7 +118,7 @@ def test_a_large_event_is_one_row(shop: Shop) -> None:
         rows: list[dict[str, Any]] = []
         while (batch := plan.next_batch(start, 1)).end != start:
             tasks = plan.tasks(batch)
-            for read in map(partial(read_task, options=options), tasks):
+            for read in map(partial(rows_of_task, options=options), tasks):
                 rows += [row for part in read for row in part.to_pylist()]
             start = batch.end
     finally:

@@ -11,7 +11,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from router import allocator
-from router.admin.sources import LAG_BOUNDS, measure_lag
+from router.admin.router_status import LAG_BOUNDS, measure_lag
 from router.allocator import collect_less_often, keep_freed_memory, keep_slack_small
 from router.config.security import HIDDEN
 from router.config.settings import load_settings

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from router.admin.page_values import History, Sample, status_view
-from router.admin.sources import RouterStatus, collect_own
+from router.admin.router_status import RouterStatus, collect_own
+from router.admin.status_view import History, Sample, status_view
 from router.admin.words import in_bytes
 from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, PlannedBatch
-from spark_sink.batches.read_task import ReadTask, TaskReader, shard_tasks
+from spark_sink.batches.event_tasks import ReadTask, TaskReader, shard_tasks
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_after
 from spark_sink.events.runs import sort_key

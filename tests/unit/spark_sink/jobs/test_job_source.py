@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.read_task import ReadTask
+from spark_sink.batches.event_tasks import ReadTask
 from spark_sink.events.heartbeats import heartbeat
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_source import JobStreamReader

@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.applied_updates import updated
+from spark_sink.events.apply_update import updated
 from spark_sink.events.slices import fields_of
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.field_edits import FieldEdits

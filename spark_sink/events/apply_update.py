@@ -6,9 +6,9 @@ the update: a description never sets a field and a path into it. A number in a p
 the document has an array there, and a field's name otherwise.
 
 Names may contain dots, too. Then `disambiguatedPaths` has the parts of a path
-(`spark_sink.events.update_events`). In a description without that field a path with a dot may have
-several meanings: a new field may have any name. Such a path is refused unless the document leaves
-it one meaning.
+(`spark_sink.events.update_descriptions`). In a description without that field a path with a dot may
+have several meanings: a new field may have any name. Such a path is refused unless the document
+leaves it one meaning.
 
 A name may occur twice in a document. An event does not tell which of these fields it changes: an
 operator changes the first one, and a pipeline all of them. Such a path is refused, too. Fields
@@ -27,7 +27,7 @@ import bson
 
 from shard_client.bson.values import DOCUMENT, NULL, STRING
 from spark_sink.events.slices import CODEC, Slice, array_of, document_slice, elements_of, fields_of
-from spark_sink.events.update_events import Part, Paths
+from spark_sink.events.update_descriptions import Part, Paths
 
 _NOTHING = object()
 Document = dict[Any, Any]

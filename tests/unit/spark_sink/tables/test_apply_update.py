@@ -13,10 +13,10 @@ from bson.errors import InvalidBSON
 
 from embedded.change_streams.update_description import describe_update
 from embedded.storage.diff import compute_diff
-from spark_sink.events.applied_updates import updated
+from spark_sink.events.apply_update import updated
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import fields_of
-from spark_sink.events.update_events import described
+from spark_sink.events.update_descriptions import described
 from spark_sink.tables.ddl_events import DdlEvent
 from spark_sink.tables.prepare import Prepare
 from tests.spark.field_names import changed_by_chance, document_by_chance, doubled

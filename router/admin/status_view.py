@@ -10,7 +10,7 @@ from itertools import pairwise
 from math import isinf
 from typing import Any, Final
 
-from router.admin.sources import CONFIG, RouterStatus
+from router.admin.router_status import CONFIG, RouterStatus
 
 SAMPLE_INTERVAL = 5.0
 """Seconds between two samples."""
