@@ -26,7 +26,7 @@ from router.commands.reply_bodies import (
     with_retry_labels,
 )
 from router.server.client_deadlines import ClientDeadlines
-from router.server.incoming import Incoming, Shared
+from router.server.incoming import Incoming, PortShares
 from router.server.request import Request, off_loop
 from router.tls.handshake import ForeignProtocolError, log_refused_client
 from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
@@ -74,7 +74,7 @@ class ClientConnection:
         shared: what the connection shares with others.
     """
 
-    def __init__(self, stream: FrameStream, node: Node, client: Client, shared: Shared) -> None:
+    def __init__(self, stream: FrameStream, node: Node, client: Client, shared: PortShares) -> None:
         self.client = client
         self._stream = stream
         self._node = node

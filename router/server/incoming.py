@@ -66,7 +66,7 @@ _PORTION = 256 * 1024
 """Bytes of a large message that are received in one turn."""
 
 
-class Shared:
+class PortShares:
     """What all clients of a port share: their turns, and the room for large messages.
 
     Args:
@@ -94,7 +94,7 @@ class Incoming:
         shared: what it shares with others.
     """
 
-    def __init__(self, stream: FrameStream, client: Client, shared: Shared) -> None:
+    def __init__(self, stream: FrameStream, client: Client, shared: PortShares) -> None:
         self.count = 0
         self.may_idle = False
         self.idle = asyncio.Event()

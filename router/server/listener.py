@@ -14,7 +14,7 @@ from router.access.login import Login
 from router.client_limits import ConnectionCounts
 from router.commands.call import Client, Counters, Node
 from router.server.client_connection import ClientConnection
-from router.server.incoming import Shared
+from router.server.incoming import PortShares
 from router.tls.handshake import Handshakes, check_first_header, peer_certificate
 from router.tls.sockets import BACKLOG, AcceptingPort, uncounted
 from shard_client.wire.connection import is_loopback, probe_peer
@@ -61,7 +61,7 @@ class Listener(AcceptingPort):
         self._counters = Counters() if for_workers else node.counters
         self._connections: set[ClientConnection] = set()
         self._ids = count(1)
-        self._shared = Shared(limits, self._counters)
+        self._shared = PortShares(limits, self._counters)
         shortest = limits.shortest_time / _CHECKS_A_DEADLINE
         self._check_interval = max(_SHORTEST_CHECK, min(_LONGEST_CHECK, shortest))
 

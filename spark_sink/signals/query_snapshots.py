@@ -1,9 +1,9 @@
-"""The snapshots of a query: that of its mode, and those that signals and the table request.
+"""The snapshots of a query: the initial one, and those that signals and the table request.
 
 A snapshot is divided into chunks, and each batch reads some of them beside its events. All chunks
 of a batch are read at one cluster time, which the batch's events do not exceed: no row of a
 snapshot is older than an earlier event, and later events supersede it by their tokens. A blocking
-snapshot is the same without events, and so is the one of the query's mode, which is read at its
+snapshot is the same without events, and so is the initial one, which is read at its
 own time and before the first events.
 """
 
@@ -53,7 +53,7 @@ class QuerySnapshots:
     """Processes signals, and plans the snapshots that they, the mode and the table request.
 
     Args:
-        collections: regular expressions for the names of those that the mode's own snapshot reads;
+        collections: regular expressions for the names of those that the initial snapshot reads;
             none means all.
         refusal: why the query cannot read snapshots on request; None if it can.
     """
@@ -72,11 +72,11 @@ class QuerySnapshots:
         self._clock = clock
 
     def begin(self, state: SignalState, time: Timestamp) -> SignalState:
-        """Return the state in which the snapshot of the query's mode begins, before all others.
+        """Return the state in which the initial snapshot begins, before all others.
 
         `time` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
-        request = SnapshotRequest.of_mode(time, None, self._collections)
+        request = SnapshotRequest.initial(time, None, self._collections)
         request = replace(request, id=state.free_id(request.id))
         state = replace(state, requests=(request, *state.requests))
         return self._begun(state, request, time)
@@ -170,7 +170,7 @@ class QuerySnapshots:
         """Return the state with what the next batch reads of the running snapshot.
 
         It is read at `time`, a cluster time that the batch's events do not exceed, or at its own
-        time if it is the mode's. Raises PyMongoError.
+        time if it is the initial one. Raises PyMongoError.
         """
         while (request := state.running) is not None:
             if request.plan is None:

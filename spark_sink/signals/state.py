@@ -27,10 +27,10 @@ _MAX_HANDLED = 50
 
 @dataclass(frozen=True)
 class SnapshotRequest:
-    """A snapshot that the query's mode, a signal or the table requests.
+    """A snapshot that the mode of the query (the initial one), a signal or the table requests.
 
     Args:
-        kind: that of the query's mode is initial. The stream waits for all but incremental ones.
+        kind: initial, blocking or incremental. The stream waits for all but incremental ones.
         collections, excluded: regular expressions for names, of which none means all; plain names
             if `required`.
         plan: how far it is; None before the beginning.
@@ -50,10 +50,10 @@ class SnapshotRequest:
     gained: Gained | None = None
 
     @classmethod
-    def of_mode(
+    def initial(
         cls, time: Timestamp, plan: SnapshotPlan | None = None, collections: tuple[str, ...] = ()
     ) -> SnapshotRequest:
-        """Return the request of the query's mode, at a cluster time."""
+        """Return the request of the initial snapshot, at a cluster time."""
         return cls(f"initial-{time.time}-{time.inc}", "initial", collections, plan=plan)
 
     @property
@@ -135,7 +135,7 @@ class SignalState:
 
     @property
     def initial_plan(self) -> SnapshotPlan | None:
-        """The plan of the snapshot of the query's mode; None if none is running."""
+        """The plan of the initial snapshot; None if it is not running."""
         return next((each.plan for each in self.requests if each.kind == "initial"), None)
 
     @property

@@ -99,8 +99,8 @@ class Output:
         return set()
 
 
-class _ModesSnapshot(Enum):
-    """The snapshot of the query's mode, in one start of the query."""
+class _InitialSnapshot(Enum):
+    """The initial snapshot, in one start of the query."""
 
     DUE = "it begins with the next batch, whatever the position"
     NONE = "it does not begin, unless there is no position or no history"
@@ -123,7 +123,7 @@ class OffsetPlanner:
         self._options = options
         self._output = output
         self._policy: SnapshotPolicy | None = None
-        self._snapshot = _ModesSnapshot.NONE
+        self._snapshot = _InitialSnapshot.NONE
         self._earliest = 0.0  # the time before which no snapshot begins
         self._is_at_end = False  # later signals wait for the next start
 
@@ -145,12 +145,12 @@ class OffsetPlanner:
         position, is_in_snapshot = start.position, signals.initial_plan is not None
         policy = self._policy or self._begun(QueryStart(time_of(position), is_in_snapshot))
         if is_in_snapshot:
-            self._snapshot = _ModesSnapshot.READ
+            self._snapshot = _InitialSnapshot.READ
             if start.scope != scope:
                 return self._change_scope(start, signals)
             return self._moved(start, PlannedBatch(position, position, 0), signals)
         signals = planners.snapshots.require(signals, *self._output.unread(start))
-        is_due = self._snapshot is _ModesSnapshot.DUE
+        is_due = self._snapshot is _InitialSnapshot.DUE
         if policy.at_first if isinstance(position, FromNow) else is_due:
             return self._begin_snapshot(start, signals)
         if not policy.streams:
@@ -171,7 +171,7 @@ class OffsetPlanner:
         except HistoryLostError:
             ended = start.signals.ending
             if (
-                self._snapshot is _ModesSnapshot.READ
+                self._snapshot is _InitialSnapshot.READ
                 and ended is not None
                 and ended.kind == "initial"
             ):
@@ -184,7 +184,7 @@ class OffsetPlanner:
     def _begun(self, start: QueryStart) -> SnapshotPolicy:
         """Return the policy of this start of the query."""
         self._policy = policy = self._options.snapshot.policy_for(start)
-        self._snapshot = _ModesSnapshot.DUE if policy.at_every_start else _ModesSnapshot.NONE
+        self._snapshot = _InitialSnapshot.DUE if policy.at_every_start else _InitialSnapshot.NONE
         self._earliest = time.monotonic() + self._options.snapshot.delay
         return policy
 
@@ -203,8 +203,8 @@ class OffsetPlanner:
         processed = signals.handled != start.signals.handled
         if batch.end == batch.start and not (signals.has_output or processed):
             return None
-        if self._snapshot is _ModesSnapshot.NONE:
-            self._snapshot = _ModesSnapshot.SKIPPED
+        if self._snapshot is _InitialSnapshot.NONE:
+            self._snapshot = _InitialSnapshot.SKIPPED
             signals = self.planners.snapshots.skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self._options.heartbeat_interval)
         return start.moved(
@@ -259,7 +259,7 @@ class OffsetPlanner:
             time.sleep(min(remaining, most))
             if remaining > most:
                 return None
-        self._snapshot = _ModesSnapshot.READ
+        self._snapshot = _InitialSnapshot.READ
         planners = self.planners
         planners.batches.close()
         signals = planners.client.with_retries(

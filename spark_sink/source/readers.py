@@ -194,7 +194,7 @@ class MergerouterBatchReader(DataSourceReader):
             planner = snapshot_planner(client, options)
             begun = client.with_retries(lambda: planner.begin(snapshot_time))
             plan = replace(begun, end=None)  # all in one batch
-            request = SnapshotRequest.of_mode(snapshot_time, plan, options.snapshot.collections)
+            request = SnapshotRequest.initial(snapshot_time, plan, options.snapshot.collections)
             state = SignalState(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(

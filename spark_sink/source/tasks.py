@@ -191,7 +191,7 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
 def _end_of_snapshot(
     request: SnapshotRequest, names: set[tuple[str, str]] | None, now: Timestamp
 ) -> bytes:
-    """Return the event of the end of a requested snapshot, or of that of the query's mode.
+    """Return the event of the end of a requested snapshot, or of the initial one.
 
     `names` are the databases and collections that it has read, None for all of the scope.
     """

@@ -141,7 +141,7 @@ def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
 
 
 IN_SNAPSHOT = SignalState(
-    requests=(SnapshotRequest.of_mode(POSITION.time, SnapshotPlan(POSITION.time)),)
+    requests=(SnapshotRequest.initial(POSITION.time, SnapshotPlan(POSITION.time)),)
 )
 
 
@@ -227,7 +227,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     listed = [{"db": "db", "coll": "c"}]
     for given, found, ends in (({}, [], [None]), (lists, [("db", "c")], [listed]), (lists, [], [])):
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
-        request = SnapshotRequest.of_mode(plan.snapshot_time, plan, options.snapshot.collections)
+        request = SnapshotRequest.initial(plan.snapshot_time, plan, options.snapshot.collections)
         state = from_json(SignalState, to_json(SignalState(ending=request)))
         tasks = snapshot_tasks(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
         assert [bson.decode(task).get("collections") for task in tasks] == ends

@@ -182,7 +182,7 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
 def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
     done = Progress(3, 1, 12)
     signals = SignalState(
-        requests=(SnapshotRequest.of_mode(TIME, SnapshotPlan(TIME, progress=done)),)
+        requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME, progress=done)),)
     )
     running = batch_progress(progress(0, signals=to_document(signals)), THROUGH)
     at_end = to_document(SignalState(ending=signals.requests[0]))
@@ -203,7 +203,7 @@ def test_a_terminal_shows_a_snapshot_as_a_bar(monkeypatch: pytest.MonkeyPatch) -
     ratio = "mergerouter_job_snapshot_ratio"
     for number, share in enumerate((0.0, 0.5)):
         plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=share))
-        running = SignalState(requests=(SnapshotRequest.of_mode(TIME, plan),))
+        running = SignalState(requests=(SnapshotRequest.initial(TIME, plan),))
         query.recentProgress.append(progress(number, signals=to_document(running)))
         report(query)  # type: ignore[arg-type]
     assert metrics.registry.get_sample_value(ratio) == 0.75

@@ -32,7 +32,7 @@ from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"
 TIME = Timestamp(5, 1)
-IN_SNAPSHOT = SignalState(requests=(SnapshotRequest.of_mode(TIME, SnapshotPlan(TIME)),))
+IN_SNAPSHOT = SignalState(requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME)),))
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signa
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk, Collection, LostDocument, bound_text
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
-from spark_sink.source.offset_planner import OffsetPlanner, Output, _ModesSnapshot
+from spark_sink.source.offset_planner import OffsetPlanner, Output, _InitialSnapshot
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)
@@ -450,7 +450,7 @@ def test_many_signals_of_one_cluster_time_come_once_each() -> None:
 def test_a_signal_is_processed_once_though_it_causes_nothing() -> None:
     planners: Any = SimpleNamespace(advanced=lambda state, _: state)
     planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), planners, Output())
-    planner._snapshot = _ModesSnapshot.SKIPPED
+    planner._snapshot = _InitialSnapshot.SKIPPED
     start = Offset(AtTime(MARK))
     batch = PlannedBatch(start.position, start.position, 0)
     assert planner._moved(start, batch, SignalState()) is None

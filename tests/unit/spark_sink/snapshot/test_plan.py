@@ -153,8 +153,8 @@ def written(plan: SnapshotPlan) -> SnapshotPlan:
 
 
 def in_snapshot(plan: SnapshotPlan) -> SignalState:
-    """Return the state of a query within the snapshot of its mode."""
-    return SignalState(requests=(SnapshotRequest.of_mode(plan.snapshot_time, plan),))
+    """Return the state of a query within its initial snapshot."""
+    return SignalState(requests=(SnapshotRequest.initial(plan.snapshot_time, plan),))
 
 
 def batches(planner: SnapshotPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:
