@@ -2,18 +2,15 @@
 (docs/protocol.md#events)."""
 
 from collections import defaultdict
-from typing import Any
 
 import pytest
 from pymongo.client_session import ClientSession
-from pymongo.database import Database
 
 from tests.conformance.data import Documents
 from tests.conformance.streams import Event, Stream, now
 from tests.harness.clusters import Client, TestCluster
 
 rule = pytest.mark.rule
-Data = Database[dict[str, Any]]
 
 
 def write_all_over(client: Client, sharded: Documents) -> None:

@@ -13,6 +13,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.batches.event_rate import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
@@ -28,10 +29,6 @@ UUID_HEX = "00112233445566778899AABBCCDDEEFF"
 def event_token(seconds: int, increment: int, suffix: str = "", *, invalidate: bool = False) -> str:
     flag = "6F" if invalidate else "6E"
     return f"82{seconds:08X}{increment:08X}2B022C010029{flag}5A1004{UUID_HEX}{suffix}04"
-
-
-def high_water_mark(seconds: int, increment: int) -> str:
-    return f"82{seconds:08X}{increment:08X}2B0229296E04"
 
 
 def runs_of(events: Iterable[RawBSONDocument]) -> Iterator[Run]:
@@ -107,11 +104,11 @@ class History:
             case Token():
                 return bisect.bisect_right(self.keys, position.data), position.data
             case AtTime(time):
-                data = high_water_mark(time.time, time.inc)
+                data = high_water_mark(time)
                 return bisect.bisect_left(self.keys, data), data
             case FromNow():
                 self.tick()
-                return len(self.keys), high_water_mark(self.now.time, self.now.inc)
+                return len(self.keys), high_water_mark(self.now)
 
     def watch(self, position: Position, shard: str | None = None) -> FakeStream:
         if self.failures:
@@ -153,7 +150,7 @@ class FakeStream(StreamCursor):
             self.left_in_batch = min(self.batch, len(history.events) - self.index)
             if not self.left_in_batch:
                 time = history.now if history.frozen else history.tick()  # a no-op advances it
-                beyond = {"_data": high_water_mark(time.time, time.inc)}
+                beyond = {"_data": high_water_mark(time)}
                 self.resume_token = max(beyond, self.resume_token, key=lambda token: token["_data"])
                 return None
         event = RawBSONDocument(bson.encode(history.events[self.index]))

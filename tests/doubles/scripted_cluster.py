@@ -14,6 +14,7 @@ from router.cursors.registry import CursorRegistry
 from router.lookup.upstream_reads import Lend
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.log_reader import Batch
+from router.stream.noop_writer import NoOpWriter
 from router.stream.open_streams import OpenStreams
 from router.stream_settings import StreamSettings
 from tests.doubles.probed_replica_set import ProbedReplicaSet
@@ -58,6 +59,7 @@ class ScriptedCluster:
     extra: list[ScriptedMember] = field(default_factory=list)
     registries: list[CursorRegistry] = field(default_factory=list)
     clusters: list[Cluster] = field(default_factory=list)
+    noop_writers: list[NoOpWriter] = field(default_factory=list)
 
     @property
     def members(self) -> list[ScriptedMember]:
@@ -89,8 +91,8 @@ class ScriptedCluster:
             member.stop_waiting()
         for registry in self.registries:
             await registry.close()
-        for cluster in self.clusters:
-            await cluster.close()
+        for closing in (*self.noop_writers, *self.clusters):
+            await closing.close()
         for member in self.members:
             await member.stop()
 

@@ -25,14 +25,11 @@ class Asked:
     command: dict[str, Any]
     writer: asyncio.StreamWriter
 
-    def reply(
-        self, document: dict[str, Any], *, flags: int = 0, response_to: int | None = None
-    ) -> int:
+    def reply(self, document: dict[str, Any], *, flags: int = 0) -> int:
         """Reply with one document; return the reply's id."""
         body = struct.pack("<IB", flags, 0) + bson.encode(document)
         reply_id = 5000 + self.request_id
-        answered = self.request_id if response_to is None else response_to
-        header = _HEADER.pack(16 + len(body), reply_id, answered, _OP_MSG)
+        header = _HEADER.pack(16 + len(body), reply_id, self.request_id, _OP_MSG)
         self.writer.write(header + body)
         return reply_id
 

@@ -7,7 +7,6 @@ from itertools import pairwise
 from random import Random
 from typing import Any, Protocol
 
-import bson
 from bson.timestamp import Timestamp
 
 from router.request.resume_point import starting_point
@@ -196,7 +195,3 @@ def _precedes(key: bytes, other: bytes) -> bool:
 def hwm(time: int, inc: int = 0, version: int = 1) -> bytes:
     """Return the raw token document of a high water mark."""
     return ResumeToken.high_water_mark(Timestamp(time, inc), version).raw
-
-
-def decoded(raw: bytes) -> dict[str, Any]:
-    return bson.decode(raw)

@@ -1,7 +1,5 @@
 """Real drivers on the router: one connection string for reads, writes and change streams."""
 
-import json
-import socket
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +11,6 @@ from pymongo.synchronous.collection import Collection
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.node import NodePrograms
 from tests.harness.routers import RouterProcess, start_router
-from tests.harness.until import PATIENCE
 
 _AWAIT_MS = 2000
 _COMPRESSORS = {
@@ -25,7 +22,7 @@ _COMPRESSORS = {
 
 @pytest.fixture(scope="module")
 def router(cluster: TestCluster) -> Iterator[RouterProcess]:
-    with start_router(cluster.configdb, cluster.mongos_uri, feed=True) as started:
+    with start_router(cluster.configdb, cluster.mongos_uri) as started:
         yield started
 
 
@@ -45,23 +42,6 @@ def collection(client: MongoClient[dict[str, Any]]) -> Collection[dict[str, Any]
     client.admin.command("moveChunk", f"facade.{name}", find={"_id": 0}, to="shard0")
     client.admin.command("moveChunk", f"facade.{name}", find={"_id": 50}, to="shard1")
     return client.facade[name]
-
-
-def keys(events: list[dict[str, Any]]) -> list[Any]:
-    return [event["documentKey"]["_id"] for event in events]
-
-
-def test_a_stream_shows_the_same_client_s_writes(collection: Collection[dict[str, Any]]) -> None:
-    with collection.watch(max_await_time_ms=_AWAIT_MS) as stream:
-        collection.insert_many([{"_id": number} for number in range(0, 100, 10)])
-        collection.update_one({"_id": 70}, {"$set": {"a": 1}})
-        collection.delete_one({"_id": 0})
-        events = [stream.next() for _ in range(12)]
-    assert [event["operationType"] for event in events[-2:]] == ["update", "delete"]
-    assert sorted(keys(events[:10])) == list(range(0, 100, 10))
-    tokens = [event["_id"]["_data"] for event in events]
-    assert tokens == sorted(tokens)
-    assert collection.count_documents({}) == 9
 
 
 @pytest.mark.parametrize("compressor", ["zlib", "snappy", "zstd"])
@@ -106,21 +86,3 @@ def test_mongosh_watches(
     seen = node.mongosh(router.uri, script)
     assert seen == {"seen": seen["seen"], "count": 2, "msg": "isdbgrid"}
     assert sorted(seen["seen"]) == [1, 99]
-
-
-def test_the_feed_returns_the_same_events_as_lines(
-    router: RouterProcess, collection: Collection[dict[str, Any]]
-) -> None:
-    request = {"database": "facade", "collection": collection.name}
-    with socket.create_connection(("127.0.0.1", router.feed_port or 0)) as connection:
-        connection.settimeout(PATIENCE)
-        with connection.makefile("rw") as lines:
-            start = collection.database.command("ping")["operationTime"]
-            request["startAtOperationTime"] = {"$timestamp": {"t": start.time, "i": start.inc}}
-            lines.write(json.dumps(request) + "\n")
-            lines.flush()
-            collection.insert_many([{"_id": number} for number in range(0, 100, 5)])
-            events = [json.loads(lines.readline()) for _ in range(20)]
-    assert sorted(keys(events)) == list(range(0, 100, 5))
-    tokens = [event["_id"]["_data"] for event in events]
-    assert tokens == sorted(tokens)

@@ -11,8 +11,6 @@ from structlog.exceptions import DropEvent
 from tests.simulation.loop import PROCESS
 from tests.simulation.planted import MARK
 
-_SAID_BY_DESIGN = frozenset({"Unexpected shutdown"})
-
 
 class Trace:
     """Keeps a digest of all lines and passes the lines to ``show``."""

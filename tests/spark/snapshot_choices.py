@@ -7,11 +7,6 @@ from spark_sink.options.snapshot_options import QueryStart
 asked: list[QueryStart] = []
 
 
-def initial_only(start: QueryStart) -> str:
-    asked.append(start)
-    return "initial_only"
-
-
 def only_after_a_checkpoint(start: QueryStart) -> str:
     asked.append(start)
     return "no_data" if start.checkpoint is None else "always"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock
@@ -31,7 +30,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import snapshot_tasks
 from spark_sink.tables.ddl_events import ddl_event_of
 from tests.spark import snapshot_choices
-from tests.spark.batches import Batches, batches
+from tests.spark.batches import batches
 from tests.spark.conftest import Shop
 
 pytestmark = pytest.mark.xdist_group("spark_cluster")
@@ -40,11 +39,6 @@ URI = "mongodb://127.0.0.1:27020"
 BASED = "snapshot.mode.configuration.based"
 CUSTOM = "tests.spark.snapshot_choices"
 POSITION = AtTime(Timestamp(100, 1))
-
-
-def parsed(**options: str) -> SnapshotOptions:
-    names = {name.replace("_", "."): text for name, text in options.items()}
-    return parse_options({"uri": URI, **names}).snapshot
 
 
 def based(*true: str) -> SnapshotOptions:
@@ -215,10 +209,6 @@ def test_a_snapshot_waits_for_the_end_of_its_delay(
 def given(shop: Shop, **more: object) -> dict[str, Any]:
     names = {name.replace("_", "."): value for name, value in more.items()}
     return {"uri": shop.uri, "database": shop.database, **names}
-
-
-def numbers(query: Batches, op: str) -> list[int]:
-    return sorted(json.loads(row["documentKey"])["_id"] for row in query.rows if row["op"] == op)
 
 
 def test_a_snapshot_without_collections_has_no_end_row() -> None:

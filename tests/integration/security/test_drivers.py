@@ -8,7 +8,6 @@ from motor.motor_asyncio import AsyncIOMotorClient
 from pymongo import AsyncMongoClient
 from pymongo.errors import OperationFailure
 
-from tests.harness.clusters import Client
 from tests.harness.node import NodePrograms
 from tests.integration.security.clients import Servers, client
 
@@ -30,25 +29,6 @@ def uri(servers: Servers) -> Iterator[str]:
             yield f"mongodb://writer:writer@{servers.router}/"
         finally:
             root.db[NAME].drop()
-
-
-def test_pymongo_logs_in_and_watches(uri: str) -> None:
-    with Client(uri) as connected:
-        collection = connected.db[NAME]
-        with collection.watch(max_await_time_ms=1000) as watching:
-            collection.insert_one({"_id": 1})
-            with connected.start_session() as session, session.start_transaction():
-                collection.insert_one({"_id": 2}, session=session)
-                collection.insert_one({"_id": 99}, session=session)
-            assert [watching.next()["documentKey"]["_id"] for _ in range(3)] == EXPECTED["seen"]
-        for attempt in (
-            lambda: connected.other.c.insert_one({}),
-            connected.other.c.watch,
-            connected.watch,
-        ):
-            with pytest.raises(OperationFailure) as refused:
-                attempt()
-            assert refused.value.code == 13
 
 
 @pytest.mark.parametrize("driver", [AsyncIOMotorClient, AsyncMongoClient])

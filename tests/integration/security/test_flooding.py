@@ -24,7 +24,6 @@ LIMITS = {
 }
 START = {"saslStart": 1, "mechanism": "SCRAM-SHA-256"}
 FIRST = b"n,,n=reader,r=0123456789abcdefghijklmnopqrstuv"
-MIB = 1024 * 1024
 ATTACKER = ("127.0.0.2", 0)
 
 

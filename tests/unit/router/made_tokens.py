@@ -37,12 +37,8 @@ def event(data: str, **fields: Any) -> tuple[bytes, bytes]:
     return data.encode(), bson.encode(body)
 
 
-def shard_event(
-    time: int, operation: str, shard: str, host: str = "", **more: Any
-) -> tuple[bytes, bytes]:
+def shard_event(time: int, operation: str, shard: str, **more: Any) -> tuple[bytes, bytes]:
     """Return an event on ``config.shards`` about ``shard``."""
     fields: dict[str, Any] = {"documentKey": {"_id": shard}, **more}
-    if operation in ("insert", "replace"):
-        fields["fullDocument"] = {"_id": shard, "host": host, "state": 1}
     number = 1 + (int(shard[-1]) if shard[-1].isdigit() else 0)
     return event(data_of(time, number), **{**fields, "operationType": operation})

@@ -24,10 +24,10 @@ from tests.filters.chance import Chance, document
 Document = dict[str, Any]
 
 
-def index_of(*matches: Document) -> FilterIndex[int]:
+def index_of(*matches: Document, **how: bool) -> FilterIndex[int]:
     index: FilterIndex[int] = FilterIndex()
     for owner, match in enumerate(matches):
-        index.add(owner, compile_filter([{"$match": match}]))
+        index.add(owner, compile_filter([{"$match": match}], **how))
     return index
 
 
@@ -154,21 +154,17 @@ NULLS = [event(a=None), event(), event(a=[None])]
 @pytest.mark.parametrize("match", [{"$eq": None}, {"$in": [None, 3]}, {"$not": {"$ne": None}}])
 def test_null_equals_undefined_before_8_0_only(match: Document, undefined_is_null: bool) -> None:
     stages = [{"$match": {"fullDocument.a": match}}]
-    stream_filter = compile_filter(stages, undefined_is_null=undefined_is_null)
-    index: FilterIndex[int] = FilterIndex()
-    index.add(0, stream_filter)
+    index = index_of({"fullDocument.a": match}, undefined_is_null=undefined_is_null)
     events = [*NULLS, UNDEFINED, IN_ARRAY, event(a=1)]
     assert dict(index.route(events)) == {0: events[:5] if undefined_is_null else NULLS}
-    other = compile_filter(stages, undefined_is_null=not undefined_is_null)
-    assert other.identity != stream_filter.identity
+    one, other = (compile_filter(stages, undefined_is_null=each) for each in (True, False))
+    assert one.identity != other.identity
 
 
 def test_undefined_is_there_and_has_its_type() -> None:
     for match in ({"$exists": True}, {"$type": "undefined"}, {"$not": {"$type": "null"}}):
-        stages = [{"$match": {"fullDocument.a": match}}]
         for undefined_is_null in (True, False):
-            index: FilterIndex[int] = FilterIndex()
-            index.add(0, compile_filter(stages, undefined_is_null=undefined_is_null))
+            index = index_of({"fullDocument.a": match}, undefined_is_null=undefined_is_null)
             assert dict(index.route([UNDEFINED])) == {0: [UNDEFINED]}
 
 

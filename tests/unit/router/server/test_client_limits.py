@@ -26,7 +26,6 @@ from tests.harness.facade import Facade, facade
 from tests.harness.raw_client import RawClient
 from tests.harness.until import PATIENCE, until
 
-_MIB = 1024 * 1024
 PING = {"ping": 1}
 
 

@@ -67,25 +67,19 @@ def test_an_error_follows_ready_events_and_has_mongos_s_label():
 
 
 @pytest.mark.parametrize(
-    ("remote", "broken"),
+    ("remote", "broken", "labels"),
     [
-        (A, batch([], hwm(5))),
-        (A, batch([], b"")),
-        (A, CursorBatch(0, [], KeyedToken.of(hwm(50)), 0)),
-        (CONFIG, batch([], token_of(at(20, 0, invalidate=True)[1]), invalidated=True)),
-        (CONFIG, batch([event(data_of(20, 1), operationType="insert")], hwm(50))),
+        (A, batch([], hwm(5)), {RESUMABLE_LABEL}),
+        (A, batch([], b""), set()),
+        (A, CursorBatch(0, [], KeyedToken.of(hwm(50)), 0), set()),
+        (CONFIG, batch([], token_of(at(20, 0, invalidate=True)[1]), invalidated=True), set()),
+        (CONFIG, batch([event(data_of(20, 1), operationType="insert")], hwm(50)), set()),
     ],
 )
-def test_a_remote_s_protocol_violation_ends_the_stream(remote, broken):
+def test_a_violation_ends_the_stream_and_only_errors_of_order_are_resumable(remote, broken, labels):
     stream = opened()
     stream.batch_arrived(remote, broken)
+    assert stream.error is not None
+    assert set(stream.error.labels) == labels
     with pytest.raises(CommandError, match="broke its rules"):
         stream.take(None)
-
-
-def test_only_errors_of_order_are_resumable():
-    for broken, labels in ((batch([], hwm(5)), {RESUMABLE_LABEL}), (batch([], b""), set())):
-        stream = opened()
-        stream.batch_arrived(A, broken)
-        assert stream.error is not None
-        assert set(stream.error.labels) == labels

@@ -26,6 +26,7 @@ class Requests:
         cluster.clusters.append(self.cluster)
         self.loads = MemberLoads()
         self.noop_writer = NoOpWriter(self.cluster, limits, self.loads)
+        cluster.noop_writers.append(self.noop_writer)
         self.host = cluster.shards["s1"].host
         self.done = 0
         self.sent: list[float] = []
@@ -72,7 +73,6 @@ async def test_a_noop_advances_the_member_beyond_the_requested_time(cluster: Scr
     assert requests.results == [True, True]
     load = requests.loads.of("s1")
     assert (load.noop_commands, load.noop_writes, load.noop_write_bytes) == (2, 1, 101)
-    await requests.noop_writer.close()
 
 
 async def test_a_member_that_refuses_noop_writes_is_read_from_immediately_and_later(
@@ -86,7 +86,6 @@ async def test_a_member_that_refuses_noop_writes_is_read_from_immediately_and_la
     await requests.once(Timestamp(98, 2))
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
     assert requests.results == [False, False], "a read may not show the requested time"
-    await requests.noop_writer.close()
 
 
 async def test_concurrent_requests_share_one_noop_write(cluster: ScriptedCluster):
@@ -95,7 +94,6 @@ async def test_concurrent_requests_share_one_noop_write(cluster: ScriptedCluster
         requests.ask(Timestamp(second, 1))
     await until(lambda: requests.done == 100)
     assert member.commands["appendOplogNote"] <= 2
-    await requests.noop_writer.close()
 
 
 @pytest.mark.parametrize("share", [1.0, 0.5])
@@ -112,7 +110,6 @@ async def test_noop_writes_take_three_days_to_fill_an_oplog(cluster: ScriptedClu
     # One token may have come since, and the next tick may be near.
     assert loop.time() - begun > 4 / per_second
     assert member.commands["collStats"] == 1, "requested once for each primary"
-    await requests.noop_writer.close()
 
 
 async def test_a_noop_write_that_is_no_longer_needed_is_skipped(
@@ -123,7 +120,6 @@ async def test_a_noop_write_that_is_no_longer_needed_is_skipped(
         await requests.once(past)
     assert requests.results == [True, None, None]
     assert len(requests.sent) == member.commands["appendOplogNote"] == 1
-    await requests.noop_writer.close()
 
 
 async def test_a_delayed_noop_write_uses_the_latest_requested_time(cluster: ScriptedCluster):
@@ -134,7 +130,6 @@ async def test_a_delayed_noop_write_uses_the_latest_requested_time(cluster: Scri
     requests.wanted[-1] = Timestamp(400, 1)
     await until(lambda: requests.done == 2)
     assert member.noted_times[-1] == Timestamp(400, 2)
-    await requests.noop_writer.close()
 
 
 async def test_zero_noop_writes_a_second_disables_noop_writes(cluster: ScriptedCluster):
@@ -155,7 +150,6 @@ async def test_a_noop_without_a_majority_is_not_acknowledged(cluster: ScriptedCl
     member.unreplicated = False
     await requests.once(Timestamp(300, 1))
     assert requests.results[-1]
-    await requests.noop_writer.close()
 
 
 async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: ScriptedCluster):
@@ -164,7 +158,6 @@ async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: Scripte
     member.cut()
     await requests.once(Timestamp(201, 1))
     assert requests.results == [True, True]
-    await requests.noop_writer.close()
 
 
 async def test_an_unexpected_exception_is_logged_and_the_next_noop_is_written(
@@ -177,7 +170,6 @@ async def test_an_unexpected_exception_is_logged_and_the_next_noop_is_written(
         await requests.once(Timestamp(201, 1))
     assert requests.results == [False, False, True], "each request has a result"
     assert [line["event"] for line in logged if line["log_level"] == "error"]
-    await requests.noop_writer.close()
 
 
 async def test_a_removed_shard_gets_a_noop_write(cluster: ScriptedCluster):
@@ -186,4 +178,3 @@ async def test_a_removed_shard_gets_a_noop_write(cluster: ScriptedCluster):
     assert requests.cluster.replica_set("s1") is None, "it is not in the shard list"
     await requests.once(Timestamp(200, 5))
     assert requests.results == [True]
-    await requests.noop_writer.close()

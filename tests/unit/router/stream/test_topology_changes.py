@@ -1,7 +1,6 @@
 """A merged stream while shards join, drain and leave."""
 
 import asyncio
-from typing import Any
 
 import pytest
 from bson.timestamp import Timestamp
@@ -14,7 +13,6 @@ from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.replica_set.replica_set import PRIMARY
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, read_until, stream
-from tests.doubles.scripted_member import ScriptedMember
 from tests.doubles.scripted_streams import batch, hwm
 from tests.harness.until import PATIENCE, until
 from tests.unit.router.made_tokens import shard_event
@@ -43,10 +41,6 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     arrive(stream, B, 15, 39, upto=41)
     assert B not in stream.merger.remotes
     assert times(stream.take(None).events) == [15, 39]
-
-
-def removed(shard: str, time: int, upto: int) -> CursorBatch:
-    return batch([shard_event(time, "delete", shard)], hwm(upto))
 
 
 def test_a_shard_that_stopped_draining_is_kept():
@@ -94,31 +88,6 @@ def test_a_stream_serves_clients_whose_spans_it_covers(
 _NAMESPACE = {"db": "config", "coll": "shards"}
 
 
-def change_shards(
-    cluster: ScriptedCluster, second: int, operation: str, shard: str, host: str = ""
-) -> None:
-    """Change config.shards at ``second`` and write the event to its change stream."""
-    shards = [each for each in cluster.config.documents["shards"] if each["_id"] != shard]
-    cluster.config.documents["shards"] = shards
-    if operation != "delete":
-        shards.append({"_id": shard, "host": host, "state": 1})
-    cluster.config.insert(
-        second,
-        second % 100,
-        operationType=operation,
-        documentKey={"_id": shard},
-        fullDocument={"_id": shard, "host": host, "state": 1},
-        ns=_NAMESPACE,
-    )
-
-
-def remote(registry: CursorRegistry, target: str, *, last: bool = False) -> dict[str, Any]:
-    """Describe the first or last remote on ``target`` of the only stream."""
-    (described,) = registry.describe()
-    found = [each for each in described["remotes"] if each["target"] == target]
-    return found[-1 if last else 0]
-
-
 def targets(registry: CursorRegistry) -> list[str]:
     """Return the targets of the remotes of the first stream."""
     return [each["target"] for each in next(registry.describe())["remotes"]]
@@ -140,6 +109,12 @@ def drain(cluster: ScriptedCluster) -> None:
     cluster.noop(104)
 
 
+def unlist(cluster: ScriptedCluster) -> None:
+    """Take the shard s1 from the list."""
+    left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
+    cluster.config.documents["shards"] = left
+
+
 async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     """As on 6.0, the shard drains and later is missing from the list."""
     registry = cluster.registry(removed_shards_interval=0.01)
@@ -148,8 +123,7 @@ async def test_a_removal_without_an_event_is_noticed(cluster: ScriptedCluster):
     listed = cluster.config.commands["find"]
     await until(lambda: cluster.config.commands["find"] > listed + 1)
     assert targets(registry).count("s1") == 1
-    left = [each for each in cluster.config.documents["shards"] if each["_id"] != "s1"]
-    cluster.config.documents["shards"] = left
+    unlist(cluster)
     assert cursor.running_stream is not None
     merged = cursor.running_stream.merged
     remotes = merged.merger.remotes
@@ -176,13 +150,6 @@ async def test_a_stream_that_cannot_watch_a_draining_shard_fails(
     assert RESUMABLE_LABEL in caught.value.labels
 
 
-async def extra(cluster: ScriptedCluster, name: str) -> ScriptedMember:
-    member = await ScriptedMember(name).start()
-    member.noop(99)
-    cluster.extra.append(member)
-    return member
-
-
 async def test_lost_history_of_the_config_server_is_resumable(cluster: ScriptedCluster):
     """A resumed stream reads the shard list again, so unlike a shard's this error is resumable."""
     cursor, _ = await cluster.registry().open(stream(), OWNER)
@@ -199,7 +166,7 @@ async def test_a_shard_removed_during_an_opening_is_still_read(cluster: Scripted
     cluster.registry()
     router = cluster.clusters[0]
     shards = (await router.shards()).hosts
-    change_shards(cluster, 101, "delete", "s1")
+    unlist(cluster)
     await router.shards()
     async with connected(router, shards, PRIMARY, 2.0) as connections:
         assert connections.keys() == {"s0", "s1", "s2"}

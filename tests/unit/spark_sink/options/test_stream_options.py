@@ -11,6 +11,7 @@ import pyspark
 import pytest
 from bson.timestamp import Timestamp
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, FromNow, Token, position_document, position_from
 from spark_sink.options.java_patterns import compiled, translation
@@ -19,7 +20,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
-from tests.doubles.event_history import event_token, high_water_mark
+from tests.doubles.event_history import event_token
 
 URI = "mongodb://app:secret@127.0.0.1:27020"
 TOKEN = event_token(1_700_000_000, 7, "2B02")
@@ -282,9 +283,10 @@ def test_other_offsets_are_refused(offset):
 
 
 def test_tokens_show_their_kind_and_time():
-    event, mark = Token({"_data": TOKEN}), Token({"_data": high_water_mark(1_700_000_000, 7)})
+    time = Timestamp(1_700_000_000, 7)
+    event, mark = Token({"_data": TOKEN}), Token({"_data": high_water_mark(time)})
     assert (event.is_high_water_mark, mark.is_high_water_mark) == (False, True)
-    assert event.cluster_time == mark.cluster_time == Timestamp(1_700_000_000, 7)
+    assert event.cluster_time == mark.cluster_time == time
     assert mark.data < event.data
 
 

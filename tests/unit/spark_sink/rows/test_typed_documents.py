@@ -20,7 +20,6 @@ from bson.decimal128 import Decimal128
 from bson.int64 import Int64
 from bson.max_key import MaxKey
 from bson.objectid import ObjectId
-from bson.raw_bson import RawBSONDocument
 from bson.regex import Regex
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
@@ -60,7 +59,6 @@ from spark_sink.rows.typed_documents import (
 )
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.version_states import Batch
-from tests.doubles.event_history import event_token
 from tests.unit.spark_sink.documents import documents
 
 NOON = datetime(2024, 2, 29, 12, 0, 0, 5000, tzinfo=UTC)
@@ -190,10 +188,6 @@ def test_a_document_that_fits_is_in_its_struct_without_loss(document, schema):
     [row] = pa.array(structs, type=to_arrow_type(schema, timezone="UTC")).to_pylist()
     codec = bson.CodecOptions(datetime_conversion=bson.DatetimeConversion.DATETIME_MS)
     assert misfits or is_kept(bson.decode(raw, codec), row)
-
-
-def event(**documents_of_event: Any) -> RawBSONDocument:
-    return RawBSONDocument(bson.encode({"_id": {"_data": event_token(1, 1)}, **documents_of_event}))
 
 
 def test_a_schema_as_json_becomes_nullable():
