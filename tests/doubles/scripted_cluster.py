@@ -91,8 +91,10 @@ class ScriptedCluster:
             member.stop_waiting()
         for registry in self.registries:
             await registry.close()
-        for closing in (*self.noop_writers, *self.clusters):
-            await closing.close()
+        for noop_writer in self.noop_writers:
+            await noop_writer.close()
+        for cluster in self.clusters:
+            await cluster.close()
         for member in self.members:
             await member.stop()
 
