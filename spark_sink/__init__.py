@@ -16,8 +16,9 @@ Exactly once, end to end, results from three properties:
    two positions, so it always has the same content: after a crash, in another process, through
    another router, merged or shard by shard. So `invalidate` is not a row (it ends a cursor, not the
    query), and neither is the second report of one DDL event by another shard under the same token.
-   (The one exception is the *looked-up* document of fullDocument=updateLookup, which is as new as
-   the read; use whenAvailable or required with post-images.)
+   (There are two exceptions. The *looked-up* document of fullDocument=updateLookup is as new as the
+   read; use whenAvailable or required with post-images. A batch that is repeated at a start leaves
+   out what a waiting stop-snapshot stops.)
 2. Spark writes a batch's end to the checkpoint before it runs the batch, and repeats a batch that
    has no commit entry. So nothing is lost, and only whole batches are repeated, under the same
    batch id.

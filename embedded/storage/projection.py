@@ -128,17 +128,17 @@ def project(spec: Any, variables: Mapping[str, Any] = EMPTY) -> Transformation:
         )
     leaves = _flatten(spec)
     flags = {path: bool(value) for path, value in leaves.items() if _is_flag(value)}
-    others = {flag for path, flag in flags.items() if path != "_id"}
+    named = {path: flag for path, flag in flags.items() if path != "_id"}
+    others = set(named.values())
     if len(others) > 1:
-        first, *rest = [item for item in flags.items() if item[0] != "_id"]
-        odd = next(path for path, flag in rest if flag != first[1])
-        code, of_field, of_projection = (
-            (31254, "exclusion", "inclusion") if first[1] else (31253, "inclusion", "exclusion")
-        )
+        includes = next(iter(named.values()))
+        odd = next(path for path, flag in named.items() if flag != includes)
+        what = f"exclusion on field {odd} in inclusion"
+        if not includes:
+            what = f"inclusion on field {odd} in exclusion"
         raise CommandError(
-            code,
-            f"Invalid $project :: caused by :: Cannot do {of_field} on field {odd} in "
-            f"{of_projection} projection",
+            31254 if includes else 31253,
+            f"Invalid $project :: caused by :: Cannot do {what} projection",
         )
     computed = any(path not in flags for path in leaves)
     node = _Node()

@@ -3,8 +3,8 @@
 A snapshot is divided into chunks, and each batch reads some of them beside its events. All chunks
 of a batch are read at one cluster time, which the batch's events do not exceed: no row of a
 snapshot is older than an earlier event, and later events supersede it by their tokens. A blocking
-snapshot is the same without events, and so is the initial one, which is read at its
-own time and before the first events.
+snapshot is the same without events, and so is the initial one, which is read at its own time and
+before the first events.
 """
 
 from __future__ import annotations
