@@ -27,7 +27,7 @@ from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
 from router.client_limits import FOR_FEEDS, supported_connections
-from router.commands.call import NOW, Node
+from router.commands.node import NOW, Node
 from router.commands.topology_version import TopologyVersion
 from router.config.parameters import settings_of_streams
 from router.config.settings import Settings

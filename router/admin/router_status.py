@@ -7,7 +7,7 @@ from functools import cached_property
 from math import inf
 from typing import Any, Final
 
-from router.commands.call import Node
+from router.commands.node import Node
 from router.commands.process_status import process_status
 from router.status_sums import Histogram, sum_statuses
 

@@ -19,9 +19,9 @@ from router.admin.status_view import SAMPLE_INTERVAL, History, sample_of, status
 from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 from router.client_limits import ConnectionCounts
 from router.config.settings import Net
+from router.ports import AcceptingPort
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
-from router.tls.sockets import AcceptingPort
 
 log = structlog.get_logger(component="NETWORK")
 

@@ -9,7 +9,8 @@ every client of the router as such a client, so the router has to distinguish th
 
 from typing import Final
 
-from router.commands.call import Call, Node, answers
+from router.commands.call import Call, answers
+from router.commands.node import Node
 from router.commands.other_workers import change_other_workers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from shard_client.errors import CommandError, ErrorCode

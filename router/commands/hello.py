@@ -7,7 +7,8 @@ from bson.int64 import Int64
 from bson.objectid import ObjectId
 
 from router.commands.authentication import fields_of_hello
-from router.commands.call import Call, Client, Node, answers
+from router.commands.call import Call, Client, answers
+from router.commands.node import Node
 from router.commands.reply_bodies import Answer
 from router.request.fields import at_least_zero, of_type, wrong_type
 from shard_client.errors import CommandError, ErrorCode

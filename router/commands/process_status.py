@@ -11,8 +11,9 @@ from pydantic import ValidationError
 
 from router.access.authorization import require_stream
 from router.allocator import resident_bytes
-from router.commands.call import Call, Node, answers
+from router.commands.call import Call, answers
 from router.commands.job_reports import JobReport
+from router.commands.node import Node
 from router.commands.reply_bodies import Answer
 from router.commands.server_status import own_status
 from router.config.log_lines import RECENT

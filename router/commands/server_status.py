@@ -11,7 +11,8 @@ from typing import Any
 from bson.int64 import Int64
 
 from router.allocator import resident_bytes
-from router.commands.call import UNKNOWN, Call, Counters, Node, answers
+from router.commands.call import UNKNOWN, Call, answers
+from router.commands.node import Counters, Node
 from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import Answer
 from router.status_sums import sum_statuses

@@ -12,14 +12,14 @@ from bson import json_util
 from router.access.login import AccessControl, Login
 from router.access.users import User
 from router.client_limits import ConnectionCounts
-from router.commands.call import Node
+from router.commands.node import Node
 from router.config.settings import Feed
 from router.cursors.cursor import Owner
 from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
+from router.ports import AcceptingPort, uncounted
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
-from router.tls.sockets import AcceptingPort, uncounted
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.connection import probe_peer
 from shard_client.wire.documents import LENIENT, decode

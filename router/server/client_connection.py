@@ -11,7 +11,8 @@ import structlog
 from router.access.authorization import login_required, not_for_certificates
 from router.catalog.upstream import CatalogPrimary, LoginLostError
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
-from router.commands.call import COMMANDS, Call, Client, Node, counted_name
+from router.commands.call import COMMANDS, Call, Client, counted_name
+from router.commands.node import Node
 from router.commands.other_workers import kill_unread, take_user
 from router.commands.reply_bodies import (
     PASS_THROUGH,
@@ -26,8 +27,8 @@ from router.commands.reply_bodies import (
     with_retry_labels,
 )
 from router.server.client_deadlines import ClientDeadlines
+from router.server.client_message import ClientMessage, off_loop
 from router.server.incoming import Incoming, PortShares
-from router.server.request import Request, off_loop
 from router.tls.handshake import ForeignProtocolError, log_refused_client
 from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.wire.compression import NEVER_COMPRESSED
@@ -150,7 +151,7 @@ class ClientConnection:
             self._interrupted = True
             self._task.cancel()
 
-    async def _take(self, request: Request) -> None:
+    async def _take(self, request: ClientMessage) -> None:
         self._counters.requests += 1
         self._counters.runs[counted_name(request.name)] += 1
         if request.query is not None and not await self._legacy_allowed(request):
@@ -172,7 +173,7 @@ class ClientConnection:
         await self._stream.drain()
         self._call = None
 
-    async def _answer(self, request: Request) -> None:
+    async def _answer(self, request: ClientMessage) -> None:
         """Run the command and send its answer or its error."""
         response_to = request.request_id
         following: Mapping[str, Any] | None = None
@@ -200,7 +201,7 @@ class ClientConnection:
             refusal = CommandError(ErrorCode.InternalError, f"unexpected error: {error!r}")
             await self._send_error(request, refusal, response_to)
 
-    async def _run(self, request: Request, again: Mapping[str, Any] | None) -> AnyAnswer:
+    async def _run(self, request: ClientMessage, again: Mapping[str, Any] | None) -> AnyAnswer:
         """Find the command and run it, with the document ``again`` instead if that is given."""
         command = COMMANDS.get(request.name)
         if self._node.topology.quiescing and not (command and command.while_quiescing):
@@ -236,7 +237,7 @@ class ClientConnection:
                 raise
             raise CommandError(ErrorCode.HostUnreachable, str(error)) from error
 
-    async def _pass_through(self, request: Request, answer: PassThrough) -> None:
+    async def _pass_through(self, request: ClientMessage, answer: PassThrough) -> None:
         """Relay the client's message to the upstream and its replies back, byte for byte.
 
         ``answer`` holds the refusal to send if the upstream does not know the command.
@@ -277,7 +278,7 @@ class ClientConnection:
                 first = False
                 await self._stream.drain()
 
-    async def _send(self, request: Request, answer: AnyAnswer, response_to: int) -> int:
+    async def _send(self, request: ClientMessage, answer: AnyAnswer, response_to: int) -> int:
         """Send an answer, if the client waits for one; return its id. Raises NetworkError."""
         more = False
         if isinstance(answer, Answer):
@@ -292,7 +293,7 @@ class ClientConnection:
             await self._write(request, frame)
         return reply_id
 
-    async def _write(self, request: Request, frame: bytes) -> None:
+    async def _write(self, request: ClientMessage, frame: bytes) -> None:
         """Write a frame, compressed as the request was: a large one off the loop."""
         if request.compressor is not None and request.name not in NEVER_COMPRESSED:
             frame = await off_loop(len(frame), compress_frame, frame, request.compressor)
@@ -300,7 +301,9 @@ class ClientConnection:
         self._counters.bytes_out += len(frame)
         self._stream.write(frame)
 
-    async def _send_error(self, request: Request, error: CommandError, response_to: int) -> None:
+    async def _send_error(
+        self, request: ClientMessage, error: CommandError, response_to: int
+    ) -> None:
         counters = self._counters
         counters.user_asserts += 1
         counters.failures[counted_name(request.name)] += 1
@@ -308,7 +311,7 @@ class ClientConnection:
         document = encode(error_document(error, self._node.times()))
         await self._send(request, RawAnswer([document]), response_to)
 
-    async def _legacy_allowed(self, request: Request) -> bool:
+    async def _legacy_allowed(self, request: ClientMessage) -> bool:
         """Return whether servers still accept this OP_QUERY; if not, send the refusal."""
         assert request.query is not None
         if not request.query.namespace.endswith(".$cmd"):
@@ -330,7 +333,7 @@ class ClientConnection:
 
 
 def _reply_frame(
-    request: Request,
+    request: ClientMessage,
     parts: Sequence[bytes],
     *,
     reply_id: int,
@@ -353,13 +356,13 @@ def _reply_frame(
     return b"".join((msg_header(size, reply_id, response_to, flags), *parts))
 
 
-def _relayed_frame(request: Request, reply: bytes) -> bytes:
+def _relayed_frame(request: ClientMessage, reply: bytes) -> bytes:
     """Return another server's reply to a client's request, with the id that it responds to."""
     own_id = int.from_bytes(reply[4:8], "little", signed=True)
     return b"".join(with_ids(reply, request_id=own_id, response_to=request.request_id))
 
 
-def _query_failure(request: Request, reply_id: int, code: int, message: str) -> bytes:
+def _query_failure(request: ClientMessage, reply_id: int, code: int, message: str) -> bytes:
     """Return the frame that refuses an OP_QUERY that is not a command."""
     document = encode({"$err": message, "code": code, "ok": 0.0})
     flags = _AWAIT_CAPABLE | _QUERY_FAILURE

@@ -5,9 +5,10 @@ from collections import deque
 from typing import Final
 
 from router.client_limits import ClientLimits
-from router.commands.call import Client, Counters
+from router.commands.call import Client
+from router.commands.node import Counters
 from router.fair_limit import FairLimit
-from router.server.request import Request, read_request, uncompressed_size
+from router.server.client_message import ClientMessage, read_message, uncompressed_size
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import MAX_MESSAGE_SIZE
 
@@ -113,7 +114,7 @@ class Incoming:
         """Whether a message has begun and its rest is waited for."""
         return self._receives and self._stream.unfinished > 0
 
-    async def next(self) -> Request | None:
+    async def next(self) -> ClientMessage | None:
         """Return the client's next message; None when the connection has ended.
 
         Raises:
@@ -133,7 +134,7 @@ class Incoming:
         self._shared.counters.bytes_in += size
         await self._turns.take(1 + size // LARGE)
         await self._make_room(uncompressed_size(frame, self._stream.max_frame))
-        return await read_request(frame)
+        return await read_message(frame)
 
     def release(self) -> None:
         """Give back the room of the message that was answered, or is not going to be."""

@@ -12,11 +12,12 @@ import structlog
 
 from router.access.login import Login
 from router.client_limits import ConnectionCounts
-from router.commands.call import Client, Counters, Node
+from router.commands.call import Client
+from router.commands.node import Counters, Node
+from router.ports import BACKLOG, AcceptingPort, uncounted
 from router.server.client_connection import ClientConnection
 from router.server.incoming import PortShares
 from router.tls.handshake import Handshakes, check_first_header, peer_certificate
-from router.tls.sockets import BACKLOG, AcceptingPort, uncounted
 from shard_client.wire.connection import is_loopback, probe_peer
 from shard_client.wire.frame_protocol import FrameStream
 

@@ -1,1 +1,1 @@
-"""TLS towards clients: accepting sockets, handshakes, and the certificates of clients."""
+"""TLS towards clients: handshakes, and the certificates of both sides."""

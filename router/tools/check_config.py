@@ -74,7 +74,7 @@ async def _check(settings: Settings, *, offline: bool) -> "list[Check]":
 
 async def _ports(settings: Settings) -> AsyncIterator[tuple[str, str | None]]:
     """Try to bind each port; yield it, with the problem if the machine lacks it or it is in use."""
-    from router.tls.sockets import bind
+    from router.ports import bind
 
     net, feed = settings.net, settings.feed
     wanted = [("net.port", host, net.port) for host in net.hosts]

@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from router.client_limits import ConnectionCounts
-from router.tls.sockets import BACKLOG, accept, bind, peer_address
+from router.ports import BACKLOG, accept, bind, peer_address
 from router.workers.channel import DRIVER
 from router.workers.child import Child
 from router.workers.placement import choose_worker

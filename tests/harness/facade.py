@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from router.catalog.upstream import UpstreamMongos
-from router.commands.call import Node
+from router.commands.node import Node
 from router.server.listener import Listener
 from router.tls.handshake import Handshakes
 from tests.doubles.fake_cursors import FakeCursors

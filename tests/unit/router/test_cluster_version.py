@@ -9,7 +9,7 @@ import pytest
 
 from router.catalog.upstream import UpstreamMongos
 from router.catalog.version import ClusterVersion
-from router.commands.call import Node
+from router.commands.node import Node
 from shard_client.errors import CommandError, NetworkError
 from tests.doubles.fake_clusters import Server, VersionedServers
 from tests.doubles.fake_cursors import FakeCursors

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from router.commands.call import Node
+from router.commands.node import Node
 from router.config.settings import Feed
 from router.feed.feed import FeedPort
 from router.feed.watch import Watch, parse_watch

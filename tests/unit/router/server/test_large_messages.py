@@ -11,7 +11,7 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.access.users import User, UserName
-from router.server import client_connection, request
+from router.server import client_connection, client_message
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok
 from tests.harness.facade import facade, facade_before
@@ -42,7 +42,7 @@ def undecodable(monkeypatch: pytest.MonkeyPatch) -> None:
     async def decode(_body: bytes, _turn: object) -> dict[str, Any]:
         raise AssertionError("decoded")
 
-    monkeypatch.setattr(request, "decode_gradually", decode)
+    monkeypatch.setattr(client_message, "decode_gradually", decode)
 
 
 async def test_a_body_beyond_the_limit_is_refused_undecoded(
@@ -65,7 +65,7 @@ async def test_only_change_streams_are_accepted_as_large_messages(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async with facade() as router, await router.client() as client:
-        pad = "x" * request.MOST_OWN
+        pad = "x" * client_message.MOST_OWN
         pipeline = [*WATCH["pipeline"], {"$match": {"a": pad}}]
         reply = await client.command("db", {**WATCH, "pipeline": pipeline})
         assert reply["cursor"]["id"]

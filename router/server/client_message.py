@@ -48,7 +48,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Request:
+class ClientMessage:
     """One message of a client, whole and uncompressed in ``frame``.
 
     ``name`` is the command's name; a command that is passed to the upstream is parsed no further.
@@ -151,7 +151,7 @@ def uncompressed_size(frame: bytes, most: int) -> int:
     return size
 
 
-async def read_request(frame: bytes) -> Request:
+async def read_message(frame: bytes) -> ClientMessage:
     """Parse a client's frame; a large compressed frame is decompressed off the loop.
 
     Args:
@@ -173,14 +173,14 @@ async def read_request(frame: bytes) -> Request:
         if frame[start - 1 : start] != _BODY_SECTION:
             start, _end = find_body(frame)
         name = _name_at(frame, start)
-        return Request(frame, request_id, flags, name, compressor)
+        return ClientMessage(frame, request_id, flags, name, compressor)
     if op_code == OP_QUERY:
         if len(frame) > _MOST_IN_QUERY:
             raise ProtocolError(f"an OP_QUERY of {len(frame)} bytes is too long")
         query = parse_message(frame).payload
         assert isinstance(query, OpQuery)
         name = next(iter(_unwrapped(query.document())), "")
-        return Request(frame, request_id, 0, name, compressor, query)
+        return ClientMessage(frame, request_id, 0, name, compressor, query)
     raise ProtocolError(f"opcode {op_code} is not answered")
 
 

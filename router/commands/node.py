@@ -1,0 +1,146 @@
+"""What commands share: the parts, the clock and the counters of the router's process."""
+
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any, Final
+
+from bson.timestamp import Timestamp
+
+from router.access.login import AccessControl
+from router.catalog.cluster import Cluster
+from router.catalog.server_checks import ServerChecks
+from router.catalog.upstream import CatalogPrimary, UpstreamMongos
+from router.catalog.version import ServerIdentity
+from router.client_limits import ClientLimits
+from router.commands.job_reports import JobReports
+from router.commands.reply_bodies import without_state_change
+from router.commands.topology_version import TopologyVersion
+from router.cursors.registry import CursorRegistry
+from router.peers.peers import Peers
+from router.status_sums import Histogram
+from router.tls.certificates import Certificates
+from shard_client.cluster_clock import ClusterClock, is_signed
+from shard_client.errors import CommandError
+from shard_client.wire.bson_slices import find
+from shard_client.wire.compression import AVAILABLE
+from shard_client.wire.documents import decode
+from shard_client.wire.frames import BODY_OFFSET
+
+if TYPE_CHECKING:  # which only a router with ``enableTestCommands`` loads
+    from router.commands.fail_points import FailPoints
+
+NOW: Final = partial(datetime.now, UTC)
+"""The wall clock."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """The counters of serverStatus since the process began."""
+
+    connections: int = 0
+    connections_created: int = 0
+    requests: int = 0
+    bytes_in: int = 0
+    bytes_out: int = 0
+    passed_through: int = 0
+    passed_on: int = 0
+    awaiting_hellos: int = 0
+    user_asserts: int = 0
+    errors: dict[int, int] = field(default_factory=dict)
+    runs: Counter[str] = field(default_factory=Counter)
+    """How often each command was run, by its official name."""
+    failures: Counter[str] = field(default_factory=Counter)
+    """How often the router itself answered it with an error."""
+
+
+@dataclass(slots=True)
+class Node:
+    """The router as its commands see it.
+
+    Args:
+        clock: the cluster's time as reported by servers; replies carry it.
+        cursors: the clients' open merged cursors.
+        cluster: the shards and the config server.
+        upstream: the upstream for all other commands; without one they are unknown.
+        arguments: the command line, for getCmdLineOpts.
+        options: the parsed options, nested and named as in mongos's file.
+        parameters: the start parameters by name.
+        host: this machine's name.
+        now: the wall clock.
+        jobs: what running jobs have reported.
+        fail_points: switches for drivers' tests; None without ``enableTestCommands``.
+        client_limits: the limits of client connections.
+        peers: the other workers of this router, if there are any.
+        checks: checks of the servers that the settings name; None without an admin port.
+        lag: the event loop's lag; None without an admin port.
+        access: the users and their rights; None if clients do not log in.
+        certificates: the router's certificates; None without TLS.
+    """
+
+    clock: ClusterClock
+    cursors: CursorRegistry
+    cluster: Cluster
+    upstream: UpstreamMongos | CatalogPrimary | None = None
+    arguments: list[str] = field(default_factory=list)
+    options: Mapping[str, Any] = field(default_factory=dict)
+    parameters: Mapping[str, Any] = field(default_factory=dict)
+    host: str = "localhost"
+    port: int = 0
+    now: Callable[[], datetime] = NOW
+    started: datetime = field(default_factory=NOW)
+    identity: ServerIdentity = field(default_factory=ServerIdentity)
+    topology: TopologyVersion = field(default_factory=TopologyVersion)
+    counters: Counters = field(default_factory=Counters)
+    jobs: JobReports = field(default_factory=JobReports)
+    fail_points: "FailPoints | None" = None
+    client_limits: ClientLimits = field(default_factory=ClientLimits)
+    compressors: tuple[str, ...] = AVAILABLE
+    peers: Peers | None = None
+    checks: ServerChecks | None = None
+    lag: Histogram | None = None
+    access: AccessControl | None = None
+    certificates: Certificates | None = None
+
+    def become(self, identity: ServerIdentity) -> None:
+        """Report ``identity`` from now on; wake waiting hellos if it changed."""
+        if identity != self.identity:
+            self.identity = identity
+            self.topology.advance()
+
+    def as_mongos_says(self, error: CommandError) -> CommandError:
+        """Return a change stream's error with mongos's labels and code (docs/protocol.md#opening).
+
+        State change errors keep their code only while the router itself shuts down.
+        """
+        labelled = error.with_change_stream_label()
+        return labelled if self.topology.quiescing else without_state_change(labelled)
+
+    def times(self) -> dict[str, Any]:
+        """Return $clusterTime and operationTime for a reply; empty until a time is known."""
+        raw, time = self.reply_times
+        if raw is None:
+            return {}
+        return {"$clusterTime": decode(raw), "operationTime": time}
+
+    @property
+    def reply_times(self) -> tuple[bytes | None, Timestamp | None]:
+        """The $clusterTime, as raw BSON, and the operationTime that clients are given.
+
+        With authorization they are times with a valid signature, if there is one.
+        """
+        if self.access is None:
+            return self.clock.raw, self.clock.time
+        return self.access.times.newest or (None, None)
+
+    def advance_clock(self, reply: bytes) -> None:
+        """Advance the clock to the cluster time in another server's reply, a whole frame."""
+        element = find(reply, b"$clusterTime", BODY_OFFSET)
+        if element is None:
+            return
+        time = reply[element.start : element.end]
+        # With authorization, members may refuse a time without a valid signature.
+        if self.access is None or is_signed(time):
+            self.clock.advance(time)
