@@ -2,7 +2,8 @@
 (docs/design.md#opening-and-resuming)."""
 
 import asyncio
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
 
@@ -10,7 +11,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.bson_text import plain
-from router.catalog.cluster import Cluster, ShardList, connected, stream_tasks
+from router.catalog.cluster import Cluster, MemberDialer, ShardList
 from router.catalog.shared_answer import SharedAnswer
 from router.request.stream_request import StreamRequest
 from router.stream.membership import ShardSpan
@@ -189,3 +190,41 @@ async def locate(
         spans=sorted(known, key=lambda span: span[:3]),
         draining=listed.draining,
     )
+
+
+@asynccontextmanager
+async def stream_tasks() -> AsyncIterator[asyncio.TaskGroup]:
+    """Wait for tasks; raises the first one's CommandError, labelled as mongos labels it."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            yield group
+    except ExceptionGroup as failures:
+        first = failures.exceptions[0]
+        if isinstance(first, CommandError):
+            raise first.with_change_stream_label() from first
+        raise
+
+
+@asynccontextmanager
+async def connected(
+    cluster: Cluster, shards: Mapping[str, str], preference: ReadPreference, timeout: float
+) -> AsyncIterator[Mapping[str, Connection]]:
+    """Connect to all shards concurrently within ``timeout`` seconds, for the block.
+
+    ``shards`` maps ids to host strings, since a shard may have been removed since the list was
+    read. Raises CommandError, labelled as mongos labels it.
+    """
+    connections: dict[str, Connection] = {}
+
+    async def connect(shard: str, host: str) -> None:
+        dialer = MemberDialer(cluster, shard, host, preference)
+        connections[shard] = await dialer.connect(timeout)
+
+    try:
+        async with stream_tasks() as group:
+            for shard, host in shards.items():
+                group.create_task(connect(shard, host), name=f"connect {shard}")
+        yield connections
+    finally:
+        for connection in connections.values():
+            cluster.pool.give_back(connection)
