@@ -18,7 +18,7 @@ from embedded.oplog import APPLIED_SEPARATELY, NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
 from embedded.transactions import DocumentLocked, Isolation, Transaction
-from embedded.writes import Operation, delete_entry, insert_entry, update_entry
+from embedded.write_unit import Operation, delete_entry, insert_entry, update_entry
 
 _TERM = 1
 _MAX_ENTRY_BYTES = 16 * 1024 * 1024

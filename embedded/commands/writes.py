@@ -20,7 +20,7 @@ from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
 from embedded.storage.updates import Update
-from embedded.writes import WriteUnit
+from embedded.write_unit import WriteUnit
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 

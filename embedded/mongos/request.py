@@ -14,9 +14,9 @@ from embedded.cursors import CursorTable
 from embedded.errors import CommandError, ErrorCode, no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
+from embedded.mongos.cluster_transactions import ClusterTransaction, TransactionTable
 from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
-from embedded.mongos.transactions import Transaction, TransactionTable
 from embedded.storage.bson_values import Document
 
 Value = TypeVar("Value")
@@ -81,7 +81,7 @@ class Request:
     database: str
     command: Document
     client: Client
-    transaction: Transaction | None = None
+    transaction: ClusterTransaction | None = None
     touched: dict[Member, None] = field(default_factory=dict)
 
     @property
