@@ -227,11 +227,13 @@ class CommittedWrites:
 
     def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
         """Insert several documents with one entry; return False if each needs one of its own."""
-        journal, keys = self._journal, [id_key(each["_id"]) for each in documents]
-        if not journal.inserts_together or self._from_migrate or len(set(keys)) < len(keys):
+        journal = self._journal
+        if not journal.inserts_together or self._from_migrate:
             return False
-        holder = journal.isolation.holder
-        if any(collection.get(key) is not None or holder(collection, key) for key in keys):
+        keys, holder = [id_key(each["_id"]) for each in documents], journal.isolation.holder
+        if len(set(keys)) < len(keys) or any(
+            collection.get(key) is not None or holder(collection, key) for key in keys
+        ):
             return False
         made = [
             Operation(collection, key, None, document, insert_entry(collection, document))
