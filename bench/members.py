@@ -107,14 +107,14 @@ class Members:
         oplog, each a second. The periodic no-ops that a primary writes by itself do not count.
         """
         seconds = after.at - before.at
-        found = {}
+        by_member = {}
         for name, client in self._clients.items():
             first, last = before.counts[name], after.counts[name]
             writes, size = _noop_writes(client, before.time, after.time)
             grown = {each: (last[each] - first[each]) / seconds for each in ("cpu", "get_mores")}
             noops = {"noop_writes": writes / seconds, "noop_bytes": size / seconds}
-            found[name] = {**grown, **noops}
-        return found
+            by_member[name] = {**grown, **noops}
+        return by_member
 
 
 def _noop_writes(
@@ -125,6 +125,6 @@ def _noop_writes(
         {"$match": {"o.msg": {"$ne": "periodic noop"}}},
         {"$group": {"_id": None, "writes": {"$sum": 1}, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}},
     ]
-    for found in client.local["oplog.rs"].aggregate(pipeline):
-        return found["writes"], found["size"]
+    for totals in client.local["oplog.rs"].aggregate(pipeline):
+        return totals["writes"], totals["size"]
     return 0, 0

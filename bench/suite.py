@@ -130,8 +130,8 @@ def write_results(
     folder = UNPUBLISHED if options.quick or options.real_binaries is None else PUBLISHED
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / f"{suite.name}.json"
-    found = [asdict(table) for table in tables]
-    content = {"suite": suite.name, "question": suite.question, **conditions, "tables": found}
+    listed = [asdict(table) for table in tables]
+    content = {"suite": suite.name, "question": suite.question, **conditions, "tables": listed}
     figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
     page = folder / f"{suite.name}.md"
     lines = [line for table in tables for line in markdown_lines(table)]

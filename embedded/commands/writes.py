@@ -173,11 +173,11 @@ async def _update_many(
     request: Request, matcher: Matcher, change: Update, number: int, *, upsert: Any
 ) -> Document:
     unit, collection = request.unit, request.collection
-    found = list(select(unit.view(collection), matcher)) if collection is not None else []
-    if not found and upsert:
+    documents = list(select(unit.view(collection), matcher)) if collection is not None else []
+    if not documents and upsert:
         return update_first(request, matcher, change, number, upsert=True).summary()
     matched = modified = 0
-    for done, document in enumerate(found):
+    for done, document in enumerate(documents):
         await take_turns(done)
         assert collection is not None
         key = id_key(document["_id"])
@@ -339,7 +339,7 @@ def delete_first(
     unit, collection = request.unit, request.collection
     if collection is None:
         return None
-    found = next(select(unit.view(collection), matcher, order), None)
-    if found is not None:
-        unit.delete(collection, found, number)
-    return found
+    document = next(select(unit.view(collection), matcher, order), None)
+    if document is not None:
+        unit.delete(collection, document, number)
+    return document

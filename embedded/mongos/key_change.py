@@ -37,8 +37,8 @@ async def move_document(
     transaction = table.begin(request.command["lsid"], int(request.command["txnNumber"]), None)
     inner = replace(request, transaction=transaction)
     try:
-        found = await inner.send(member, {"find": name, "filter": query, "limit": 1})
-        before = next(iter(found["cursor"]["firstBatch"]), None)
+        reply = await inner.send(member, {"find": name, "filter": query, "limit": 1})
+        before = next(iter(reply["cursor"]["firstBatch"]), None)
         if before is None:
             return False
         after = Update(statement["u"], query).apply(before).document

@@ -27,7 +27,7 @@ _KINDS: dict[str, DataType] = {
 
 def columns(text: str) -> list[StructField]:
     """Return columns such as "token string!, txnNumber long"; those with ! are never null."""
-    pairs = (each.split() for each in text.split(","))
+    pairs = (column.split() for column in text.split(","))
     return [StructField(name, _KINDS[kind.rstrip("!")], kind[-1] != "!") for name, kind in pairs]
 
 
