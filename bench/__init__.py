@@ -1,1 +1,17 @@
-"""Benchmarks that compare ways side by side in one run. `make bench` runs them all."""
+"""Benchmarks that compare ways side by side in one run. `make bench` runs them all.
+
+How a figure comes about:
+
+1. A suite, a module with a ``SUITE`` (`suite.py`), starts servers, real ones, the embedded cluster
+   or `replaying_cluster.py`, and a router (`processes.py`).
+2. Programs of their own processes read and write: `drain.py` reads a backlog, `watchers.py` is
+   many clients, `writes.py` writes at a rate; `spark_backlog.py`, `spark_follow.py` and
+   `debezium_engine.py` run Spark and Debezium.
+3. CPU and memory are the kernel's counts (`processes.py`; those of members: `members.py`). The ways
+   take turns, and a figure is the median of their runs.
+4. ``write_results`` (`suite.py`) writes tables and JSON to bench/results, or to build/bench unless
+   it is a whole run on real servers.
+
+Without servers, `current_tables.py` and `table_files.py` measure current tables, and `micro.py`
+single steps of the router.
+"""

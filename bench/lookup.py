@@ -6,7 +6,7 @@ from bson import Timestamp
 from pymongo import InsertOne, MongoClient, UpdateOne
 
 from bench.processes import drain, listening, medians, port_of, router
-from bench.suite import Column, Options, Suite, Table, servers_of
+from bench.suite import Column, Options, Suite, Table, real_servers
 from bench.writes import COLLECTION, DATABASE, shard_evenly
 from tests.harness.clusters import RealCluster, TestCluster
 
@@ -41,7 +41,7 @@ NOTE = (
 
 def run(options: Options) -> list[Table]:
     """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
-    binaries = servers_of(options)
+    binaries = real_servers(options)
     if binaries is None:
         return []
     rows: list[dict[str, Any]] = []

@@ -1,23 +1,17 @@
-"""The members of real servers: what writes cost them, and what a way to watch does."""
+"""The counters of real servers' members: CPU, getMores, connections and no-op writes."""
 
-import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import count
-from statistics import mean
 from typing import Any
 
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.processes import Program, cpu_seconds, listening, port_of, results_of, started
-from bench.writes import percentiles
+from bench.processes import Program, cpu_seconds, listening, port_of
 from tests.harness.clusters import TestCluster
 
 _MICRO = 1e6
-_numbers = count(0, 1_000_000)
-"""The number of each writer's first document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,117 +103,28 @@ class Members:
     def between(self, before: Moment, after: Moment) -> dict[str, dict[str, float]]:
         """Return each member's activity between two moments.
 
-        The keys are ``cpu`` in ms, ``get_mores``, ``notes`` and ``note_bytes``, each a second.
-        Notes are the oplog's no-op entries, except the periodic ones that a primary writes by
-        itself.
+        The keys are ``cpu`` in ms, ``get_mores``, ``noop_writes`` and their ``noop_bytes`` in the
+        oplog, each a second. The periodic no-ops that a primary writes by itself do not count.
         """
         seconds = after.at - before.at
         by_member = {}
         for name, client in self._clients.items():
             first, last = before.counts[name], after.counts[name]
-            notes, size = _notes(client, before.time, after.time)
-            grown = {
-                figure: (last[figure] - first[figure]) / seconds for figure in ("cpu", "get_mores")
-            }
-            by_member[name] = {**grown, "notes": notes / seconds, "note_bytes": size / seconds}
+            writes, size = _noop_writes(client, before.time, after.time)
+            grown = {each: (last[each] - first[each]) / seconds for each in ("cpu", "get_mores")}
+            noops = {"noop_writes": writes / seconds, "noop_bytes": size / seconds}
+            by_member[name] = {**grown, **noops}
         return by_member
 
 
-def _notes(
+def _noop_writes(
     client: MongoClient[dict[str, Any]], first: Timestamp, last: Timestamp
 ) -> tuple[int, int]:
     pipeline: list[dict[str, Any]] = [
         {"$match": {"ts": {"$gt": first, "$lte": last}, "op": "n"}},
         {"$match": {"o.msg": {"$ne": "periodic noop"}}},
-        {"$group": {"_id": None, "notes": {"$sum": 1}, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}},
+        {"$group": {"_id": None, "writes": {"$sum": 1}, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}},
     ]
     for totals in client.local["oplog.rs"].aggregate(pipeline):
-        return totals["notes"], totals["size"]
+        return totals["writes"], totals["size"]
     return 0, 0
-
-
-@dataclass(frozen=True, slots=True)
-class Way:
-    """One way to watch.
-
-    Args:
-        name: its name in the tables.
-        port: the port that the clients connect to, None to watch nothing.
-        pid: the process that serves them, None if no process but the members' does.
-    """
-
-    name: str
-    port: int | None = None
-    pid: int | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The writes of a measurement: ``rate`` documents a second to each of ``shards``."""
-
-    name: str
-    shards: Sequence[int] = ()
-    rate: float = 0.0
-
-
-def observe(
-    uri: str,
-    members: Members,
-    way: Way,
-    load: Load,
-    seconds: float,
-    *,
-    clients: int = 1,
-    distinct: bool = False,
-    settle: float = 1.0,
-    patience: float = 0.0,
-) -> dict[str, Any]:
-    """Watch ``way`` for some seconds under ``load``; return its costs and the events' latency.
-
-    Args:
-        uri: what the writes go through.
-        members: whose counters run.
-        way: how to watch.
-        load: what is written meanwhile.
-        seconds: how long the counters run.
-        clients: how many clients watch.
-        distinct: whether each has a filter of its own, which all documents pass.
-        settle: seconds before the counters run.
-        patience: seconds to continue after the last write, until its event arrives.
-    """
-    watch = ["--clients", str(clients), "--watch", "distinct" if distinct else "equal"]
-    shards = ["--shards", *map(str, load.shards), "--rate", str(load.rate)]
-    with contextlib.ExitStack() as stack:
-        before_all = members.moment()
-        watchers, writer = None, None
-        if way.port is not None:
-            watchers = stack.enter_context(started("bench.watchers", str(way.port), *watch))
-        if load.rate:
-            first = ("--first", str(next(_numbers)))
-            writer = stack.enter_context(started("bench.writes", uri, *shards, *first))
-        time.sleep(settle)
-        used, before = cpu_seconds(way.pid) if way.pid else 0.0, members.moment()
-        time.sleep(seconds)
-        after, used = members.moment(), cpu_seconds(way.pid) - used if way.pid else 0.0
-        acknowledged = results_of([writer])[0] if writer else {}
-        time.sleep(patience)
-        arrived = results_of([watchers])[0]["arrivals"] if watchers else {}
-    each = members.between(before, after)
-    of_shards = [figures for name, figures in each.items() if name != "config"]
-    late = [arrived[key] - at for key, at in acknowledged.items() if key in arrived]
-    return {
-        "load": load.name,
-        "way": way.name,
-        "clients": clients,
-        "cpu": used / (after.at - before.at) * 1e3 if way.pid else None,
-        "members_cpu": sum(figures["cpu"] for figures in each.values()),
-        "notes": mean(figures["notes"] for figures in of_shards),
-        "config_notes": each["config"]["notes"] if "config" in each else None,
-        "note_bytes": max(figures["note_bytes"] for figures in each.values()) * 86_400 / 1e6,
-        "get_mores": mean(figures["get_mores"] for figures in of_shards),
-        "connections": max(
-            last["connections"] - before_all.counts[name]["connections"]
-            for name, last in before.counts.items()
-        ),
-        **(percentiles(late) if late else {}),
-    }

@@ -24,7 +24,7 @@ from bench.processes import (
     router,
     started,
 )
-from bench.suite import Column, Options, Suite, Table, servers_of
+from bench.suite import Column, Options, Suite, Table, real_servers
 from bench.writes import COLLECTION, DATABASE, shard_evenly
 from tests.harness.clusters import RealCluster, TestCluster
 
@@ -108,7 +108,7 @@ def run(options: Options) -> list[Table]:
         for clients, events, watch in cases
     ]
     tables = [Table("clients that share a stream (medians)", REPLAYED, replayed, REPLAYED_NOTE)]
-    binaries = servers_of(options)
+    binaries = real_servers(options)
     if binaries is not None:
         with RealCluster(binaries(), REAL_SHARDS, noop_interval=1) as cluster:
             shard_evenly(cluster)

@@ -15,9 +15,9 @@ from bench.processes import (
     router,
     run_json,
 )
-from bench.suite import Column, Options, Suite, Table, say_row, servers_of
-from bench.table_size import sizes
-from bench.writes import fill, latency, random_pauses, shard_evenly
+from bench.suite import Column, Options, Suite, Table, real_servers, say_row
+from bench.table_files import sizes
+from bench.writes import fill, measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import RealCluster, ServerBinaries, start_cluster
 from tests.harness.routers import start_router
 
@@ -99,7 +99,7 @@ def run(options: Options) -> list[Table]:
         ),
         _small_batches(options),
     ]
-    if (binaries := servers_of(options)) is not None:
+    if (binaries := real_servers(options)) is not None:
         tables.append(_snapshots(options, binaries))
     current: list[dict[str, Any]] = []
     for size in SIZES[: options.scaled(len(SIZES), 1)]:
@@ -172,7 +172,9 @@ def _small_batches(options: Options) -> Table:
             arguments += ["--uri", through.uri, "--trigger", trigger]
             writes = options.scaled(WRITES, WRITES // 6)
             pauses = random_pauses(writes, PAUSE)
-            figures = latency(cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE)
+            figures = measure_latency(
+                cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE
+            )
             rows.append({"trigger": trigger, **figures})
             say_row(options, SMALL, rows[-1])
         servers = "real servers" if cluster.real else "embedded cluster"

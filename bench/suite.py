@@ -79,7 +79,7 @@ class Suite:
     run: Callable[[Options], list[Table]]
 
 
-def servers_of(options: Options) -> Callable[[], ServerBinaries] | None:
+def real_servers(options: Options) -> Callable[[], ServerBinaries] | None:
     """Return what makes the servers of one cluster, or say that what needs them is left out."""
     if options.real_binaries is None:
         options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
@@ -92,7 +92,7 @@ def say_row(options: Options, columns: Sequence[Column], row: dict[str, Any]) ->
     options.say("; ".join(f"{column.heading} {column.text(row)}" for column in columns))
 
 
-def lines_of(table: Table) -> list[str]:
+def markdown_lines(table: Table) -> list[str]:
     """Return a table as lines of Markdown."""
     lines = [f"**{table.title}**", ""]
     lines.append("| " + " | ".join(column.heading for column in table.columns) + " |")
@@ -102,7 +102,7 @@ def lines_of(table: Table) -> list[str]:
     return [*lines, "", *([table.note, ""] if table.note else [])]
 
 
-def circumstances(quick: bool) -> dict[str, Any]:
+def conditions_now(quick: bool) -> dict[str, Any]:
     """Return the conditions of a run: machine, versions, commit, load and time."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
@@ -120,7 +120,9 @@ def circumstances(quick: bool) -> dict[str, Any]:
     }
 
 
-def keep(suite: Suite, options: Options, tables: list[Table], around: dict[str, Any]) -> list[Path]:
+def write_results(
+    suite: Suite, options: Options, tables: list[Table], conditions: dict[str, Any]
+) -> list[Path]:
     """Write a suite's figures and tables; return the paths of the files.
 
     Only a whole run replaces published results: one that is not quick, and has real servers.
@@ -129,10 +131,10 @@ def keep(suite: Suite, options: Options, tables: list[Table], around: dict[str, 
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / f"{suite.name}.json"
     listed = [asdict(table) for table in tables]
-    content = {"suite": suite.name, "question": suite.question, **around, "tables": listed}
+    content = {"suite": suite.name, "question": suite.question, **conditions, "tables": listed}
     figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
     page = folder / f"{suite.name}.md"
-    lines = [line for table in tables for line in lines_of(table)]
-    shown = ", ".join(f"{key} {value}" for key, value in around.items())
+    lines = [line for table in tables for line in markdown_lines(table)]
+    shown = ", ".join(f"{key} {value}" for key, value in conditions.items())
     page.write_text("\n".join([f"### {suite.question}", "", *lines, f"({shown})", ""]))
     return [figures, page]

@@ -62,7 +62,7 @@ def fill(cluster: TestCluster, documents: int, document: Callable[[int], dict[st
     return f"{start.time}:{start.inc + 1}"
 
 
-def latency(
+def measure_latency(
     mongos: str, first: int, pauses: Sequence[float], *follower: str, settle: float = 0.0
 ) -> dict[str, float]:
     """Write a document on shard 0 after each pause; return ``percentiles`` their latencies.

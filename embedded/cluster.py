@@ -15,11 +15,11 @@ from embedded.errors import bad_value
 from embedded.logical_clock import LogicalClock
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog
+from embedded.mongos.cluster_transactions import TransactionTable
 from embedded.mongos.endpoint import Mongos
 from embedded.mongos.members import Member
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.request import ClusterState
-from embedded.mongos.transactions import TransactionTable
 from embedded.server import Server
 
 log = structlog.get_logger()

@@ -18,7 +18,7 @@ from embedded.oplog import APPLIED_SEPARATELY, NULL_OP_TIME, Oplog, OplogEntry
 from embedded.storage.bson_values import Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
 from embedded.transactions import DocumentLocked, Isolation, Transaction
-from embedded.writes import Operation, delete_entry, insert_entry, update_entry
+from embedded.write_unit import Operation, delete_entry, insert_entry, update_entry
 
 _TERM = 1
 _MAX_ENTRY_BYTES = 16 * 1024 * 1024
@@ -227,11 +227,13 @@ class CommittedWrites:
 
     def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
         """Insert several documents with one entry; return False if each needs one of its own."""
-        journal, keys = self._journal, [id_key(document["_id"]) for document in documents]
-        if not journal.inserts_together or self._from_migrate or len(set(keys)) < len(keys):
+        journal = self._journal
+        if not journal.inserts_together or self._from_migrate:
             return False
-        holder = journal.isolation.holder
-        if any(collection.get(key) is not None or holder(collection, key) for key in keys):
+        keys, holder = [id_key(each["_id"]) for each in documents], journal.isolation.holder
+        if len(set(keys)) < len(keys) or any(
+            collection.get(key) is not None or holder(collection, key) for key in keys
+        ):
             return False
         made = [
             Operation(collection, key, None, document, insert_entry(collection, document))

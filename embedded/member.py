@@ -25,7 +25,7 @@ from embedded.storage.bson_values import MISSING, Document, id_key, value_at
 from embedded.storage.catalog import Catalog
 from embedded.storage.collection import ID_INDEX, Collection
 from embedded.transactions import Transaction
-from embedded.writes import Operation, delete_entry
+from embedded.write_unit import Operation, delete_entry
 
 log = structlog.get_logger()
 

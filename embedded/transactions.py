@@ -13,7 +13,7 @@ from embedded.errors import write_conflict
 from embedded.oplog import OplogEntry
 from embedded.storage.bson_values import MISSING, Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
-from embedded.writes import Operation, delete_entry, insert_entry, update_entry
+from embedded.write_unit import Operation, delete_entry, insert_entry, update_entry
 
 State = Literal["in progress", "prepared", "committed", "aborted"]
 Change = tuple[int, IdKey, Document | None]

@@ -2,9 +2,9 @@
 
 ``open_change_stream`` returns a cursor, whose ``next_batch`` returns events
 (docs/protocol.md#cursor-replies to docs/protocol.md#events). A stream reads the oplog
-(``oplog_filter``, ``transactions``), makes events and tokens (``events``, ``update_description``),
-looks documents up (``images``) and runs the client's stages (``user_stages``,
-``splitting``).
+(``oplog_filter``, ``logged_operations``), makes events and tokens (``events``,
+``update_description``), looks documents up (``image_lookup``) and runs the client's stages
+(``user_stages``, ``splitting``).
 """
 
 from embedded.change_streams.cursor import (

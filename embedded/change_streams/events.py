@@ -6,10 +6,10 @@ from typing import Any, Final
 
 import bson
 
+from embedded.change_streams.logged_operations import LoggedOperation
 from embedded.change_streams.oplog_filter import NOOP_EVENTS
 from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.tokens import event_token
-from embedded.change_streams.transactions import Operation
 from embedded.change_streams.update_description import describe_update
 from embedded.errors import CommandError, ErrorCode
 from shard_client.bson.resume_token import ResumeToken
@@ -18,7 +18,7 @@ from shard_client.bson.values import MalformedValueError
 _CLASSIC: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase"}
 )
-"""Operation types whose version 1 tokens hold only the document key."""
+"""LoggedOperation types whose version 1 tokens hold only the document key."""
 
 _HEAD_OF_WRAPPER: Final = 6
 """Bytes before the value in a document that consists of one field with an empty name."""
@@ -34,7 +34,7 @@ class ChangeEvent:
 
     document: dict[str, Any]
     token: ResumeToken
-    operation: Operation
+    operation: LoggedOperation
 
     @property
     def operation_type(self) -> str:
@@ -73,7 +73,7 @@ class EventMaker:
         self._version = version
         self._raw_updates = "showRawUpdateDescription" in request.flags
 
-    def event(self, operation: Operation) -> ChangeEvent:
+    def event(self, operation: LoggedOperation) -> ChangeEvent:
         """Return the event of an operation that the stream's filter accepted.
 
         Raises:
@@ -117,7 +117,7 @@ class EventMaker:
         if draft.state_before is not None:
             document["stateBeforeChange"] = draft.state_before
 
-    def _token(self, operation: Operation, draft: _Draft) -> ResumeToken:
+    def _token(self, operation: LoggedOperation, draft: _Draft) -> ResumeToken:
         index = operation.txn_op_index or 0
         newer = operation.ts > self._start.cluster_time or index > self._start.txn_op_index
         version = self._version if newer else self._start.version

@@ -13,11 +13,11 @@ from embedded.change_streams.events import (
     invalidate_after,
 )
 from embedded.change_streams.host import StreamHost
-from embedded.change_streams.images import ImageLookup
+from embedded.change_streams.image_lookup import ImageLookup
+from embedded.change_streams.logged_operations import operations
 from embedded.change_streams.oplog_filter import OplogFilter
 from embedded.change_streams.request import StreamRequest
 from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
-from embedded.change_streams.transactions import operations
 from embedded.change_streams.user_stages import UserStages
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal, as_timestamp

@@ -12,7 +12,7 @@ from embedded.sessions import Session
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 from embedded.transactions import Transaction
-from embedded.writes import WriteUnit
+from embedded.write_unit import WriteUnit
 from shard_client.bson.values import type_name
 
 

@@ -20,7 +20,7 @@ from embedded.storage.bson_values import MISSING, Document, id_key
 from embedded.storage.collection import Collection
 from embedded.storage.queries import Matcher
 from embedded.storage.updates import Update
-from embedded.writes import WriteUnit
+from embedded.write_unit import WriteUnit
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 
@@ -63,7 +63,7 @@ def with_id(document: Document, new_id: Callable[[], ObjectId]) -> Document:
 @command("insert", in_transactions=True)
 async def insert(request: Request) -> Document:
     """Insert documents."""
-    documents = _batch(request, "documents")
+    documents = [_with_id_or_error(request, each) for each in _batch(request, "documents")]
     statements = Statements(request, len(documents))
     unit = request.unit
     count = 0
@@ -85,15 +85,26 @@ async def insert(request: Request) -> Document:
     return statements.reply({"n": count})
 
 
+def _with_id_or_error(request: Request, document: Document) -> Document | CommandError:
+    """Return the document with an ``_id``, or the error that its statement reports."""
+    try:
+        return with_id(document, request.mongod.new_object_id)
+    except CommandError as error:
+        return error
+
+
 def _insert_together(
-    request: Request, unit: WriteUnit, documents: list[Document], statements: Statements
+    request: Request,
+    unit: WriteUnit,
+    documents: list[Document | CommandError],
+    statements: Statements,
 ) -> bool:
     """Insert several documents at once; return False if none was inserted, for whatever reason."""
-    if len(documents) < 2 or statements.begun:
+    valid = [each for each in documents if not isinstance(each, CommandError)]
+    if len(documents) < 2 or len(valid) < len(documents) or statements.begun:
         return False
     try:
-        stamped = [with_id(document, request.mongod.new_object_id) for document in documents]
-        if not unit.insert_together(writable_collection(request), stamped):
+        if not unit.insert_together(writable_collection(request), valid):
             return False
     except CommandError:
         return False  # the statement that fails reports it
@@ -102,9 +113,12 @@ def _insert_together(
     return True
 
 
-def _insert(request: Request, unit: WriteUnit, document: Document, statement: int) -> None:
+def _insert(
+    request: Request, unit: WriteUnit, document: Document | CommandError, statement: int
+) -> None:
     collection = writable_collection(request)
-    document = with_id(document, request.mongod.new_object_id)
+    if isinstance(document, CommandError):
+        raise document
     unit.insert(collection, document, statement)
 
 

@@ -67,13 +67,12 @@ def _from_given(request: Request, pipeline: Pipeline) -> list[Document]:
 
 
 async def _over_collection(request: Request, pipeline: Pipeline) -> list[Document]:
-    placement = request.placement(request.namespace)
-    if placement is None:
-        return []
     filter_: Mapping[str, Any] = {}
     if pipeline and "$match" in pipeline[0]:
         filter_, pipeline = pipeline[0]["$match"], pipeline[1:]
-    async with request.hold(request.namespace):
+    async with request.placement() as placement:
+        if placement is None:
+            return []
         members = members_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
         documents = all_documents(await request.send_all(dict.fromkeys(members, inner)))

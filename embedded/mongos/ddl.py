@@ -20,8 +20,7 @@ async def create(request: Request) -> Document:
     """
     if request.namespace in request.catalog.collections:
         raise namespace_exists(request.namespace)
-    placement = await request.placement_for_write(request.namespace)
-    async with request.hold(request.namespace):
+    async with request.placement_for_write() as placement:
         return await request.send(placement.primary, as_sent(request), write=True)
 
 
@@ -33,7 +32,7 @@ async def drop(request: Request) -> Document:
     """
     namespace = request.namespace
     async with request.state.locks.exclusive(namespace):
-        placement = request.placement(namespace)
+        placement = request.placement_now(namespace)
         if placement is None:
             raise namespace_not_found()
         if placement.sharded is None:
@@ -106,7 +105,7 @@ async def rename_collection(request: Request) -> Document:
     """
     source, target = str(request.command["renameCollection"]), request.field("to", str)
     async with request.state.locks.exclusive(source, target):
-        placement = request.placement(source)
+        placement = request.placement_now(source)
         members = holding(request, source)
         if placement is None or not members:
             raise namespace_not_found(f"Source collection {source} does not exist")
@@ -138,7 +137,7 @@ def _check_target(request: Request, placement: Placement, target: str) -> None:
 
 async def create_indexes(request: Request) -> Document:
     """Create indexes on every shard that holds the collection, and the collection if necessary."""
-    await request.placement_for_write(request.namespace)
+    await request.catalog.create_database(request.database)
     return await on_all_holders(request)
 
 
@@ -148,11 +147,10 @@ async def on_all_holders(request: Request) -> Document:
     Raises:
         CommandError: 26 if the collection does not exist; the shards' errors.
     """
-    placement = request.placement(request.namespace)
-    if placement is None:
-        raise namespace_not_found(f"ns not found {request.namespace}")
-    if request.transaction is not None or placement.sharded is None:
-        async with request.hold(request.namespace):
+    async with request.placement() as placement:
+        if placement is None:
+            raise namespace_not_found(f"ns not found {request.namespace}")
+        if request.transaction is not None or placement.sharded is None:
             return await request.send(placement.primary, as_sent(request), write=True)
     async with request.state.locks.exclusive(request.namespace):
         members = holding(request, request.namespace)

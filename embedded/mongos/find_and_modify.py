@@ -14,12 +14,11 @@ async def find_and_modify(request: Request) -> Document:
         CommandError: 61 ShardKeyNotFound if the query does not determine the shard key; the shard's
             error.
     """
-    placement = await request.placement_for_write(request.namespace)
     command = {name: request.command[name] for name in _OPTIONS if name in request.command}
-    member = placement.primary
     if request.retryable:
         command["stmtId"] = request.command.get("stmtId", 0)
-    async with request.hold(request.namespace):
+    async with request.placement_for_write() as placement:
+        member = placement.primary
         if placement.sharded is not None:
             query = request.field("query", dict, {})
             member = request.catalog.shard(target_of_one(placement.sharded, query, "findAndModify"))

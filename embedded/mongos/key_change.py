@@ -24,24 +24,29 @@ def has_moved(request: Request) -> bool:
 
 async def move_document(
     request: Request, collection: ShardedCollection, member: Member, statement: Mapping[str, Any]
-) -> None:
+) -> bool:
     """Run an update statement of one document on ``member``, whose shard key changes.
+
+    Returns False if no document matches any more.
 
     Raises:
         CommandError: the shards' errors; nothing has then changed.
     """
     query, name = statement["q"], request.collection
-    reply = await request.send(member, {"find": name, "filter": query, "limit": 1})
-    [before] = reply["cursor"]["firstBatch"]
-    after = Update(statement["u"], query).apply(before).document
-    owner = request.catalog.shard(collection.chunks.owner_of_document(after))
     table = request.state.transactions
     transaction = table.begin(request.command["lsid"], int(request.command["txnNumber"]), None)
     inner = replace(request, transaction=transaction)
-    delete = {"q": {"_id": before["_id"]}, "limit": 1}
     try:
+        reply = await inner.send(member, {"find": name, "filter": query, "limit": 1})
+        before = next(iter(reply["cursor"]["firstBatch"]), None)
+        if before is None:
+            return False
+        after = Update(statement["u"], query).apply(before).document
+        owner = request.catalog.shard(collection.chunks.owner_of_document(after))
+        delete = {"q": {"_id": before["_id"]}, "limit": 1}
         await inner.send(member, {"delete": name, "deletes": [delete]}, write=True)
         await inner.send(owner, {"insert": name, "documents": [after]}, write=True)
         table.commit(transaction)
+        return True
     finally:
         table.abort(transaction)

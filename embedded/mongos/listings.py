@@ -25,13 +25,13 @@ async def list_indexes(request: Request) -> Document:
     Raises:
         CommandError: 26 NamespaceNotFound.
     """
-    placement = request.placement(request.namespace)
-    if placement is None:
-        raise namespace_not_found(f"ns does not exist: {request.namespace}")
-    member = placement.primary
-    if placement.sharded is not None:
-        member = request.catalog.holders(placement.sharded)[0]
-    reply = await request.send(member, as_sent(request, without=["cursor"]))
+    async with request.placement() as placement:
+        if placement is None:
+            raise namespace_not_found(f"ns does not exist: {request.namespace}")
+        member = placement.primary
+        if placement.sharded is not None:
+            member = request.catalog.holders(placement.sharded)[0]
+        reply = await request.send(member, as_sent(request, without=["cursor"]))
     size = request.command.get("cursor", {}).get("batchSize")
     return await open_cursor(request, request.namespace, reply["cursor"]["firstBatch"], size)
 

@@ -23,11 +23,10 @@ async def find(request: Request) -> Document:
     skip, limit = int(command.get("skip", 0)), abs(int(command.get("limit", 0)))
     filter_, sort = request.field("filter", dict, {}), request.field("sort", dict, {})
     projection = request.field("projection", dict, {})
-    placement = request.placement(request.namespace)
-    _check_uuid(request, placement)
-    if placement is None:
-        return await _cursor(request, [])
-    async with request.hold(request.namespace):
+    async with request.placement() as placement:
+        _check_uuid(request, placement)
+        if placement is None:
+            return await _cursor(request, [])
         members = members_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
         inner |= {name: command[name] for name in _FIND_OPTIONS if name in command}
@@ -53,10 +52,9 @@ async def count(request: Request) -> Document:
     """Return the number of documents that match."""
     options = ("query", "hint", "collation")
     skip, limit = int(request.command.get("skip", 0)), abs(int(request.command.get("limit", 0)))
-    placement = request.placement(request.namespace)
-    if placement is None:
-        return {"n": 0}
-    async with request.hold(request.namespace):
+    async with request.placement() as placement:
+        if placement is None:
+            return {"n": 0}
         members = members_for(request, placement, request.field("query", dict, {}))
         inner = {"count": request.collection}
         inner |= {name: request.command[name] for name in options if name in request.command}
@@ -68,10 +66,9 @@ async def count(request: Request) -> Document:
 
 async def distinct(request: Request) -> Document:
     """Return the distinct values of a field, in BSON order if they come from several shards."""
-    placement = request.placement(request.namespace)
-    if placement is None:
-        return {"values": []}
-    async with request.hold(request.namespace):
+    async with request.placement() as placement:
+        if placement is None:
+            return {"values": []}
         members = members_for(request, placement, request.field("query", dict, {}))
         inner = {"distinct": request.collection, "key": request.field("key", str)}
         if "query" in request.command:

@@ -14,9 +14,9 @@ from embedded.cursors import CursorTable
 from embedded.errors import CommandError, ErrorCode, no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
+from embedded.mongos.cluster_transactions import ClusterTransaction, TransactionTable
 from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
-from embedded.mongos.transactions import Transaction, TransactionTable
 from embedded.storage.bson_values import Document
 
 Value = TypeVar("Value")
@@ -60,7 +60,6 @@ class ClusterState:
 class Placement:
     """The location of a namespace: sharded, or on its database's primary shard."""
 
-    namespace: str
     primary: Member
     sharded: ShardedCollection | None
 
@@ -82,7 +81,7 @@ class Request:
     database: str
     command: Document
     client: Client
-    transaction: Transaction | None = None
+    transaction: ClusterTransaction | None = None
     touched: dict[Member, None] = field(default_factory=dict)
 
     @property
@@ -139,32 +138,42 @@ class Request:
         return self.state.wall()
 
     @asynccontextmanager
-    async def hold(self, namespace: str) -> AsyncIterator[None]:
-        """Hold a shared lock on a namespace, which excludes migrations and DDL.
+    async def placement(self) -> AsyncIterator[Placement | None]:
+        """Hold a shared lock on the namespace, and yield its location, which does not change.
 
-        A transaction holds it until it ends.
+        Yields ``None`` if the database does not exist. The lock excludes migrations and DDL; a
+        transaction holds it until it ends.
 
         Raises:
             CommandError: 24 LockTimeout.
         """
+        namespace = self.namespace
         if self.transaction is not None:
             await self.state.transactions.hold(self.transaction, namespace)
-            yield
+            yield self.placement_now(namespace)
         else:
             async with self.state.locks.shared(namespace):
-                yield
+                yield self.placement_now(namespace)
 
-    def placement(self, namespace: str) -> Placement | None:
-        """Return the location of a namespace, ``None`` if its database does not exist."""
+    @asynccontextmanager
+    async def placement_for_write(self) -> AsyncIterator[Placement]:
+        """Do as ``placement``, but create the database if necessary.
+
+        Raises:
+            CommandError: 24 LockTimeout; 70 if the cluster has no shard.
+        """
+        async with self.placement() as found:
+            yield found or Placement(await self.catalog.create_database(self.database), None)
+
+    def placement_now(self, namespace: str) -> Placement | None:
+        """Return the location of a namespace that the caller has locked.
+
+        Returns ``None`` if its database does not exist.
+        """
         primary = self.catalog.primary_of(namespace.partition(".")[0])
         if primary is None:
             return None
-        return Placement(namespace, primary, self.catalog.collections.get(namespace))
-
-    async def placement_for_write(self, namespace: str) -> Placement:
-        """Return the location of a namespace, creating its database if necessary."""
-        primary = await self.catalog.create_database(namespace.partition(".")[0])
-        return Placement(namespace, primary, self.catalog.collections.get(namespace))
+        return Placement(primary, self.catalog.collections.get(namespace))
 
     async def send(
         self, member: Member, command: Mapping[str, Any], *, write: bool = False

@@ -25,9 +25,7 @@ async def insert(request: Request) -> Document:
     documents = [_with_id(document) for document in request.field("documents", list)]
     ordered = bool(request.command.get("ordered", True))
     result = BulkResult()
-    placement = await request.placement_for_write(request.namespace)
-    async with request.hold(request.namespace):
-        placement = request.placement(request.namespace) or placement
+    async with request.placement_for_write() as placement:
         owners = [_owner(request, placement, d, i, result) for i, d in enumerate(documents)]
 
         def command(positions: list[int]) -> Document:
@@ -51,7 +49,7 @@ async def update(request: Request) -> Document:
     Raises:
         CommandError: an error for the whole command.
     """
-    return await _one_by_one(request, "updates", _update_statement, upserts=True)
+    return await _one_by_one(request, "updates", _update_statement, modified=0)
 
 
 async def delete(request: Request) -> Document:
@@ -60,31 +58,29 @@ async def delete(request: Request) -> Document:
     Raises:
         CommandError: an error for the whole command.
     """
-    return await _one_by_one(request, "deletes", _delete_statement, upserts=False)
+    return await _one_by_one(request, "deletes", _delete_statement, modified=None)
 
 
 Statement = Mapping[str, Any]
 Runner = Callable[[Request, Placement, Statement, int, BulkResult], Awaitable[None]]
 
 
-async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: bool) -> Document:
+async def _one_by_one(
+    request: Request, field: str, run: Runner, *, modified: int | None
+) -> Document:
     statements: list[Document] = request.field(field, list)
     ordered = bool(request.command.get("ordered", True))
-    result = BulkResult(modified=0 if upserts else None)
-    namespace = request.namespace
-    if upserts and any(statement.get("upsert") for statement in statements):
-        await request.placement_for_write(namespace)
-    if request.placement(namespace) is None:
-        return result.reply()
+    result = BulkResult(modified=modified)
     for position, statement in enumerate(statements):
-        placement = request.placement(namespace)
-        assert placement is not None
-        try:
-            await run(request, placement, statement, position, result)
-        except CommandError as error:
-            if request.transaction is not None or error.code_name == "LockTimeout":
-                raise
-            result.add_error(error, position)
+        creates = statement.get("upsert")
+        async with request.placement_for_write() if creates else request.placement() as placement:
+            try:
+                if placement is not None:
+                    await run(request, placement, statement, position, result)
+            except CommandError as error:
+                if request.transaction is not None:
+                    raise
+                result.add_error(error, position)
         if result.errors and ordered:
             break
     return result.reply()
@@ -93,35 +89,33 @@ async def _one_by_one(request: Request, field: str, run: Runner, *, upserts: boo
 async def _update_statement(
     request: Request, placement: Placement, statement: Statement, position: int, result: BulkResult
 ) -> None:
-    async with request.hold(placement.namespace):
-        collection = placement.sharded
-        targets = targets_of_update(collection, statement) if collection else None
-        if has_moved(request):
-            result.add({"n": 1, "nModified": 1}, [position])
-            return
-        earlier = len(result.errors)
-        await send_statement(request, placement, targets, statement, position, result)
-        refused = [error["code"] for error in result.errors[earlier:]]
-        if (
-            collection is not None
-            and targets is not None
-            and len(targets) == 1
-            and request.retryable
-            and refused == [shard_key_changed().code]
-        ):
-            [target] = targets
-            await move_document(request, collection, request.catalog.shard(target), statement)
-            del result.errors[earlier:]
-            result.add({"n": 1, "nModified": 1}, [position])
+    collection = placement.sharded
+    targets = targets_of_update(collection, statement) if collection else None
+    if has_moved(request):
+        result.add({"n": 1, "nModified": 1}, [position])
+        return
+    earlier = len(result.errors)
+    await send_statement(request, placement, targets, statement, position, result)
+    refused = [error["code"] for error in result.errors[earlier:]]
+    if (
+        collection is not None
+        and targets is not None
+        and len(targets) == 1
+        and request.retryable
+        and refused == [shard_key_changed().code]
+    ):
+        [target] = targets
+        del result.errors[earlier:]
+        moved = await move_document(request, collection, request.catalog.shard(target), statement)
+        result.add({"n": int(moved), "nModified": int(moved)}, [position])
 
 
 async def _delete_statement(
     request: Request, placement: Placement, statement: Statement, position: int, result: BulkResult
 ) -> None:
-    async with request.hold(placement.namespace):
-        collection = placement.sharded
-        targets = targets_of_delete(collection, statement) if collection else None
-        await send_statement(request, placement, targets, statement, position, result)
+    collection = placement.sharded
+    targets = targets_of_delete(collection, statement) if collection else None
+    await send_statement(request, placement, targets, statement, position, result)
 
 
 def _owner(

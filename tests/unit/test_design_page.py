@@ -13,6 +13,7 @@ PAGE = (ROOT / "docs" / "design.md").read_text()
 WAYS = (
     "A batch's way from socket to socket",
     "An opening, from `aggregate` to the cursor",
+    "A command and a change stream on the embedded cluster",
 )
 PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""

@@ -64,6 +64,14 @@ def test_every_reference_to_a_document_resolves() -> None:
     assert [problem for path in files() for problem in problems(path)] == []
 
 
+def test_the_figures_of_the_readme_are_those_of_the_benchmarks() -> None:
+    rows = (ROOT / "README.md").read_text().split("\n## Figures\n")[1].split("\n## ")[0]
+    figures = re.findall(r"\| ([\d,.]+)(?= |\b)", rows)
+    results = "".join(path.read_text() for path in (ROOT / "bench" / "results").glob("*.md"))
+    assert len(figures) >= 8
+    assert [each for each in figures if f"| {each} |" not in results] == []
+
+
 def test_no_reference_is_by_section_number() -> None:
     numbered = re.compile(r"\.md\)?,?\s+(?:sections?\s+)?\d")
     assert [str(path) for path in files() if numbered.search(path.read_text())] == []

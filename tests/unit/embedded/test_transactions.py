@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from embedded.errors import CommandError
+from embedded.mongos.cluster_transactions import TransactionTable
 from embedded.mongos.namespace_locks import NamespaceLocks
-from embedded.mongos.transactions import TransactionTable
 from embedded.transactions import Isolation, Transaction
 
 LSID: dict[str, Any] = {"id": b"session"}

@@ -81,6 +81,7 @@ async def test_the_end_of_a_block_awaits_its_tasks_and_keeps_its_exception() -> 
 
 async def test_a_cancelled_block_ends_its_tasks() -> None:
     closed: list[str] = []
+    running = asyncio.Event()
 
     async def serve() -> None:
         async with OwnedTasks() as tasks:
@@ -88,13 +89,14 @@ async def test_a_cancelled_block_ends_its_tasks() -> None:
             await asyncio.Event().wait()
 
     async def wait() -> None:
+        running.set()
         try:
             await asyncio.Event().wait()
         finally:
             closed.append("closed")
 
     serving = asyncio.create_task(serve())
-    await asyncio.sleep(0.01)
+    await running.wait()
     serving.cancel()
     await asyncio.wait({serving})
     assert serving.cancelled()

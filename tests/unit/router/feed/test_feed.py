@@ -93,6 +93,12 @@ async def test_a_client_that_resets_its_connection_is_no_error() -> None:
     assert [each for each in logs if each["log_level"] == "error"] == []
 
 
+async def test_a_feed_starts_at_a_time() -> None:
+    time = {"$timestamp": {"t": 1795163200, "i": 3}}
+    async with watched(startAtOperationTime=time) as (cursors, *_):
+        assert [opened.start for opened in cursors.opened] == [bson.Timestamp(1795163200, 3)]
+
+
 async def test_a_quiet_stream_sends_its_token() -> None:
     async with watched(heartbeatMs=10) as (_, cursor, reader, _writer):
         place = json.loads(await reader.readline())["resolved"]["_data"]

@@ -10,7 +10,7 @@ from embedded.oplog import APPLIED_SEPARATELY, Oplog, OplogEntry
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class LoggedOperation:
     """One operation that may become an event.
 
     ``entry`` is the oplog entry, or the entry inside a transaction. ``ts`` is the cluster time of
@@ -28,7 +28,7 @@ class Operation:
     txn_number: int | None = None
 
 
-def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
+def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[LoggedOperation]:
     """Yield the operations of ``entry``: itself, or those of the transaction that it commits.
 
     The index counts all operations of a transaction, including those that the stream filters out
@@ -41,7 +41,7 @@ def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
         return
     if "applyOps" not in command and "commitTransaction" not in command:
         if "abortTransaction" not in command:
-            yield Operation(entry, entry["ts"], entry.get("wall"), entry["ts"])
+            yield LoggedOperation(entry, entry["ts"], entry.get("wall"), entry["ts"])
         return
     if command.get("prepare") or command.get("partialTxn"):
         return
@@ -49,7 +49,7 @@ def operations(oplog: Oplog, entry: OplogEntry) -> Iterator[Operation]:
     index = 0
     for link in chain:
         for place, operation in enumerate(link["o"].get("applyOps", ())):
-            yield Operation(
+            yield LoggedOperation(
                 operation,
                 entry["ts"],
                 entry.get("wall"),

@@ -1,15 +1,54 @@
 """The router on real servers beside mongos: throughput, the cost of watching, and latency."""
 
-from collections.abc import Iterator
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import count
+from statistics import mean
 from typing import Any
 
-from bench.members import Load, Members, Way, observe
-from bench.processes import drain, listening, medians, port_of, router
-from bench.suite import Column, Options, Suite, Table, servers_of
-from bench.writes import fill, shard_evenly
+from bench.members import Members
+from bench.processes import (
+    cpu_seconds,
+    drain,
+    listening,
+    medians,
+    port_of,
+    results_of,
+    router,
+    started,
+)
+from bench.suite import Column, Options, Suite, Table, real_servers
+from bench.writes import fill, percentiles, shard_evenly
 from tests.harness.clusters import RealCluster, TestCluster, start_real_set
 from tests.harness.replica_sets import ReplicaSet
 from tests.harness.server_settings import ServerSettings
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to watch.
+
+    Args:
+        name: its name in the tables.
+        port: the port that the clients connect to, None to watch nothing.
+        pid: the process that serves them, None if no process but the members' does.
+    """
+
+    name: str
+    port: int | None = None
+    pid: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """The writes of a measurement: ``rate`` documents a second to each of ``shards``."""
+
+    name: str
+    shards: Sequence[int] = ()
+    rate: float = 0.0
+
 
 DRAINED_SHARDS = (1, 2, 4)
 EVENTS = 200_000
@@ -23,14 +62,16 @@ LOADS = (
 )
 WATCHERS = ((1, False), (100, False), (100, True), (300, False), (300, True))
 """Numbers of clients, and whether each client has a filter of its own."""
-_WATCHED = Load("all members busy, 10/s each", (0, 1, 2), 10)
+WATCHED_LOAD = Load("all members busy, 10/s each", (0, 1, 2), 10)
 WATCHERS_OF_A_SET = (1, 200)
 _ROUTER_SECONDS, _MONGOS_SECONDS = 8.0, 20.0
+_first_numbers = count(0, 1_000_000)
+"""The number of each writer's first document."""
 _NOOP_SECONDS = 11.0
 """Seconds after which every idle member has written a no-op, so that mongos has released all
 events."""
 
-DRAINED = (
+BACKLOG_COLUMNS = (
     Column("shards", "shards"),
     Column("shards directly events/s", "direct_rate", ",.0f"),
     Column("mongos events/s", "mongos_rate", ",.0f"),
@@ -42,25 +83,25 @@ DRAINED = (
     Column("with mongos", "mongos_members", ".2f"),
     Column("with the router", "router_members", ".2f"),
 )
-DRAINED_NOTE = (
+BACKLOG_NOTE = (
     "No-ops each second on all members, so that mongos does not stand still at the end. CPU is the "
     "kernel's count for the whole process, from the stream's opening on."
 )
-_COSTS = (
+_COST_COLUMNS = (
     Column("watched through", "way"),
     Column("p50 ms", "p50", ",.0f"),
     Column("p99 ms", "p99", ",.0f"),
     Column("CPU ms/s", "cpu", ".1f"),
     Column("mongods' CPU ms/s", "members_cpu", ",.0f"),
-    Column("no-op writes/s, of a shard", "notes", ".1f"),
-    Column("no-op writes/s, of the config server", "config_notes", ".1f"),
-    Column("most oplog by no-op writes, MB a day", "note_bytes", ",.0f"),
+    Column("no-op writes/s, of a shard", "noop_writes", ".1f"),
+    Column("no-op writes/s, of the config server", "config_noop_writes", ".1f"),
+    Column("most oplog by no-op writes, MB a day", "noop_bytes", ",.0f"),
     Column("getMores/s, of a shard", "get_mores", ".1f"),
     Column("connections, at most", "connections"),
 )
-LOADED = (Column("the cluster", "load"), *_COSTS)
-WATCHED = (Column("clients", "clients"), Column("filters", "filters"), *_COSTS)
-NOTE = (
+LOADS_COLUMNS = (Column("the cluster", "load"), *_COST_COLUMNS)
+WATCHERS_COLUMNS = (Column("clients", "clients"), Column("filters", "filters"), *_COST_COLUMNS)
+LOADS_NOTE = (
     "Default no-ops. From a write's acknowledgement by a majority to its arrival. mongods' CPU is "
     "that of all shards and the config server, writes included; connections and no-op writes are "
     "those of the member that has most. mongos is watched while no router runs."
@@ -69,7 +110,7 @@ NOTE = (
 
 def run(options: Options) -> list[Table]:
     """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
-    binaries = servers_of(options)
+    binaries = real_servers(options)
     if binaries is None:
         return []
     drained = []
@@ -86,13 +127,17 @@ def run(options: Options) -> list[Table]:
     with start_real_set("rs0", settings=ServerSettings()) as servers:
         watchers += _watchers_of_a_set(servers, options)
     return [
-        Table("a backlog (medians)", DRAINED, drained, DRAINED_NOTE),
-        Table(f"{SHARDS} shards, one client", LOADED, loads, NOTE),
-        Table(f"{SHARDS} shards, {_WATCHED.name}, and a replica set", WATCHED, watchers),
+        Table("a backlog (medians)", BACKLOG_COLUMNS, drained, BACKLOG_NOTE),
+        Table(f"{SHARDS} shards, one client", LOADS_COLUMNS, loads, LOADS_NOTE),
+        Table(
+            f"{SHARDS} shards, {WATCHED_LOAD.name}, and a replica set", WATCHERS_COLUMNS, watchers
+        ),
     ]
 
 
-SUITE = Suite("guest", "How does the router compare to mongos, and what does watching cost?", run)
+SUITE = Suite(
+    "beside_mongos", "How does the router compare to mongos, and what does watching cost?", run
+)
 
 
 def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
@@ -138,28 +183,28 @@ def _loads(cluster: TestCluster, members: Members, options: Options) -> Iterator
     seconds, of_mongos = (4.0, 8.0) if options.quick else (_ROUTER_SECONDS, _MONGOS_SECONDS)
     for load in LOADS:
         options.say(f"{load.name}: nobody, then mongos")
-        yield observe(uri, members, nobody, load, seconds)
+        yield _observe(uri, members, nobody, load, seconds)
         patience = _NOOP_SECONDS if load.rate else 0.0
-        yield observe(uri, members, mongos, load, of_mongos, patience=patience)
+        yield _observe(uri, members, mongos, load, of_mongos, patience=patience)
     with router(cluster.configdb, f"--upstream={uri}") as (port, pid):
         for load in LOADS:
             options.say(f"{load.name}: router")
             way = Way("router", port, pid)
-            yield observe(uri, members, way, load, seconds, settle=3.0, patience=1.0)
+            yield _observe(uri, members, way, load, seconds, settle=3.0, patience=1.0)
 
 
 def _watchers(cluster: TestCluster, members: Members, options: Options) -> Iterator[dict[str, Any]]:
     nobody, mongos = _ways(cluster)
     uri = cluster.mongos_uri
     cases = WATCHERS[1:3] if options.quick else WATCHERS
-    yield observe(uri, members, nobody, _WATCHED, _ROUTER_SECONDS) | {"clients": 0}
+    yield _observe(uri, members, nobody, WATCHED_LOAD, _ROUTER_SECONDS) | {"clients": 0}
     for clients, distinct in cases:
         with router(cluster.configdb, f"--upstream={uri}") as (port, pid):
             for way in (mongos, Way("router", port, pid)):
                 options.say(f"{clients} watchers, {'un' * distinct}equal: {way.name}")
                 # The router has no watchers here, so its no-op writes do not make mongos faster.
-                figures = observe(
-                    uri, members, way, _WATCHED, 10.0,
+                figures = _observe(
+                    uri, members, way, WATCHED_LOAD, 10.0,
                     clients=clients, distinct=distinct, settle=2.0, patience=1.0,
                 )  # fmt: skip
                 yield figures | {"filters": "unequal" if distinct else "equal"}
@@ -173,8 +218,71 @@ def _watchers_of_a_set(servers: ReplicaSet, options: Options) -> Iterator[dict[s
         with router(servers.host_string, flag="--replicaSet") as (through, pid):
             for way in (Way("the set itself", port), Way("router, --replicaSet", through, pid)):
                 options.say(f"{clients} watchers of a replica set: {way.name}")
-                yield observe(
+                yield _observe(
                     servers.set_uri, members, way, load, 10.0,
                     clients=clients, settle=2.0, patience=1.0,
                 ) | {"filters": "equal"}  # fmt: skip
     members.close()
+
+
+def _observe(
+    uri: str,
+    members: Members,
+    way: Way,
+    load: Load,
+    seconds: float,
+    *,
+    clients: int = 1,
+    distinct: bool = False,
+    settle: float = 1.0,
+    patience: float = 0.0,
+) -> dict[str, Any]:
+    """Watch ``way`` for some seconds under ``load``; return its costs and the events' latency.
+
+    Args:
+        uri: what the writes go through.
+        members: whose counters run.
+        way: how to watch.
+        load: what is written meanwhile.
+        seconds: how long the counters run.
+        clients: how many clients watch.
+        distinct: whether each has a filter of its own, which all documents pass.
+        settle: seconds before the counters run.
+        patience: seconds to continue after the last write, until its event arrives.
+    """
+    watch = ["--clients", str(clients), "--watch", "distinct" if distinct else "equal"]
+    shards = ["--shards", *map(str, load.shards), "--rate", str(load.rate)]
+    with contextlib.ExitStack() as stack:
+        before_all = members.moment()
+        watchers, writer = None, None
+        if way.port is not None:
+            watchers = stack.enter_context(started("bench.watchers", str(way.port), *watch))
+        if load.rate:
+            first = ("--first", str(next(_first_numbers)))
+            writer = stack.enter_context(started("bench.writes", uri, *shards, *first))
+        time.sleep(settle)
+        used, before = cpu_seconds(way.pid) if way.pid else 0.0, members.moment()
+        time.sleep(seconds)
+        after, used = members.moment(), cpu_seconds(way.pid) - used if way.pid else 0.0
+        acknowledged = results_of([writer])[0] if writer else {}
+        time.sleep(patience)
+        arrived = results_of([watchers])[0]["arrivals"] if watchers else {}
+    each = members.between(before, after)
+    of_shards = [figures for name, figures in each.items() if name != "config"]
+    late = [arrived[key] - at for key, at in acknowledged.items() if key in arrived]
+    return {
+        "load": load.name,
+        "way": way.name,
+        "clients": clients,
+        "cpu": used / (after.at - before.at) * 1e3 if way.pid else None,
+        "members_cpu": sum(figures["cpu"] for figures in each.values()),
+        "noop_writes": mean(figures["noop_writes"] for figures in of_shards),
+        "config_noop_writes": each["config"]["noop_writes"] if "config" in each else None,
+        "noop_bytes": max(figures["noop_bytes"] for figures in each.values()) * 86_400 / 1e6,
+        "get_mores": mean(figures["get_mores"] for figures in of_shards),
+        "connections": max(
+            last["connections"] - before_all.counts[name]["connections"]
+            for name, last in before.counts.items()
+        ),
+        **(percentiles(late) if late else {}),
+    }

@@ -18,7 +18,7 @@ _MOST_SESSIONS = 10_000
 
 
 @dataclass
-class Transaction:
+class ClusterTransaction:
     """One transaction of one session, on the side of the mongos."""
 
     lsid: Document
@@ -54,9 +54,9 @@ class TransactionTable:
 
     def __init__(self, locks: NamespaceLocks) -> None:
         self._locks = locks
-        self._latest: OrderedDict[bytes, Transaction] = OrderedDict()
+        self._latest: OrderedDict[bytes, ClusterTransaction] = OrderedDict()
 
-    def statement(self, command: Mapping[str, Any]) -> Transaction | None:
+    def statement(self, command: Mapping[str, Any]) -> ClusterTransaction | None:
         """Return the transaction of ``command``; begin it if the command starts one.
 
         Returns None outside of transactions.
@@ -90,7 +90,9 @@ class TransactionTable:
             )
         return latest
 
-    def begin(self, lsid: Document, number: int, read_concern: Document | None) -> Transaction:
+    def begin(
+        self, lsid: Document, number: int, read_concern: Document | None
+    ) -> ClusterTransaction:
         """Begin a transaction; abort the session's previous transaction if it is open.
 
         Raises:
@@ -106,7 +108,7 @@ class TransactionTable:
             )  # fmt: skip
         if before is not None:
             self.abort(before)
-        transaction = Transaction(lsid, number, read_concern)
+        transaction = ClusterTransaction(lsid, number, read_concern)
         transaction.expiry = asyncio.get_running_loop().call_later(
             LIFETIME_SECONDS, self.abort, transaction
         )
@@ -121,7 +123,7 @@ class TransactionTable:
         latest = self._latest.get(session_key(lsid))
         return latest is not None and (latest.number, latest.state) == (number, "committed")
 
-    async def hold(self, transaction: Transaction, namespace: str) -> None:
+    async def hold(self, transaction: ClusterTransaction, namespace: str) -> None:
         """Hold a shared lock on ``namespace`` until the transaction ends.
 
         Raises:
@@ -136,7 +138,7 @@ class TransactionTable:
                 )
             transaction.namespaces.add(namespace)
 
-    def commit(self, transaction: Transaction) -> None:
+    def commit(self, transaction: ClusterTransaction) -> None:
         """Commit on all participants. Committing again succeeds.
 
         A single writer commits directly. Several writers are prepared first; then the coordinator
@@ -163,7 +165,7 @@ class TransactionTable:
         _commit_on(writers[1:], transaction)
         self._end(transaction, "committed")
 
-    def abort(self, transaction: Transaction) -> None:
+    def abort(self, transaction: ClusterTransaction) -> None:
         """Abort on all participants; does nothing if the transaction has ended."""
         if transaction.state != "open":
             return
@@ -190,7 +192,7 @@ class TransactionTable:
         for transaction in self._latest.values():
             self.abort(transaction)
 
-    def _end(self, transaction: Transaction, state: Literal["committed", "aborted"]) -> None:
+    def _end(self, transaction: ClusterTransaction, state: Literal["committed", "aborted"]) -> None:
         transaction.state = state
         if transaction.expiry is not None:
             transaction.expiry.cancel()
@@ -199,11 +201,11 @@ class TransactionTable:
         transaction.namespaces.clear()
 
 
-def _prepare_on(members: list[Member], transaction: Transaction) -> None:
+def _prepare_on(members: list[Member], transaction: ClusterTransaction) -> None:
     _on_each(members, lambda each: each.prepare_transaction(transaction.lsid, transaction.number))
 
 
-def _commit_on(members: list[Member], transaction: Transaction) -> None:
+def _commit_on(members: list[Member], transaction: ClusterTransaction) -> None:
     _on_each(members, lambda each: each.commit_transaction(transaction.lsid, transaction.number))
 
 
