@@ -62,8 +62,13 @@ class Planners:
             raise
 
     def advanced(self, state: SignalState, end: Position) -> SignalState:
-        """Return the state with what a batch reads of a snapshot, whose events end at `end`."""
-        if state.running is None:
+        """Return the state with what a batch reads of a snapshot, whose events end at `end`.
+
+        While more signals wait, it reads only of the initial snapshot: one of them may stop chunks
+        that a repeated batch has left out already.
+        """
+        running = state.running
+        if running is None or (self.signals.has_more and running.kind != "initial"):
             return state
 
         def advanced() -> SignalState:

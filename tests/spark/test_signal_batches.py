@@ -7,6 +7,7 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import bson
 import pandas
@@ -201,4 +202,29 @@ def test_a_snapshot_whose_filter_fails_is_stopped_by_a_signal(shop: Shop, tmp_pa
     query.batch(again=query.planned)
     assert "read" not in query.operations
     wait_for(lambda: query.batch() and "ABORTED" in [e[2] for e in query.notified], "the stop")
+    query.reader.stop()
+
+
+def test_a_snapshot_whose_chunks_were_left_out_does_not_end_as_read(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """A batch receives two signals of the folder: the third one stops the snapshot later."""
+    query = query_of(shop, tmp_path)
+    query.batch()
+    shop.insert(5)
+    data = {"data-collections": [shop.orders.full_name]}
+    send(str(tmp_path), {"id": "all", "type": "execute-snapshot", "data": data})
+    killed = patch.object(query.reader, "read", side_effect=StreamError("killed"))
+    with killed, pytest.raises(StreamError, match="killed"):
+        wait_for(lambda: query.batch() is None, "the snapshot")
+    assert "reading" in query.planned["signals"]
+    for message in ("one", "two"):
+        send(str(tmp_path), {"type": "log", "data": {"message": message}})
+    send(str(tmp_path), {"type": "stop-snapshot"})
+    query.kill()
+    query.batch(again=query.planned)
+    assert "read" not in query.operations
+    wait_for(lambda: "requests" not in query.batch()["signals"], "the end of the snapshot")
+    assert ("all", "Incremental Snapshot", "ABORTED") in query.notified
+    assert "snapshotEnd" not in query.operations
     query.reader.stop()
