@@ -24,7 +24,7 @@ from spark_sink.jobs.job_folder import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.options.scope import Scope, Tokens
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.rows.typed_documents import from_json as schema_from_json
+from spark_sink.rows.row_schema import schema_from_json
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offset_planner import Output
