@@ -19,7 +19,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import Position, position_document, time_of
-from spark_sink.options.scope import Gained, Tokens
+from spark_sink.options.scope import CollectionTokens, Gained
 from spark_sink.signals.signal import (
     EXECUTE,
     LOG,
@@ -126,7 +126,7 @@ class QuerySnapshots:
     def require(
         self,
         state: SignalState,
-        unread: Tokens,
+        unread: CollectionTokens,
         lost: Iterable[LostDocument] = (),
     ) -> SignalState:
         """Return the state with a request for what a table lacks.

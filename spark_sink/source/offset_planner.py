@@ -21,7 +21,7 @@ from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
-from spark_sink.options.scope import Gained, Scope, Tokens
+from spark_sink.options.scope import CollectionTokens, Gained, Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import SignalReceiver
@@ -91,7 +91,7 @@ class Output:
     follows_scope = False
     """Whether the options may have another scope than the checkpoint; what it gains is read."""
 
-    def unread(self, start: Offset) -> tuple[Tokens, Sequence[LostDocument]]:
+    def unread(self, start: Offset) -> tuple[CollectionTokens, Sequence[LostDocument]]:
         """Return the collections that the output lacks, each with a token.
 
         The output lacks documents from that token on. Also return documents of other collections

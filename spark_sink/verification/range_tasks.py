@@ -25,7 +25,7 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
-from spark_sink.options.scope import Scope, Tokens
+from spark_sink.options.scope import CollectionTokens, Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.arrow_types import arrow_schema, batch_of
 from spark_sink.rows.checksum import NO_ROWS, Checksum
@@ -291,7 +291,9 @@ def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
     return batch_of([(None, None, None, None, False, rows, size, place)], _SUSPECTS)
 
 
-def differing(scope: Scope, unread: Tokens, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+def differing(
+    scope: Scope, unread: CollectionTokens, batches: Iterable[pa.RecordBatch]
+) -> MadeRows:
     """Return how the BSON in `table` differs from that in `collection`: for `mapInArrow`.
 
     Null stands for a missing document. Collections outside of the scope, and those that the table
