@@ -16,6 +16,7 @@ from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, position_document
+from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.stream.router_client import RouterClient
@@ -227,4 +228,24 @@ def test_a_snapshot_whose_chunks_were_left_out_does_not_end_as_read(
     wait_for(lambda: "requests" not in query.batch()["signals"], "the end of the snapshot")
     assert ("all", "Incremental Snapshot", "ABORTED") in query.notified
     assert "snapshotEnd" not in query.operations
+    query.reader.stop()
+
+
+def test_a_repeated_batch_reads_the_collections_of_its_own_scope(
+    shop: Shop, tmp_path: Path
+) -> None:
+    """A start with other options repeats it, and ends before it can refuse or change the scope."""
+    shop.insert(30)
+    query = query_of(shop, tmp_path, snapshotMode="initial")
+    killed = patch.object(query.reader, "read", side_effect=StreamError("killed"))
+    with killed, pytest.raises(StreamError, match="killed"):
+        wait_for(lambda: query.batch() is None, "the snapshot")
+    given = query.options
+    query.options = replace(given, scope=Scope(shop.database, ("others",)))
+    query.kill()
+    query.batch(again=query.planned)
+    query.options = given
+    query.kill()
+    wait_for(lambda: query.batch() and "snapshotEnd" in query.operations, "the snapshot's end")
+    assert query.table == collections_of(shop)
     query.reader.stop()
