@@ -31,7 +31,7 @@ from spark_sink.signals.signal import (
     signal_of,
 )
 from spark_sink.signals.state import LOGGED, SignalState, SnapshotRequest
-from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
+from spark_sink.snapshot.plan import LostDocument, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 
 REFUSAL = (
@@ -255,7 +255,7 @@ class QuerySnapshots:
         state, names = state.with_request(request), names_of(found)
         return self._notified_of(state, request, "STARTED", data_collections=names)
 
-    def _problem(self, request: SnapshotRequest, found: Sequence[Collection]) -> str | None:
+    def _problem(self, request: SnapshotRequest, found: Sequence[SnapshotCollection]) -> str | None:
         if not found:
             return "no collection of the query's scope matches data-collections"
         names = [str(each) for each in found]
@@ -320,7 +320,7 @@ class QuerySnapshots:
         return replace(state, notifications=(*state.notifications, found))
 
 
-def names_of(collections: Sequence[Collection]) -> str:
+def names_of(collections: Sequence[SnapshotCollection]) -> str:
     """Return the names of collections, as far as they fit into an offset."""
     text = ", ".join(map(str, collections[:_MAX_LENGTH]))
     if len(text) <= _MAX_LENGTH and len(collections) <= _MAX_LENGTH:

@@ -30,8 +30,7 @@ from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.arrow_types import arrow_schema, batch_of
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
-from spark_sink.snapshot.plan import Chunk, filter_of
-from spark_sink.snapshot.plan import Collection as SnapshotCollection
+from spark_sink.snapshot.plan import Chunk, SnapshotCollection, filter_of
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
