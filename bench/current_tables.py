@@ -34,15 +34,17 @@ def batches_on(folder: Path, size: int) -> Iterator[dict[str, Any]]:
     chance = random.Random(size)
     number = 0
     for start in range(0, size, 50_000):
-        apply(folder, [insert(each, chance) for each in range(start, start + 50_000)], number)
+        apply(folder, [insert(key, chance) for key in range(start, start + 50_000)], number)
         number += 1
     for keys in ("recent", "random"):
-        found = []
+        measured = []
         for _ in range(BATCHES):
             number += 1
-            found.append(batch(folder, size, number, keys, chance))
+            measured.append(batch(folder, size, number, keys, chance))
             size += CHANGES // 10
-        figures = {name: sorted(each[name] for each in found)[BATCHES // 2] for name in found[0]}
+        figures = {
+            name: sorted(row[name] for row in measured)[BATCHES // 2] for name in measured[0]
+        }
         rows = size // 10_000 * 10_000
         yield {"rows": rows, "keys": keys, **figures, **merged(folder, keys, size)}
 
@@ -51,7 +53,7 @@ def batch(folder: Path, size: int, number: int, keys: str, chance: random.Random
     """Apply a batch, and return its figures."""
     lowest = size - 20_000 if keys == "recent" else 0
     old = [update(chance.randrange(lowest, size), number, chance) for _ in range(CHANGES * 9 // 10)]
-    new = [insert(each, chance, number) for each in range(size, size + CHANGES // 10)]
+    new = [insert(key, chance, number) for key in range(size, size + CHANGES // 10)]
     before = set(DeltaTable(folder).file_uris())
     begin, cpu = time.perf_counter(), time.process_time()
     apply(folder, old + new, number)
@@ -78,7 +80,7 @@ def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> ChangeRepo
     if not events:
         return ChangeReport()
     columns = zip(*events, strict=True)
-    kinds, tokens, raw = (pa.array(each) for each in columns)
+    kinds, tokens, raw = (pa.array(column) for column in columns)
     names = (pa.repeat(pa.scalar(text), len(events)) for text in ("shop", "orders"))
     rows = pa.RecordBatch.from_arrays([*names, kinds, tokens, raw], names=[*CHANGE_COLUMNS])
     stage = ChangeStage(str(folder))
@@ -135,9 +137,12 @@ def event(kind: str, number: int, batch: int, **fields: Any) -> tuple[str, str, 
     """Return the type, token and BSON of an event of a document."""
     time_of = Timestamp(_BEGIN + 10_000_000 * min(batch, 1) + batch, 1 + number)
     token = high_water_mark(time_of)
-    found = {"_id": {"_data": token}, "operationType": kind, "clusterTime": time_of}
-    found |= {"ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": identifier(number)}}
-    return kind, token, bson.encode({**found, **fields})
+    described = {"_id": {"_data": token}, "operationType": kind, "clusterTime": time_of}
+    described |= {
+        "ns": {"db": "shop", "coll": "orders"},
+        "documentKey": {"_id": identifier(number)},
+    }
+    return kind, token, bson.encode({**described, **fields})
 
 
 def document(number: int, chance: random.Random) -> dict[str, Any]:
@@ -146,7 +151,7 @@ def document(number: int, chance: random.Random) -> dict[str, Any]:
         {"sku": f"SKU-{chance.randrange(10**6):06}", "quantity": chance.randrange(9)}
         for _ in range(5)
     ]
-    found = {
+    made = {
         "_id": identifier(number),
         "customer": chance.randrange(10**6),
         "total": chance.random() * 100,
@@ -155,5 +160,5 @@ def document(number: int, chance: random.Random) -> dict[str, Any]:
         "note": os.urandom(60).hex(),
         "text": "",
     }
-    found["text"] = "lorem ipsum " * ((DOCUMENT_BYTES - len(bson.encode(found))) // 12)
-    return found
+    made["text"] = "lorem ipsum " * ((DOCUMENT_BYTES - len(bson.encode(made))) // 12)
+    return made

@@ -76,12 +76,12 @@ def _replayed(options: Options) -> Table:
     with replayed_cluster(SHARDS, events, REPLAYED_BYTES) as cluster:
         for way in (DEBEZIUM[1], OURS[-1]):
             options.say(f"{way}: replayed backlog")
-            found = []
+            measured = []
             for _ in range(options.runs):
                 with router(cluster.configdb, module="bench.replaying_router") as (port, pid):
                     uri, start = f"mongodb://127.0.0.1:{port}/", f"{FIRST_SECOND},1"
-                    found.append(_backlog(way, uri, pid, events, start))
-            rows.append({"way": way, **medians(found)})
+                    measured.append(_backlog(way, uri, pid, events, start))
+            rows.append({"way": way, **medians(measured)})
             say_row(options, COLUMNS[:4], rows[-1])
     title = f"A backlog of {events:,} events of {REPLAYED_BYTES} bytes, replayed (medians)"
     return Table(title, COLUMNS[:4], rows, "As above, without the CPU of MongoDB's servers.")
@@ -106,8 +106,8 @@ def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
         ]
         for way, uri, source in ways:
             options.say(f"{way}: backlog")
-            found = [_backlog(way, uri, source, events, start) for _ in range(options.runs)]
-            row = {"way": way, **medians(found)}
+            measured = [_backlog(way, uri, source, events, start) for _ in range(options.runs)]
+            row = {"way": way, **medians(measured)}
             if way not in _TABLES:
                 options.say(f"{way}: snapshot")
                 snapshots = [_snapshot(way, uri, events) for _ in range(options.runs)]
@@ -136,17 +136,17 @@ def _backlog(way: str, uri: str, source: int, events: int, start: str) -> dict[s
     if way in DEBEZIUM:
         seconds, increment = map(int, start.split(","))
         at = f"capture.start.op.time={seconds << 32 | increment}"
-        found = _engine(uri, events, at, "snapshot.mode=no_data", "capture.mode=change_streams")
+        figures = _engine(uri, events, at, "snapshot.mode=no_data", "capture.mode=change_streams")
         source_cpu = (cpu_seconds(source) - before) / events * 1e6
-        return {**found, "source_cpu": source_cpu}
+        return {**figures, "source_cpu": source_cpu}
     form = "envelope" if way == "Spark, messages" else "json"
     wanted: dict[str, Any] = {"documents": form, "per_batch": PER_BATCH}
     if way in _TABLES:
         wanted = {"documents": "raw", "per_batch": JOB_BATCH, "tables": [_TABLES[way]]}
     wanted |= {"port": port_of(uri).strip("/"), "router": source, "start": start, "times": _TIMES}
-    found = run_json("-m", "bench.spark_backlog", *flags(**wanted))
-    spark = sum(found[part] for part in ("jvm", "tasks", "planner", "driver"))
-    return {"rate": found["parquet_rate"], "engine_cpu": spark, "source_cpu": found["router"]}
+    figures = run_json("-m", "bench.spark_backlog", *flags(**wanted))
+    spark = sum(figures[part] for part in ("jvm", "tasks", "planner", "driver"))
+    return {"rate": figures["parquet_rate"], "engine_cpu": spark, "source_cpu": figures["router"]}
 
 
 def _snapshot(way: str, uri: str, documents: int) -> dict[str, Any]:
@@ -158,9 +158,9 @@ def _snapshot(way: str, uri: str, documents: int) -> dict[str, Any]:
 
 
 def _engine(uri: str, events: int, *properties: str) -> dict[str, Any]:
-    named = (f"--property={each}" for each in properties)
-    found = run_json("-m", "bench.debezium_engine", *flags(uri=uri, events=events), *named)
-    return {name: found[name] for name in ("rate", "engine_cpu")}
+    named = (f"--property={pair}" for pair in properties)
+    figures = run_json("-m", "bench.debezium_engine", *flags(uri=uri, events=events), *named)
+    return {name: figures[name] for name in ("rate", "engine_cpu")}
 
 
 def _follower(way: str, uri: str) -> list[str]:

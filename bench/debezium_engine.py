@@ -45,7 +45,7 @@ class MessageCounter(BasePythonChangeHandler):  # type: ignore[misc]
         size = len(records)
         self._count += size
         if self._until is not None:
-            numbers = [int(json.loads(str(each.key()))["id"]) for each in records]
+            numbers = [int(json.loads(str(record.key()))["id"]) for record in records]
             self.figures["arrivals"] |= dict.fromkeys(numbers, now)
             if not self._is_running:
                 print("running", flush=True)
@@ -89,7 +89,7 @@ def main() -> None:
             "offset.storage.file.filename": str(Path(folder) / "offsets"),
             "poll.interval.ms": "10",
             "converter.schemas.enable": "false",
-            **dict(each.split("=", 1) for each in args.property),
+            **dict(pair.split("=", 1) for pair in args.property),
         }
         engine = DebeziumEngine(properties, counter, jvm_opts=_JVM)
         threading.Thread(target=engine.run, daemon=True).start()

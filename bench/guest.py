@@ -109,18 +109,18 @@ def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
     def drained(ports: list[str], *pids: int) -> dict[str, float]:
         return drain(ports, events, start, cpu_of={"cpu": pids, "members": members.pids})
 
-    found: dict[str, list[dict[str, float]]] = {"direct": [], "mongos": [], "router": []}
+    by_way: dict[str, list[dict[str, float]]] = {"direct": [], "mongos": [], "router": []}
     drained(ports)  # fill the servers' caches with the newest entries
     for _ in range(options.runs):
         # Alternate, so that changes in the machine's load affect all ways alike.
-        found["direct"].append(drained(ports))
-        found["mongos"].append(drained([mongos], mongos_pid))
+        by_way["direct"].append(drained(ports))
+        by_way["mongos"].append(drained([mongos], mongos_pid))
         with router(cluster.configdb) as (port, pid):
-            found["router"].append(drained([str(port)], pid))
+            by_way["router"].append(drained([str(port)], pid))
     members.close()
     figures = {
         f"{way}_{name}": value
-        for way, runs in found.items()
+        for way, runs in by_way.items()
         for name, value in medians(runs).items()
     }
     ratio = figures["router_rate"] / figures["mongos_rate"]

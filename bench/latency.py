@@ -95,10 +95,10 @@ def _states(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
             for through, port in ways.items():
                 options.say(f"{state}: {through}")
                 with _busy(cluster, rate) if rate else nullcontext():
-                    found = latency(cluster.mongos_uri, first, pauses, "bench.watchers", port)
+                    figures = latency(cluster.mongos_uri, first, pauses, "bench.watchers", port)
                 first += len(pauses)
                 row = {"cluster": state, "through": through, "writes": len(pauses)}
-                yield {**row, **found}
+                yield {**row, **figures}
 
 
 def _busy(cluster: TestCluster, rate: int) -> AbstractContextManager[Program]:
@@ -122,10 +122,10 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
             latency(cluster.mongos_uri, first, random_pauses(spent, 1 / rate), *watcher)
             first += spent
         before, used = _members(router.uri), _cpu(cluster, pid)
-        found: dict[str, float] = {"seconds": seconds}
+        costs: dict[str, float] = {"seconds": seconds}
         if rate:
             pauses = random_pauses(seconds * rate, 1 / rate)
-            found = latency(cluster.mongos_uri, first, pauses, *watcher)
+            costs = latency(cluster.mongos_uri, first, pauses, *watcher)
         else:
             with started(*watcher):
                 time.sleep(seconds)
@@ -134,17 +134,17 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
     def a_second(member: str, count: str) -> float:
         then: int = before.get(member, {}).get(count, 0)
         now: int = after.get(member, {}).get(count, 0)
-        return (now - then) / found["seconds"]
+        return (now - then) / costs["seconds"]
 
     return {
         "events": rate,
         "allowed": parameters.get("noopWritesPerSecond"),
-        **found,
+        **costs,
         "notes": a_second(IDLE, "noopWrites"),
         "idle_get_mores": a_second(IDLE, "getMores"),
         "busy_get_mores": a_second(BUSY, "getMores"),
         "config_get_mores": a_second("config", "getMores"),
-        **{name: (used_after[name] - used[name]) / found["seconds"] * 1e3 for name in used},
+        **{name: (used_after[name] - used[name]) / costs["seconds"] * 1e3 for name in used},
     }
 
 
@@ -158,8 +158,8 @@ def _members(router: str) -> dict[str, Any]:
 
 def _cpu(cluster: TestCluster, router: int) -> dict[str, float]:
     """Return the CPU seconds of the router, and of an idle shard that is a process of its own."""
-    found = {"cpu": cpu_seconds(router)}
+    costs = {"cpu": cpu_seconds(router)}
     if cluster.real:
         with cluster.direct(IDLE) as idle:
-            found["idle_cpu"] = cpu_seconds(idle.admin.command("serverStatus")["pid"])
-    return found
+            costs["idle_cpu"] = cpu_seconds(idle.admin.command("serverStatus")["pid"])
+    return costs

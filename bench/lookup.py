@@ -77,11 +77,11 @@ def _measure(
             ("router, no lookups", str(port), all_servers, ()),
         ):
             watched = ("--namespace", f"{DATABASE}.{COLLECTION}", *extra)
-            found = medians(
+            figures = medians(
                 [drain([asked], events, start, *watched, cpu_of=processes) for _ in range(runs)]
             )
-            row = {"share": share, "where": where, "through": through, **found}
-            rows.append({**row, "all_cpu": sum(found[name] for name in processes)})
+            row = {"share": share, "where": where, "through": through, **figures}
+            rows.append({**row, "all_cpu": sum(figures[name] for name in processes)})
     return rows
 
 

@@ -114,13 +114,15 @@ class Members:
         itself.
         """
         seconds = after.at - before.at
-        found = {}
+        by_member = {}
         for name, client in self._clients.items():
             first, last = before.counts[name], after.counts[name]
             notes, size = _notes(client, before.time, after.time)
-            grown = {each: (last[each] - first[each]) / seconds for each in ("cpu", "get_mores")}
-            found[name] = {**grown, "notes": notes / seconds, "note_bytes": size / seconds}
-        return found
+            grown = {
+                figure: (last[figure] - first[figure]) / seconds for figure in ("cpu", "get_mores")
+            }
+            by_member[name] = {**grown, "notes": notes / seconds, "note_bytes": size / seconds}
+        return by_member
 
 
 def _notes(
@@ -131,8 +133,8 @@ def _notes(
         {"$match": {"o.msg": {"$ne": "periodic noop"}}},
         {"$group": {"_id": None, "notes": {"$sum": 1}, "size": {"$sum": {"$bsonSize": "$$ROOT"}}}},
     ]
-    for found in client.local["oplog.rs"].aggregate(pipeline):
-        return found["notes"], found["size"]
+    for totals in client.local["oplog.rs"].aggregate(pipeline):
+        return totals["notes"], totals["size"]
     return 0, 0
 
 

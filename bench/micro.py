@@ -96,7 +96,7 @@ def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
     stage = {"$changeStream": {"startAtOperationTime": _START}}
     request = parse_request("db", {"aggregate": "c", "pipeline": [stage], "cursor": {}})
     for shards in (1, 2, 4, 8, 16):
-        found = []
+        seconds = []
         for _ in range(3):
             names = {f"shard{n}": "" for n in range(shards)}
             stream = MergedStream(request, names, start_at=_START, topology_from=_START)
@@ -115,8 +115,8 @@ def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
                 begun = time.process_time()
                 delivered += len(position.take(None).events)
                 taking += time.process_time() - begun
-            found.append((adding / delivered * 1e6, taking / delivered * 1e6))
-        add, take = min(found, key=sum)
+            seconds.append((adding / delivered * 1e6, taking / delivered * 1e6))
+        add, take = min(seconds, key=sum)
         print(f"merge  {shards:3} shards: {add:.3f} add, {take:.3f} take")
 
 
@@ -164,8 +164,10 @@ def lookup(count: int = 1000, pad: int = 400) -> None:
                 )
                 for number in range(count)
             ]
-            found = [RawBSONDocument(bson.encode(each)) for each in documents]
-            batch = [each for each, is_update in zip(found, updated, strict=True) if is_update]
+            raw = [RawBSONDocument(bson.encode(document)) for document in documents]
+            batch = [
+                document for document, is_update in zip(raw, updated, strict=True) if is_update
+            ]
             cursor = {"firstBatch": batch, "id": bson.Int64(0), "ns": "bench.events"}
             body = bson.encode({"cursor": cursor, "ok": 1.0})
             us = asyncio.run(_completing(plan, body, events))
@@ -259,7 +261,7 @@ async def _receiving(port: int, files: TlsFiles | None, frames: int) -> float:
 
 def main() -> None:
     """Measure the steps that the command line names; all of them without a name."""
-    steps = {each.__name__: each for each in (reply, merge, lookup, tls)}
+    steps = {step.__name__: step for step in (reply, merge, lookup, tls)}
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("steps", nargs="*", metavar="step", help=f"one of {', '.join(steps)}")
     for name in parser.parse_args().steps or steps:

@@ -23,11 +23,11 @@ def cpu_seconds(pid: int) -> float:
     The figure is the kernel's count for the whole process, in ticks of 10 ms. It includes threads
     and children that have ended.
     """
-    found = sum(map(int, _statistics(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
+    ticks = sum(map(int, _statistics(pid)[11:15])) / os.sysconf("SC_CLK_TCK")
     for child in children(pid):
         with contextlib.suppress(OSError):  # it has just ended
-            found += cpu_seconds(child)
-    return found
+            ticks += cpu_seconds(child)
+    return ticks
 
 
 def own_cpu_seconds(pid: int) -> float:
@@ -37,12 +37,12 @@ def own_cpu_seconds(pid: int) -> float:
 
 def children(pid: int) -> list[int]:
     """Return the ids of a process's running children."""
-    found = []
+    pids = []
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has just ended
             if int(_statistics(entry.name)[1]) == pid:
-                found.append(int(entry.name))
-    return found
+                pids.append(int(entry.name))
+    return pids
 
 
 def _statistics(pid: int | str) -> list[str]:
@@ -66,12 +66,12 @@ def listening(program: str, port: int | str) -> int:
 
 def open_cursors(servers: Sequence[str]) -> int:
     """Return the number of cursors that servers, given by their host strings, have open."""
-    found = 0
+    count = 0
     for port in map(port_of, servers):
         with MongoClient[dict[str, Any]]("127.0.0.1", int(port), directConnection=True) as client:
             status = client.admin.command("serverStatus")
-            found += int(status["metrics"]["cursor"]["open"]["total"])
-    return found
+            count += int(status["metrics"]["cursor"]["open"]["total"])
+    return count
 
 
 def memory(pid: int, *, peak: bool = False) -> int:
@@ -172,11 +172,11 @@ def results_of(programs: Sequence[Program]) -> list[dict[str, Any]]:
 
 def flags(**given: Any) -> list[str]:
     """Return a command line with these options; the values of a list follow its name."""
-    found = []
+    parts = []
     for name, value in given.items():
         values = value if isinstance(value, list | tuple) else [value]
-        found += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
-    return found
+        parts += [f"--{name.replace('_', '-')}", *map(str, values)] if values else []
+    return parts
 
 
 def run_json(*arguments: str, timeout: float = 900.0) -> dict[str, Any]:

@@ -13,8 +13,10 @@ async def _databases(_: Call) -> Answer:
 
 @answers("listCollections", help="list the collection of the events")
 async def _collections(_: Call) -> Answer:
-    found = [{"name": NAMESPACE["coll"], "type": "collection"}]
-    return Answer({"cursor": {"id": 0, "ns": "bench.$cmd.listCollections", "firstBatch": found}})
+    collections = [{"name": NAMESPACE["coll"], "type": "collection"}]
+    return Answer(
+        {"cursor": {"id": 0, "ns": "bench.$cmd.listCollections", "firstBatch": collections}}
+    )
 
 
 if __name__ == "__main__":

@@ -194,8 +194,8 @@ def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     def row(case: Case, way: str, port: int, watchers: int, pids: dict[str, int]) -> dict[str, Any]:
         options.say(f"{watchers} watchers of a {case.watch} each: {way}")
         taken = [_once(cluster, members, case, port, watchers, pids) for _ in range(options.runs)]
-        found = {"watchers": watchers, **case._asdict(), "way": way}
-        return {**found, **medians(taken)}
+        figures = {"watchers": watchers, **case._asdict(), "way": way}
+        return {**figures, **medians(taken)}
 
     for case in CASES[:2] if options.quick else CASES:
         yield row(case, "nobody", 0, 0, pids)

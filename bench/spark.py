@@ -172,8 +172,8 @@ def _small_batches(options: Options) -> Table:
             arguments += ["--uri", through.uri, "--trigger", trigger]
             writes = options.scaled(WRITES, WRITES // 6)
             pauses = random_pauses(writes, PAUSE)
-            found = latency(cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE)
-            rows.append({"trigger": trigger, **found})
+            figures = latency(cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE)
+            rows.append({"trigger": trigger, **figures})
             say_row(options, SMALL, rows[-1])
         servers = "real servers" if cluster.real else "embedded cluster"
     title = f"Small batches into bronze and current, {SHARDS} shards, {servers}"
@@ -192,8 +192,8 @@ def _snapshots(options: Options, binaries: Callable[[], ServerBinaries]) -> Tabl
                 for form in ("raw", "json"):
                     uri = f"mongodb://127.0.0.1:{port}"
                     wanted = flags(uri=uri, form=form, events=documents, tables=tables)
-                    found = run_json("-m", "bench.spark_follow", "snapshot", *wanted)
-                    rows.append({"form": form, "into": ", ".join(tables), **found})
+                    figures = run_json("-m", "bench.spark_follow", "snapshot", *wanted)
+                    rows.append({"form": form, "into": ", ".join(tables), **figures})
                     say_row(options, SNAPSHOTS, rows[-1])
     title = f"A snapshot of {documents:,} documents of {SIZE} bytes"
     note = (

@@ -55,15 +55,15 @@ def main() -> None:
         "spark.ui.showConsoleProgress": "false",
     }
     spark = local_session("bench", cores=args.cores, settings=settings)
-    found = []
+    measured = []
     for _ in range(args.times):
         with tempfile.TemporaryDirectory() as folder:
-            found.append(measure(spark, args, Path(folder)))
+            measured.append(measure(spark, args, Path(folder)))
     spark.stop()
-    rows = min(each["rows"] for each in found), max(each["rows"] for each in found)
+    rows = min(row["rows"] for row in measured), max(row["rows"] for row in measured)
     if rows[0] != rows[1]:
         raise RuntimeError(f"between {rows[0]} and {rows[1]} rows of one backlog")
-    print(json.dumps({**found[-1], "cold_rate": found[0]["parquet_rate"]}))
+    print(json.dumps({**measured[-1], "cold_rate": measured[0]["parquet_rate"]}))
 
 
 def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
@@ -92,16 +92,16 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     else:
         rows = spark.read.parquet(str(folder / "table")).count()
     warm = progress[_WARM_UP:] or progress
-    events = sum(each for _, each in warm)
-    seconds = sum(each["durationMs"]["triggerExecution"] for each, _ in warm) / 1e3
+    events = sum(size for _, size in warm)
+    seconds = sum(report["durationMs"]["triggerExecution"] for report, _ in warm) / 1e3
     planning = [
-        each["durationMs"].get("latestOffset", 0) + each["durationMs"].get("queryPlanning", 0)
-        for each, _ in warm
+        report["durationMs"].get("latestOffset", 0) + report["durationMs"].get("queryPlanning", 0)
+        for report, _ in warm
     ]
     figures = {"rows": rows, "parquet_rate": events / seconds, "planning_ms": median(planning)}
-    counted = sum(each for _, each in progress[skipped:])
+    counted = sum(size for _, size in progress[skipped:])
     if not counted:  # a few large batches
-        before, counted = begun, sum(each for _, each in progress)
+        before, counted = begun, sum(size for _, size in progress)
     return figures | {name: (after[name] - before[name]) / counted * 1e6 for name in after}
 
 
@@ -145,8 +145,14 @@ def full(query: Any, written: Mapping[int, WrittenBatch] | None) -> list[tuple[A
 
     Spark counts them, except those that a job has `written`.
     """
-    found = [(each, batch_progress(each, 0.0, written)) for each in query.recentProgress]
-    return [(each, batch.written.events) for each, batch in found if batch and batch.written.events]
+    batches = [
+        (progress, batch_progress(progress, 0.0, written)) for progress in query.recentProgress
+    ]
+    return [
+        (progress, batch.written.events)
+        for progress, batch in batches
+        if batch and batch.written.events
+    ]
 
 
 class CpuCount:
@@ -174,10 +180,10 @@ class CpuCount:
                     self._note(part, worker, cpu_seconds(worker))
         # This thread looks; the others are those of a job that commits.
         self._note("driver", 0, time.process_time() - time.thread_time())
-        found = dict.fromkeys(_PARTS, 0.0)
+        totals = dict.fromkeys(_PARTS, 0.0)
         for (part, _), seconds in self._seconds.items():
-            found[part] += seconds
-        return found
+            totals[part] += seconds
+        return totals
 
     def _note(self, part: str, number: int, seconds: float) -> None:
         self._seconds[part, number] = max(seconds, self._seconds.get((part, number), 0.0))

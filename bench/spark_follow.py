@@ -36,12 +36,12 @@ def main() -> None:
     parser.add_argument("--until", type=int, help="the _id of the last document that is followed")
     args = parser.parse_args()
     spark = local_session("bench", cores=2)
-    found: dict[str, Any] = {}
+    figures: dict[str, Any] = {}
     for _ in range(ROUNDS if args.what == "snapshot" else 1):
         with tempfile.TemporaryDirectory() as folder:
             work = snapshot if args.what == "snapshot" else latency
-            found = work(spark, args, Path(folder))
-    print(json.dumps(found), flush=True)
+            figures = work(spark, args, Path(folder))
+    print(json.dumps(figures), flush=True)
     spark.stop()
 
 
@@ -55,7 +55,9 @@ def snapshot(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dic
         options = {**_options(args), "snapshotMode": "initial_only"}
         query = job(folder, args.tables, options).start(spark, None)
         query.awaitTermination()
-        took = [each["durationMs"].get("triggerExecution", 0) for each in query.recentProgress]
+        took = [
+            progress["durationMs"].get("triggerExecution", 0) for progress in query.recentProgress
+        ]
         seconds = sum(took) / 1e3
         # One row more marks the end of the snapshot.
         rows = DeltaLog(str(folder / BRONZE)).count() - 1
@@ -74,9 +76,9 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     arrivals: dict[int, float] = {}
 
     def note(frame: DataFrame, _: int) -> None:
-        found = frame.select("key" if args.form == "messages" else "documentKey").collect()
+        rows = frame.select("key" if args.form == "messages" else "documentKey").collect()
         now = time.perf_counter()
-        for (key,) in found:
+        for (key,) in rows:
             decoded = _key(key)
             arrivals[json.loads(decoded["id"]) if args.form == "messages" else decoded["_id"]] = now
 

@@ -128,8 +128,8 @@ def keep(suite: Suite, options: Options, tables: list[Table], around: dict[str, 
     folder = UNPUBLISHED if options.quick or options.real_binaries is None else PUBLISHED
     folder.mkdir(parents=True, exist_ok=True)
     figures = folder / f"{suite.name}.json"
-    found = [asdict(table) for table in tables]
-    content = {"suite": suite.name, "question": suite.question, **around, "tables": found}
+    listed = [asdict(table) for table in tables]
+    content = {"suite": suite.name, "question": suite.question, **around, "tables": listed}
     figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
     page = folder / f"{suite.name}.md"
     lines = [line for table in tables for line in lines_of(table)]

@@ -57,11 +57,11 @@ def measured(folder: str, document: int) -> dict[str, float]:
     """Return the figures of batches of a table, each the median of several."""
     begun = time.process_time()
     table = CurrentTable(folder)
-    opened, chance, found = time.process_time() - begun, random.Random(1), []
+    opened, chance, taken = time.process_time() - begun, random.Random(1), []
     for number in range(1, 2 * BATCHES, 2):
         one = batch(table, number, [update(document, number, chance)])
-        found.append([*one, *batch(table, number + 1, [])])
-    medians = (sorted(each)[BATCHES // 2] for each in zip(*found, strict=True))
+        taken.append([*one, *batch(table, number + 1, [])])
+    medians = (sorted(column)[BATCHES // 2] for column in zip(*taken, strict=True))
     names = ("batch", "committed", "empty", "empty_committed")
     peak = memory(os.getpid(), peak=True) / 1e6
     figures = {"files": table.log.files().num_rows, "open": opened, "memory": peak}
@@ -82,7 +82,7 @@ def batch(
 def committed(address: str) -> float:
     """Return the KB of the table's log and states, without checkpoints."""
     files = [*Path(address, "_delta_log").iterdir(), *Path(address, "_mergerouter").iterdir()]
-    return sum(each.stat().st_size for each in files if "checkpoint" not in each.name) / 1000
+    return sum(file.stat().st_size for file in files if "checkpoint" not in file.name) / 1000
 
 
 def part(number: int) -> dict[str, Any]:

@@ -98,8 +98,8 @@ def latency(
         if not program.has_line(120):
             raise RuntimeError(f"event {until} did not come through {' '.join(follower)}")
         arrivals = json.loads(program.line())["arrivals"]
-    found = percentiles([arrivals[str(number)] - at for number, at in acknowledged.items()])
-    return {**found, "seconds": max(arrivals.values()) - begun}
+    figures = percentiles([arrivals[str(number)] - at for number, at in acknowledged.items()])
+    return {**figures, "seconds": max(arrivals.values()) - begun}
 
 
 def write_paced(documents: Documents, first: int, pauses: Sequence[float]) -> dict[int, float]:

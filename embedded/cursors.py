@@ -217,10 +217,10 @@ async def next_reply(table: CursorTable, command: Document) -> Document:
 
 def kill(table: CursorTable, numbers: list[Any]) -> Document:
     """Close cursors and return the reply to a killCursors."""
-    killed = [each for each in numbers if table.kill(each)]
+    killed = [number for number in numbers if table.kill(number)]
     return {
         "cursorsKilled": killed,
-        "cursorsNotFound": [each for each in numbers if each not in killed],
+        "cursorsNotFound": [number for number in numbers if number not in killed],
         "cursorsAlive": [],
         "cursorsUnknown": [],
     }

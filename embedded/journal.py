@@ -227,7 +227,7 @@ class CommittedWrites:
 
     def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
         """Insert several documents with one entry; return False if each needs one of its own."""
-        journal, keys = self._journal, [id_key(each["_id"]) for each in documents]
+        journal, keys = self._journal, [id_key(document["_id"]) for document in documents]
         if not journal.inserts_together or self._from_migrate or len(set(keys)) < len(keys):
             return False
         holder = journal.isolation.holder

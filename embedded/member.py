@@ -143,12 +143,12 @@ class Member:
         With ``uuid`` the lookup uses the collection with that UUID, under any name.
         """
         collection = self.catalog.get(ns) if uuid is None else self.catalog.by_uuid(uuid)
-        found = None if collection is None else collection.get(id_key(document_key["_id"]))
-        if found is None or any(
-            not _same(value_at(found, path), value) for path, value in document_key.items()
+        document = None if collection is None else collection.get(id_key(document_key["_id"]))
+        if document is None or any(
+            not _same(value_at(document, path), value) for path, value in document_key.items()
         ):
             return None
-        return found
+        return document
 
     def images(self, uuid: bytes, ts: Timestamp, apply_ops_index: int = 0) -> Images | None:
         """Return the document before and after the change that the entry at ``ts`` logged.
@@ -285,5 +285,5 @@ class Member:
         return transaction
 
 
-def _same(found: Any, wanted: Any) -> bool:
-    return found is not MISSING and id_key(found) == id_key(wanted)
+def _same(value: Any, wanted: Any) -> bool:
+    return value is not MISSING and id_key(value) == id_key(wanted)

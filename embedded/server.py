@@ -233,7 +233,7 @@ class _Connection(asyncio.Protocol):
     async def _answer_msg(self, message: Message, payload: OpMsg) -> None:
         command = payload.document()
         if b"$ref\0" in payload.body or any(
-            b"$ref\0" in each for batch in payload.sequences.values() for each in batch
+            b"$ref\0" in document for batch in payload.sequences.values() for document in batch
         ):
             command = without_dbrefs(command)
         database = command.pop("$db", None)

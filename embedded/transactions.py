@@ -193,10 +193,10 @@ class _Snapshot:
         self._changed = {**past, **written}
 
     def get(self, key: IdKey) -> Document | None:
-        found = self._changed.get(key, MISSING)
-        if found is MISSING:
+        document = self._changed.get(key, MISSING)
+        if document is MISSING:
             return self._collection.get(key)
-        result: Document | None = found
+        result: Document | None = document
         return result
 
     def documents(self) -> Iterator[Document]:

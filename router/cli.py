@@ -88,7 +88,11 @@ def main() -> None:
 
 def missing_packages(point: EntryPoint) -> list[str]:
     """Return the requirements of a sub-command's extras that are not installed."""
-    return [each for each in requirements_of(point.extras) if not _is_installed(_name(each))]
+    return [
+        requirement
+        for requirement in requirements_of(point.extras)
+        if not _is_installed(_name(requirement))
+    ]
 
 
 def explanation(command: str, missing: Sequence[str]) -> Callable[..., None]:
@@ -112,19 +116,19 @@ def explanation(command: str, missing: Sequence[str]) -> Callable[..., None]:
 
 def requirements_of(extras: Collection[str]) -> list[str]:
     """Return what the given extras of mergerouter require, such as "pyspark>=4.2"."""
-    found = []
+    requirements = []
     for requirement in requires("mergerouter") or ():
         package, _semicolon, marker = requirement.partition(";")
         extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
         if extra and extra[1] in extras:
-            found.append(package.strip())
-    return found
+            requirements.append(package.strip())
+    return requirements
 
 
 def _name(requirement: str) -> str:
     """Return the package's name of a requirement."""
-    found = re.match(r"[\w.-]+", requirement)
-    return found[0] if found else requirement
+    match = re.match(r"[\w.-]+", requirement)
+    return match[0] if match else requirement
 
 
 def _is_installed(package: str) -> bool:

@@ -72,9 +72,9 @@ def milliseconds(name: str, default: float, purpose: str, **bounds: Any) -> Any:
 def parameters_of(settings: type) -> dict[str, Parameter]:
     """Return the parameters that set fields of a dataclass, by the name of the field."""
     return {
-        each.name: each.metadata[_METADATA]
-        for each in fields(settings)
-        if _METADATA in each.metadata
+        field.name: field.metadata[_METADATA]
+        for field in fields(settings)
+        if _METADATA in field.metadata
     }
 
 
@@ -86,6 +86,8 @@ def fields_set_by(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
         settings: the dataclass.
     """
     return {
-        field: values[each.name] if each.unit == 1 else values[each.name] * each.unit
-        for field, each in parameters_of(settings).items()
+        field: values[parameter.name]
+        if parameter.unit == 1
+        else values[parameter.name] * parameter.unit
+        for field, parameter in parameters_of(settings).items()
     }

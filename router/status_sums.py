@@ -79,7 +79,9 @@ def _together(values: list[Any], path: tuple[str, ...]) -> Any:
         documents = [value for value in values if isinstance(value, Mapping)]
         names = {name: None for document in documents for name in document}
         return {
-            name: _together([each[name] for each in documents if name in each], (*path, name))
+            name: _together(
+                [document[name] for document in documents if name in document], (*path, name)
+            )
             for name in names
         }
     if path and path[-1] in _LEAST | _LATEST:

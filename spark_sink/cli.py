@@ -128,14 +128,14 @@ def with_settings(command: Callable[[JobSettings], None]) -> Callable[..., None]
 
     @wraps(command)
     def run(config: str | None, **given: Any) -> None:
-        found = {name: each for name, each in given.items() if each not in (None, [])}
-        command(load_job_settings(found, config))
+        chosen = {name: value for name, value in given.items() if value not in (None, [])}
+        command(load_job_settings(chosen, config))
 
     file = _parameter("config", str, typer.Option("--config", help=_FILE))
-    fields = [each for each in JobSettings.model_fields.items() if each[0] != "collections"]
-    options = [*(_flag(*each) for each in fields), file]
+    fields = [field for field in JobSettings.model_fields.items() if field[0] != "collections"]
+    options = [*(_flag(*field) for field in fields), file]
     run.__signature__ = Signature(options)  # type: ignore[attr-defined]
-    run.__annotations__ = {each.name: each.annotation for each in options}
+    run.__annotations__ = {option.name: option.annotation for option in options}
     return run
 
 
@@ -257,8 +257,8 @@ def status(
     from spark_sink.jobs.job_folder import JobFolder
     from spark_sink.jobs.status import lines_of, status_of
 
-    found = status_of(JobFolder(out, checkpoint), uri)
-    typer.echo(json.dumps(found) if as_json else "\n".join(lines_of(found)))
+    report = status_of(JobFolder(out, checkpoint), uri)
+    typer.echo(json.dumps(report) if as_json else "\n".join(lines_of(report)))
 
 
 @job.command(cls=JobCommand)
@@ -340,13 +340,15 @@ def verify(
     require_cluster({"uri": uri})
     warn_of_unmatched_names(folder.record().source_options(uri))
     with printed_progress(), job_session("verify", given) as spark:
-        found = verify_job(spark, folder, uri, table, begin, rate=rate)
+        outcomes = verify_job(spark, folder, uri, table, begin, rate=rate)
     if as_json:
-        typer.echo(json.dumps({name: each.to_document() for name, each in found.items()}))
+        typer.echo(json.dumps({name: outcome.to_document() for name, outcome in outcomes.items()}))
     else:
-        for name, each in found.items():
-            typer.echo(f"{name}: {each}")
-    raise typer.Exit(_DIFFERENT if any(each.count or each.failed for each in found.values()) else 0)
+        for name, outcome in outcomes.items():
+            typer.echo(f"{name}: {outcome}")
+    raise typer.Exit(
+        _DIFFERENT if any(outcome.count or outcome.failed for outcome in outcomes.values()) else 0
+    )
 
 
 @job.command(cls=JobCommand)
@@ -423,11 +425,11 @@ def at(
     from spark_sink.jobs.progress import printed_progress
 
     with printed_progress():
-        found = versions_at(_job_in(out), argument(cluster_time, time, "TIME"))
-    cut, versions = found.cut, dict(found.versions)
+        by_table = versions_at(_job_in(out), argument(cluster_time, time, "TIME"))
+    cut, versions = by_table.cut, dict(by_table.versions)
     if as_json:
         before = [cut.time, cut.inc]
-        typer.echo(json.dumps({"batch": found.batch, "before": before, "versions": versions}))
+        typer.echo(json.dumps({"batch": by_table.batch, "before": before, "versions": versions}))
         return
     typer.echo(f"all events before {cut.as_datetime().isoformat()} ({cut.time},{cut.inc})")
     for name, version in versions.items():

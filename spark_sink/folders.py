@@ -34,10 +34,10 @@ class Folder:
     """
 
     def __init__(self, address: str) -> None:
-        scheme, found, rest = address.partition("://")
+        scheme, separator, rest = address.partition("://")
         uri = (
             f"{_SCHEMES.get(scheme, scheme)}://{rest}"
-            if found
+            if separator
             else Path(absolute(address)).as_uri()
         )
         try:

@@ -64,9 +64,9 @@ def run_jobs(
                 failures += starts[0].run(spark)
                 return
             with ThreadPoolExecutor(len(starts)) as pool:
-                running = [pool.submit(each.run, spark) for each in starts]
-                for each in as_completed(running):
-                    for error in each.result():
+                running = [pool.submit(start.run, spark) for start in starts]
+                for future in as_completed(running):
+                    for error in future.result():
                         failures.append(error)
                         stop.request(after_failure=True)
                         say(f"a job has failed, and the others end: {cause_of(error)}")
@@ -256,7 +256,7 @@ class Job:
         Raises TimeoutError, which says what is missing, SourceError, and what has ended the job.
         """
         deadline = time.monotonic() + timeout
-        while self._running and not all(each.exists for each in self._folders):
+        while self._running and not all(folder.exists for folder in self._folders):
             self._require_running()  # until it has begun, and with it a router of its own
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {timeout:g} s the job has not begun")
@@ -267,7 +267,7 @@ class Job:
 
     def status(self) -> list[dict[str, Any]]:
         """Return the state of each job, as `mergerouter job status --json`. Raises SourceError."""
-        return [status_of(each, self.settings.uri) for each in self._folders]
+        return [status_of(folder, self.settings.uri) for folder in self._folders]
 
     def verify(
         self, spark: SparkSession | None = None, tables: Sequence[str] | None = None
@@ -278,12 +278,12 @@ class Job:
         the comparison was impossible. Raises SourceError.
         """
         active = spark or SparkSession.getActiveSession()
-        found: dict[str, Outcome] = {}
+        by_table: dict[str, Outcome] = {}
         with nullcontext(active) if active else job_session("verify", self.settings.conf) as used:
             for folder in self._folders:
                 outcomes = verify_job(used, folder, self.settings.uri, tables)
-                found |= {folder.table(name): each for name, each in outcomes.items()}
-        return found
+                by_table |= {folder.table(name): outcome for name, outcome in outcomes.items()}
+        return by_table
 
     def _require_running(self) -> None:
         """Raise what has ended the job, if it ran here and has ended."""

@@ -100,8 +100,8 @@ def parse_roles(database: str, listed: Iterable[Any]) -> list[Document]:
         CommandError: 31 RoleNotFound.
     """
     roles = []
-    for each in listed:
-        role = each if isinstance(each, Mapping) else {"role": each, "db": database}
+    for item in listed:
+        role = item if isinstance(item, Mapping) else {"role": item, "db": database}
         name, of = role.get("role"), role.get("db")
         if name not in _OF_DATABASES and (of != "admin" or name not in _OF_ADMIN):
             raise CommandError(31, f"Could not find role: {name}@{of}", code_name="RoleNotFound")
@@ -111,11 +111,11 @@ def parse_roles(database: str, listed: Iterable[Any]) -> list[Document]:
 
 def grants_of(roles: Iterable[Document]) -> tuple[Grant, ...]:
     """Return all that roles grant."""
-    found: list[Grant] = []
-    for each in roles:
-        name = each["role"]
-        found += _OF_ADMIN.get(name) or (Grant(each["db"], _OF_DATABASES[name]),)
-    return tuple(found)
+    grants: list[Grant] = []
+    for role in roles:
+        name = role["role"]
+        grants += _OF_ADMIN.get(name) or (Grant(role["db"], _OF_DATABASES[name]),)
+    return tuple(grants)
 
 
 def may_run(grants: Iterable[Grant], name: str, database: str) -> bool:

@@ -81,7 +81,7 @@ class Users:
 
     def listed(self, database: str) -> list[Account]:
         """Return the users that belong to a database."""
-        return [each for name, each in self._accounts.items() if name.database == database]
+        return [account for name, account in self._accounts.items() if name.database == database]
 
     def create(self, name: UserName, id_: Binary, password: str, roles: list[Document]) -> None:
         """Create a user.

@@ -122,9 +122,9 @@ class ChangeStreamCursor:
             return event
         stream = self._stream
         while not stream.invalidated:
-            found = stream.next_event(_ENTRIES_AT_A_TIME)
-            if found is not None:
-                return found
+            following = stream.next_event(_ENTRIES_AT_A_TIME)
+            if following is not None:
+                return following
             if not stream.at_end:
                 await self._let_others_run()
             elif not stream.invalidated and not await self._wait(deadline):

@@ -39,8 +39,8 @@ class ChangeEvent:
     @property
     def operation_type(self) -> str:
         """The event's operationType, before the client's pipeline."""
-        found: str = self.document["operationType"]
-        return found
+        kind: str = self.document["operationType"]
+        return kind
 
 
 @dataclass(slots=True)

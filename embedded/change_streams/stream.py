@@ -243,11 +243,11 @@ class ChangeStream:
         return False
 
     def _check_id(self, event: ChangeEvent) -> None:
-        found = event.document.get("_id")
+        identifier = event.document.get("_id")
         expected = event.token.document
-        if found == expected:
+        if identifier == expected:
             return
-        shown = {"_id": found} if "_id" in event.document else {}
+        shown = {"_id": identifier} if "_id" in event.document else {}
         raise CommandError(
             ErrorCode.ChangeStreamFatalError,
             "Encountered an event whose _id field, which contains the resume token, was modified "

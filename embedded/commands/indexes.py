@@ -17,13 +17,13 @@ from embedded.storage.queries import Matcher
 @command("createIndexes", in_transactions=True)
 async def create_indexes(request: Request) -> Document:
     """Create indexes, which have no effect but their events."""
-    wanted = [_specification(each) for each in request.field("indexes", list, [])]
+    wanted = [_specification(index) for index in request.field("indexes", list, [])]
     if not wanted:
         raise bad_value("Must specify at least one index to create")
     was_missing = request.collection is None
     collection = writable_collection(request)
     before = len(collection.indexes)
-    new = [each for each in wanted if not _is_there(collection, each)]
+    new = [specification for specification in wanted if not _is_there(collection, specification)]
     was_empty = len(collection) == 0
     for specification in new:
         collection.indexes[specification["name"]] = specification
@@ -67,10 +67,10 @@ def _log_created(
 ) -> None:
     journal, migrating = request.mongod.journal, request.client.from_migrate
     if was_empty:
-        for each in new:
+        for specification in new:
             journal.log_command(
                 request.database,
-                {"createIndexes": collection.name, **each},
+                {"createIndexes": collection.name, **specification},
                 uuid=collection.uuid,
                 from_migrate=migrating,
             )
@@ -112,7 +112,7 @@ def _names(collection: Collection, wanted: object) -> list[str]:
     if wanted == "*":
         return [name for name in collection.indexes if name != "_id_"]
     if isinstance(wanted, list):
-        return [name for each in wanted for name in _names(collection, each)]
+        return [name for index in wanted for name in _names(collection, index)]
     for name, specification in collection.indexes.items():
         if name == wanted or specification["key"] == wanted:
             return [name]
@@ -140,15 +140,15 @@ async def list_indexes(request: Request) -> Document:
 async def list_collections(request: Request) -> Document:
     """List a database's collections and views."""
     catalog, database = request.mongod.catalog, request.database
-    found = [collection.info() for collection in catalog.collections(database)]
+    listed = [collection.info() for collection in catalog.collections(database)]
     for ns, view in catalog.views.items():
         if ns.startswith(f"{database}."):
             options = {"viewOn": view["viewOn"], "pipeline": view["pipeline"]}
             name = ns.partition(".")[2]
             info = {"readOnly": True}
-            found.append({"name": name, "type": "view", "options": options, "info": info})
+            listed.append({"name": name, "type": "view", "options": options, "info": info})
     matcher = Matcher(request.field("filter", dict, {}))
-    found = [each for each in found if matcher(each)]
+    listed = [info for info in listed if matcher(info)]
     if request.command.get("nameOnly"):
-        found = [{"name": each["name"], "type": each["type"]} for each in found]
-    return await _listing(request, f"{database}.$cmd.listCollections", found)
+        listed = [{"name": info["name"], "type": info["type"]} for info in listed]
+    return await _listing(request, f"{database}.$cmd.listCollections", listed)

@@ -68,15 +68,15 @@ async def users_info(request: Request) -> Document:
     """Return the named users, or all of the database, with their privileges."""
     asked, users = request.command["usersInfo"], request.mongod.access.users
     if isinstance(asked, int | float):
-        return {"users": [each.described() for each in users.listed(request.database)]}
-    found = []
-    for each in asked if isinstance(asked, list) else [asked]:
-        named = each if isinstance(each, dict) else {"user": each}
+        return {"users": [account.described() for account in users.listed(request.database)]}
+    accounts = []
+    for user in asked if isinstance(asked, list) else [asked]:
+        named = user if isinstance(user, dict) else {"user": user}
         name = UserName(str(named.get("user")), str(named.get("db", request.database)))
         account = users.get(name)
         if account is not None:
-            found.append(account.described())
-    return {"users": found}
+            accounts.append(account.described())
+    return {"users": accounts}
 
 
 @command("_getUserCacheGeneration")

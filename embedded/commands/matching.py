@@ -18,8 +18,8 @@ def select(
 
     A condition on ``_id`` reads only the documents with these ids.
     """
-    found = (document for document in _candidates(view, matcher.condition) if matcher(document))
-    return iter(sort_documents(found, order)) if order else found
+    documents = (document for document in _candidates(view, matcher.condition) if matcher(document))
+    return iter(sort_documents(documents, order)) if order else documents
 
 
 def _candidates(view: DocumentView, condition: Mapping[str, Any]) -> Iterator[Document]:
@@ -31,11 +31,11 @@ def _candidates(view: DocumentView, condition: Mapping[str, Any]) -> Iterator[Do
     if "$eq" in wanted:
         return _present(view, [wanted["$eq"]])
     choices = wanted.get("$in")
-    if isinstance(choices, list) and not any(isinstance(each, Regex) for each in choices):
+    if isinstance(choices, list) and not any(isinstance(choice, Regex) for choice in choices):
         return _present(view, sorted(choices, key=sort_key))
     return view.documents()
 
 
 def _present(view: DocumentView, ids: list[Any]) -> Iterator[Document]:
-    found = (view.get(key) for key in dict.fromkeys(id_key(each) for each in ids))
-    return (document for document in found if document is not None)
+    documents = (view.get(key) for key in dict.fromkeys(id_key(identifier) for identifier in ids))
+    return (document for document in documents if document is not None)

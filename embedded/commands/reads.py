@@ -74,14 +74,14 @@ async def find(request: Request) -> Document:
     fields = request.field("projection", dict, {})
     skip = _count_argument(request, "skip", 0) or 0
     limit = abs(int(request.command.get("limit") or 0))
-    found = _documents(request, request.ns, matcher)
+    documents = _documents(request, request.ns, matcher)
     if order:
-        found = iter(sort_documents(found, order))
-    found = islice(found, skip, skip + limit if limit else None)
+        documents = iter(sort_documents(documents, order))
+    documents = islice(documents, skip, skip + limit if limit else None)
     if fields:
-        found = map(project(fields), found)
+        documents = map(project(fields), documents)
     in_process = request.client.in_process
-    cursor = ListCursor(request.ns, iter(list(found)), unbounded=in_process)
+    cursor = ListCursor(request.ns, iter(list(documents)), unbounded=in_process)
     size = None if in_process else _count_argument(request, "batchSize", FIRST_BATCH)
     return await _reply(request, cursor, size)
 
@@ -90,10 +90,10 @@ async def find(request: Request) -> Document:
 async def count(request: Request) -> Document:
     """Return the number of documents that match."""
     matcher = Matcher(request.field("query", dict, {}))
-    found = sum(1 for _ in _documents(request, request.ns, matcher))
-    found = max(0, found - int(request.command.get("skip") or 0))
+    size = sum(1 for _ in _documents(request, request.ns, matcher))
+    size = max(0, size - int(request.command.get("skip") or 0))
     limit = abs(int(request.command.get("limit") or 0))
-    return {"n": min(found, limit) if limit else found}
+    return {"n": min(size, limit) if limit else size}
 
 
 @command("distinct", in_transactions=True)
@@ -135,9 +135,9 @@ async def run_aggregate(request: Request) -> Document:
     size = FIRST_BATCH if size is None else size
     ns = request.ns
     source = _documents(request, ns, Matcher({}))
-    found = aggregate(source, pipeline)
+    documents = aggregate(source, pipeline)
     in_process = request.client.in_process
-    cursor = ListCursor(ns, iter(found), unbounded=in_process)
+    cursor = ListCursor(ns, iter(documents), unbounded=in_process)
     return await _reply(request, cursor, None if in_process else size)
 
 

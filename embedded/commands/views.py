@@ -38,10 +38,10 @@ def drop_view(request: Request) -> bool:
 
 
 def _views(request: Request) -> Collection:
-    found = request.mongod.catalog.get(f"{request.database}.system.views")
-    if found is None:
-        found = request.mongod.create_collection(request.database, "system.views")
-    return found
+    views = request.mongod.catalog.get(f"{request.database}.system.views")
+    if views is None:
+        views = request.mongod.create_collection(request.database, "system.views")
+    return views
 
 
 def _pipeline(request: Request) -> list[Any]:

@@ -35,9 +35,9 @@ def writable_collection(request: Request) -> Collection:
         CommandError: the namespace is a view, or the database is ``local``.
     """
     mongod = request.mongod
-    found = mongod.catalog.get(request.ns)
-    if found is not None:
-        return found
+    collection = mongod.catalog.get(request.ns)
+    if collection is not None:
+        return collection
     if mongod.catalog.view(request.ns) is not None:
         raise CommandError(
             ErrorCode.CommandNotSupportedOnView,
@@ -71,7 +71,7 @@ class Statements:
     @property
     def begun(self) -> bool:
         """Whether one of them succeeded before."""
-        return any(each in self._remembered for each in self.ids)
+        return any(identifier in self._remembered for identifier in self.ids)
 
     def repeated(self, index: int) -> Any:
         """Return the outcome of statement ``index`` if it succeeded before, else None."""

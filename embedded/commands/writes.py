@@ -92,8 +92,8 @@ def _insert_together(
     if len(documents) < 2 or statements.begun:
         return False
     try:
-        found = [with_id(each, request.mongod.new_object_id) for each in documents]
-        if not unit.insert_together(writable_collection(request), found):
+        stamped = [with_id(document, request.mongod.new_object_id) for document in documents]
+        if not unit.insert_together(writable_collection(request), stamped):
             return False
     except CommandError:
         return False  # the statement that fails reports it
@@ -159,11 +159,11 @@ async def _update_many(
     request: Request, matcher: Matcher, change: Update, number: int, *, upsert: Any
 ) -> Document:
     unit, collection = request.unit, request.collection
-    found = list(select(unit.view(collection), matcher)) if collection is not None else []
-    if not found and upsert:
+    documents = list(select(unit.view(collection), matcher)) if collection is not None else []
+    if not documents and upsert:
         return update_first(request, matcher, change, number, upsert=True).summary()
     matched = modified = 0
-    for done, document in enumerate(found):
+    for done, document in enumerate(documents):
         await take_turns(done)
         assert collection is not None
         key = id_key(document["_id"])
@@ -325,7 +325,7 @@ def delete_first(
     unit, collection = request.unit, request.collection
     if collection is None:
         return None
-    found = next(select(unit.view(collection), matcher, order), None)
-    if found is not None:
-        unit.delete(collection, found, number)
-    return found
+    document = next(select(unit.view(collection), matcher, order), None)
+    if document is not None:
+        unit.delete(collection, document, number)
+    return document

@@ -225,7 +225,7 @@ class Show:
         status = await client.admin.command("serverStatus")
         streams = status.get("mergerouter", {}).get("streams", [])
         # The watcher's stream, from start to end: Spark's come and go.
-        watched = [each for each in streams if each["namespace"] == self._watched] or streams
+        watched = [stream for stream in streams if stream["namespace"] == self._watched] or streams
         best = max(watched, key=lambda stream: stream["events"], default=picture.stream)
         if best.get("events", 0) >= picture.stream.get("events", 0):  # else the watcher has ended
             picture.stream = best

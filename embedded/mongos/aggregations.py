@@ -59,7 +59,7 @@ def _from_given(request: Request, pipeline: Pipeline) -> list[Document]:
     given, rest = pipeline[0]["$documents"], pipeline[1:]
     if isinstance(given, Mapping) and given.keys() == {"$literal"}:
         given = given["$literal"]
-    if not isinstance(given, list) or not all(isinstance(each, dict) for each in given):
+    if not isinstance(given, list) or not all(isinstance(stage, dict) for stage in given):
         raise CommandError(5858203, "$documents must be an array of objects")
     stages = UserStages.of(rest, request.command)
     results = (stages.apply(document) for document in given if stages.wants(document))

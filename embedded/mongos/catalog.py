@@ -69,10 +69,10 @@ class ClusterCatalog:
         Raises:
             CommandError: 70 ShardNotFound.
         """
-        found = self._shards.get(name)
-        if found is None:
+        shard = self._shards.get(name)
+        if shard is None:
             raise CommandError(ErrorCode.ShardNotFound, f"Shard {name} not found")
-        return found
+        return shard
 
     def has_shard(self, name: str) -> bool:
         """Return whether a shard has this id."""

@@ -31,8 +31,8 @@ async def move_document(
         CommandError: the shards' errors; nothing has then changed.
     """
     query, name = statement["q"], request.collection
-    found = await request.send(member, {"find": name, "filter": query, "limit": 1})
-    [before] = found["cursor"]["firstBatch"]
+    reply = await request.send(member, {"find": name, "filter": query, "limit": 1})
+    [before] = reply["cursor"]["firstBatch"]
     after = Update(statement["u"], query).apply(before).document
     owner = request.catalog.shard(collection.chunks.owner_of_document(after))
     table = request.state.transactions

@@ -65,14 +65,14 @@ async def clone_database(
     """
     views, kept = f"{database}.system.views", set(sharded)
     copied = []
-    for each in donor.mongod.catalog.collections(database):
-        if each.ns == views or to.mongod.catalog.get(each.ns) is not None:
+    for collection in donor.mongod.catalog.collections(database):
+        if collection.ns == views or to.mongod.catalog.get(collection.ns) is not None:
             continue
-        is_kept = each.ns in kept
-        await _create_like(each, to, each.uuid if is_kept else donor.mongod.new_uuid())
+        is_kept = collection.ns in kept
+        await _create_like(collection, to, collection.uuid if is_kept else donor.mongod.new_uuid())
         if not is_kept:
-            await insert_documents(to, each.ns, list(each.documents()))
-            copied.append(each)
+            await insert_documents(to, collection.ns, list(collection.documents()))
+            copied.append(collection)
     for name, view in _views_of(donor, database):
         options = {field: value for field, value in view.items() if field != "_id"}
         await to.execute(database, {"create": name, **options}, from_migrate=True)
@@ -87,8 +87,8 @@ async def drop_cloned(donor: Member, database: str, copied: Iterable[Collection]
     Raises:
         CommandError: the shard's error.
     """
-    for each in copied:
-        await donor.execute(database, {"drop": each.name})
+    for collection in copied:
+        await donor.execute(database, {"drop": collection.name})
     for name, _ in _views_of(donor, database):
         await donor.execute(database, {"drop": name}, from_migrate=True)
     if donor.mongod.catalog.get(f"{database}.system.views") is not None:

@@ -95,10 +95,10 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
         return
     stored = None if placement is None else placement.primary.mongod.catalog.by_uuid(wanted)
     if placement is not None and placement.sharded is not None:
-        found = bytes(placement.sharded.uuid) == bytes(wanted)
+        is_same = bytes(placement.sharded.uuid) == bytes(wanted)
     else:
-        found = stored is not None and stored.ns == request.namespace
-    if not found:
+        is_same = stored is not None and stored.ns == request.namespace
+    if not is_same:
         raise CommandError(
             ErrorCode.CollectionUUIDMismatch,
             "Collection UUID does not match that specified",

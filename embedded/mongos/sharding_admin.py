@@ -181,12 +181,12 @@ async def move(request: Request) -> Document:
 
 def _collection(request: Request, name: str) -> ShardedCollection:
     namespace = str(request.command[name])
-    found = request.catalog.collections.get(namespace)
-    if found is None:
+    collection = request.catalog.collections.get(namespace)
+    if collection is None:
         raise CommandError(
             118, f"Collection {namespace} is not sharded", code_name="NamespaceNotSharded"
         )
-    return found
+    return collection
 
 
 def _named_chunk(request: Request, collection: ShardedCollection) -> Chunk:

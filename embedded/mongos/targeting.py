@@ -44,12 +44,12 @@ def targets_of_update(collection: ShardedCollection, statement: Mapping[str, Any
     query, update = statement["q"], statement["u"]
     if statement.get("upsert"):
         return {target_of_one(collection, query, "upsert")}
-    found = targets_of_filter(collection, query)
-    if len(found) > 1 and not statement.get("multi"):
+    targets = targets_of_filter(collection, query)
+    if len(targets) > 1 and not statement.get("multi"):
         if isinstance(update, Mapping) and not is_operators(update):
             return {collection.chunks.owner_of_document({**query, **update})}
         _check_single(query, 72, "A {multi:false} update")
-    return found
+    return targets
 
 
 def targets_of_delete(collection: ShardedCollection, statement: Mapping[str, Any]) -> set[str]:
@@ -58,10 +58,10 @@ def targets_of_delete(collection: ShardedCollection, statement: Mapping[str, Any
     Raises:
         CommandError: 61 for a delete of one document that may be on several shards.
     """
-    found = targets_of_filter(collection, statement["q"])
-    if len(found) > 1 and statement.get("limit"):
+    targets = targets_of_filter(collection, statement["q"])
+    if len(targets) > 1 and statement.get("limit"):
         _check_single(statement["q"], SHARD_KEY_NOT_FOUND, "A single delete")
-    return found
+    return targets
 
 
 def target_of_one(collection: ShardedCollection, query: Mapping[str, Any], what: str) -> str:

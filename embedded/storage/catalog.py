@@ -46,8 +46,8 @@ class Catalog:
 
     def collections(self, database: str) -> list[Collection]:
         """Return the collections of a database, sorted by name."""
-        found = [c for c in self._by_ns.values() if c.database == database]
-        return sorted(found, key=lambda c: c.name)
+        collections = [c for c in self._by_ns.values() if c.database == database]
+        return sorted(collections, key=lambda c: c.name)
 
     def databases(self) -> list[str]:
         """Return the names of all databases that have a collection."""

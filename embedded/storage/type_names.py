@@ -15,14 +15,14 @@ def has_type(value: Any, wanted: Any) -> bool:
         CommandError: 2 BadValue for an unknown type.
     """
     names: set[str] = set()
-    for each in wanted if isinstance(wanted, list) else [wanted]:
-        name = str(_NUMBERS.get(int(each)) if isinstance(each, int | float) else each)
+    for kind in wanted if isinstance(wanted, list) else [wanted]:
+        name = str(_NUMBERS.get(int(kind)) if isinstance(kind, int | float) else kind)
         if name == "number":
             names |= {"int", "long", "double", "decimal"}
         elif name in _NUMBERS.values():
             names.add(name)
         else:
-            raise bad_value(f"Unknown type name alias: {each}")
+            raise bad_value(f"Unknown type name alias: {kind}")
     if type_name(value) in names:
         return True
     return isinstance(value, list) and any(type_name(item) in names for item in value)

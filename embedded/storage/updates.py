@@ -136,7 +136,7 @@ def _is_at_or_under(path: str, prefix: str) -> bool:
 
 def _changes(specification: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """Yield (operator, path, argument) sorted by path, the order in which servers apply them."""
-    found = []
+    changes = []
     for operator, fields in specification.items():
         if not operator.startswith("$"):
             raise failed_to_parse(
@@ -147,8 +147,8 @@ def _changes(specification: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]
             raise failed_to_parse(
                 f"Modifiers operate on fields but we found another type for {operator}"
             )
-        found += [(operator, path, argument) for path, argument in fields.items()]
-    return iter(sorted(found, key=lambda change: _path_order(change[1])))
+        changes += [(operator, path, argument) for path, argument in fields.items()]
+    return iter(sorted(changes, key=lambda change: _path_order(change[1])))
 
 
 def _path_order(path: str) -> list[tuple[int, int, str]]:
@@ -191,20 +191,20 @@ def _check_id(before: Document, after: Document) -> None:
 
 def _equalities(condition: Mapping[str, Any]) -> Document:
     """Return the document that a filter's equalities describe, the base of an upsert."""
-    found: Document = {}
+    equalities: Document = {}
     for name, value in condition.items():
         if name == "$and":
             for item in value:
-                found |= _equalities(item)
+                equalities |= _equalities(item)
         elif name.startswith("$"):
             continue
         elif not is_operators(value):
-            set_at(found, name, copied(value))
+            set_at(equalities, name, copied(value))
         elif "$eq" in value:
-            set_at(found, name, copied(value["$eq"]))
+            set_at(equalities, name, copied(value["$eq"]))
         elif len(value.get("$in", ())) == 1 and len(value) == 1:
-            set_at(found, name, copied(value["$in"][0]))
-    return found
+            set_at(equalities, name, copied(value["$in"][0]))
+    return equalities
 
 
 def set_at(document: Document, path: str, value: Any) -> None:

@@ -189,7 +189,7 @@ class SignedTimes:
             self._cluster.catalog, "admin", command, _ANSWER_TIMEOUT
         )
         try:
-            keys = [_signing_key(each) for each in reply["cursor"]["firstBatch"]]
+            keys = [_signing_key(key) for key in reply["cursor"]["firstBatch"]]
         except (KeyError, TypeError, ValueError, AttributeError):
             raise CommandError(
                 ErrorCode.FailedToParse, "admin.system.keys cannot be read"

@@ -105,11 +105,11 @@ class Users:
         known = self._known(name)
         if known is not None:
             return known
-        found = await self._read([name])
-        if name not in found:
+        users = await self._read([name])
+        if name not in users:
             raise CommandError(ErrorCode.UserNotFound, f'User "{name}" not found')
         user = self._known(name) or User(name)
-        _update(user, found[name])
+        _update(user, users[name])
         self._users[name] = user
         return user
 
@@ -148,11 +148,11 @@ class Users:
         names = list(self._users)
         for start in range(0, len(names), _MOST_ASKED):
             asked = names[start : start + _MOST_ASKED]
-            found = await self._read(asked)
+            users = await self._read(asked)
             for name in asked:
                 user = self._known(name)
                 if user is not None:
-                    self._renew(user, found.get(name))
+                    self._renew(user, users.get(name))
         self._read_version = version
 
     async def _read_generation(self) -> Any:

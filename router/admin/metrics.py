@@ -184,11 +184,11 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
         **total,
         "expected": status.expected,
         "running": len(status.processes),
-        "by_worker": {str(each["worker"]): each for each in status.processes},
+        "by_worker": {str(process["worker"]): process for process in status.processes},
         "lags": status.lags,
         "checks": status.checks,
         "shards": {
-            target: each for target, each in status.checks.items() if each["oldest"] is not None
+            target: check for target, check in status.checks.items() if check["oldest"] is not None
         },
         "historyLeft": {place: status.history_left(place) for place in ("cursor", "departed")},
     }
@@ -220,18 +220,18 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
     return figures
 
 
-def _values(found: Any, path: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
+def _values(status: Any, path: Sequence[str]) -> Iterator[tuple[list[str], Any]]:
     """Yield the values at the path's end, each with the names that its labels stand for."""
-    if found is None:
+    if status is None:
         return
     if not path:
-        yield [], found
+        yield [], status
         return
     first, *rest = path
-    assert isinstance(found, Mapping)
+    assert isinstance(status, Mapping)
     is_label = first.startswith("{")
-    for name in found if is_label else [first]:
-        for labels, value in _values(found.get(name), rest):
+    for name in status if is_label else [first]:
+        for labels, value in _values(status.get(name), rest):
             yield ([name, *labels] if is_label else labels), value
 
 

@@ -71,7 +71,7 @@ class RouterStatus:
         problems = []
         if len(self.processes) < self.expected:
             problems.append(f"{len(self.processes)} of {self.expected} workers answer")
-        if any(each["quiescing"] for each in self.processes):
+        if any(process["quiescing"] for process in self.processes):
             problems.append("the router is shutting down")
         if not self.server_checks:
             problems.append("the servers have not been checked yet")

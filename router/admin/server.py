@@ -33,11 +33,11 @@ def sparkline(values: Sequence[float | None], least: float = 1.0) -> str:
         values: the values; None leaves a gap at the bottom.
         least: the value that at least takes the whole height.
     """
-    highest = max([least, *(each for each in values if each is not None)])
+    highest = max([least, *(value for value in values if value is not None)])
     step = 100 / max(1, len(values) - 1)
     return " ".join(
-        f"{number * step:.1f},{20 - 19 * (each or 0.0) / highest:.1f}"
-        for number, each in enumerate(values)
+        f"{number * step:.1f},{20 - 19 * (value or 0.0) / highest:.1f}"
+        for number, value in enumerate(values)
     )
 
 
@@ -137,8 +137,8 @@ class AdminServer(AcceptingPort):
         before = set(server.connections)
         while True:
             await asyncio.sleep(_LIFETIME)
-            for each in before.intersection(server.connections):
-                each.force_close()
+            for connection in before.intersection(server.connections):
+                connection.force_close()
             before = set(server.connections)
 
     async def _sample(self) -> None:

@@ -45,15 +45,15 @@ class History:
 
     def lags(self, target: str) -> tuple[float | None, ...]:
         """Return a target's lag in each sample; None where nothing read it."""
-        return tuple(each.lags.get(target) for each in self._samples)
+        return tuple(sample.lags.get(target) for sample in self._samples)
 
     def holds_since(self, target: str, now: datetime) -> float:
         """Return for how many seconds the target has been the one farthest behind."""
         since = now
-        for each in reversed(self._samples):
-            if each.slowest != target:
+        for sample in reversed(self._samples):
+            if sample.slowest != target:
                 break
-            since = each.at
+            since = sample.at
         return (now - since).total_seconds()
 
     def rates(self, name: str) -> list[float]:
@@ -204,9 +204,9 @@ def _stream_row(stream: Mapping[str, Any], unusable: Sequence[str]) -> dict[str,
         "clients": len(stream["cursorIds"]),
         "reopened": sum(remote["reopened"] for remote in remotes),
         "errors": [
-            f"{each['target']}: {each['error']}"
-            for each in remotes
-            if "error" in each and each["target"] not in unusable
+            f"{remote['target']}: {remote['error']}"
+            for remote in remotes
+            if "error" in remote and remote["target"] not in unusable
         ],
     }
 
@@ -214,8 +214,8 @@ def _stream_row(stream: Mapping[str, Any], unusable: Sequence[str]) -> dict[str,
 def _job_rows(total: Mapping[str, Any], now: datetime) -> list[dict[str, Any]]:
     """Return the newest report of each job, of all processes; those in trouble come first."""
     reports = sorted(total["jobs"], key=lambda each: each["arrived"])
-    newest = {(each["owner"], each["namespace"], each["job"]): each for each in reports}
-    rows = [_job_row(each, now) for each in newest.values() if not each["ended"]]
+    newest = {(report["owner"], report["namespace"], report["job"]): report for report in reports}
+    rows = [_job_row(report, now) for report in newest.values() if not report["ended"]]
     return sorted(rows, key=lambda row: (not row["trouble"], row["job"], row["owner"]))
 
 

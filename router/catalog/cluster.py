@@ -308,8 +308,8 @@ class Cluster:
             by = _time_of(reply)
         try:
             listed = reply["cursor"]["firstBatch"]
-            shards = {each["_id"]: each["host"] for each in listed}
-            draining = frozenset(each["_id"] for each in listed if each.get("draining"))
+            shards = {shard["_id"]: shard["host"] for shard in listed}
+            draining = frozenset(shard["_id"] for shard in listed if shard.get("draining"))
             for shard, host in shards.items():
                 if self._hosts.get(shard) != host:
                     self._follow(shard, host)
@@ -481,8 +481,8 @@ async def _first(
 ) -> Mapping[str, Any] | None:
     """Return the first document of a command's reply from a primary, or None."""
     reply = await cluster.command(target, database, command, timeout)
-    found = reply["cursor"]["firstBatch"]
-    return found[0] if found else None
+    documents = reply["cursor"]["firstBatch"]
+    return documents[0] if documents else None
 
 
 @asynccontextmanager

@@ -72,7 +72,7 @@ class Need(NamedTuple):
 
     def missing(self, granted: Privileges) -> str:
         """Return as text what is needed and not granted; empty if nothing is missing."""
-        actions = [each for each in self.actions if not granted.allow(self.resource, each)]
+        actions = [action for action in self.actions if not granted.allow(self.resource, action)]
         database, collection, cluster = self.resource
         place = "the cluster" if cluster else ".".join(filter(None, (database, collection)))
         text = f"{' and '.join(actions)} on {place or 'all databases'} ({self.purpose})"
@@ -186,7 +186,7 @@ class ServerChecks:
     async def _check_all(self) -> Sequence[Check]:
         addresses = () if self._upstream is None else self._upstream.addresses
         sets, *upstreams = await asyncio.gather(
-            self._check_sets(), *(self._check_upstream(each) for each in addresses)
+            self._check_sets(), *(self._check_upstream(address) for address in addresses)
         )
         return [*sets, *(check for checks in upstreams for check in checks), *self._clocks()]
 
@@ -219,16 +219,16 @@ class ServerChecks:
 
     async def _check_only_set(self, place: Check) -> Check:
         """Check a set that is no cluster's; one that is a shard lacks events of the others."""
-        found = await self._check(place, _OF_ONLY_SET)
+        problems = await self._check(place, _OF_ONLY_SET)
         try:
             async with self._cluster.lend(self._cluster.catalog, timeout=_TIMEOUT) as connection:
                 known = await _find(connection, "admin", "system.version")
         except (CommandError, NetworkError):
-            return found  # it is not known
+            return problems  # it is not known
         return (
             _wrong(place, _SHARD)
-            if any(each["_id"] == "shardIdentity" for each in known)
-            else found
+            if any(identity["_id"] == "shardIdentity" for identity in known)
+            else problems
         )
 
     async def _check(self, place: Check, needs: Sequence[Need]) -> Check:
@@ -297,7 +297,7 @@ class ServerChecks:
                     if key == _signing_key(config.hello):
                         return False
                     keys = await _find(config, "admin", "system.keys")
-                    return key not in {each.get("_id") for each in keys}
+                    return key not in {known.get("_id") for known in keys}
                 return bool(await _cluster_id(mongos) != await _cluster_id(config))
         except (CommandError, NetworkError, TimeoutError):
             return False  # it is not known
@@ -334,7 +334,7 @@ def _lacking(place: Check, user: Credentials, granted: Privileges, needs: Sequen
         need: text
         for need in needs
         if (text := need.missing(granted))
-        and not (need in _OF_SOME and any(each.issuperset(need.actions) for each in some))
+        and not (need in _OF_SOME and any(actions.issuperset(need.actions) for actions in some))
     }
     if not missing:
         return place
@@ -374,5 +374,5 @@ async def _cluster_id(server: Connection) -> Any:
 async def _find(server: Connection, database: str, collection: str) -> list[Mapping[str, Any]]:
     command = {"find": collection, "projection": {"clusterId": 1}, "singleBatch": True}
     reply = await server.command(database, command, timeout=_TIMEOUT)
-    found: list[Mapping[str, Any]] = reply["cursor"]["firstBatch"]
-    return found
+    documents: list[Mapping[str, Any]] = reply["cursor"]["firstBatch"]
+    return documents

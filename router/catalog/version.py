@@ -132,12 +132,14 @@ class ClusterVersion:
         if self.upstream is not None:
             targets[_UPSTREAM] = None
         answers = await asyncio.gather(*starmap(self._ask, targets.items()))
-        found = zip(targets, answers, strict=True)
+        pairs = zip(targets, answers, strict=True)
         known = {target: self._known[target] for target in targets if target in self._known}
-        known |= {target: each for target, each in found if isinstance(each, ServerIdentity)}
+        known |= {
+            target: identity for target, identity in pairs if isinstance(identity, ServerIdentity)
+        }
         self._known = known
         if not known:
-            raise next(each for each in answers if isinstance(each, NetworkError))
+            raise next(answer for answer in answers if isinstance(answer, NetworkError))
         lowest = min(self._known.values(), key=lambda each: each.order)
         if lowest != self._told:
             self._told = lowest

@@ -36,7 +36,7 @@ async def sasl_step(call: Call) -> AnyAnswer:
     """
     if call.client.login is None:
         return PASS_THROUGH
-    command = {name: each for name, each in call.command.items() if name not in GENERIC_FIELDS}
+    command = {name: value for name, value in call.command.items() if name not in GENERIC_FIELDS}
     return Answer(await call.client.login.converse(call.upstream_link, call.database, command))
 
 

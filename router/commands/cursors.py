@@ -129,17 +129,19 @@ async def kill_cursors(call: Call) -> AnyAnswer:
     anybody = call.user_name == ANYBODY
     if call.user is not None:
         resources = (CLUSTER, Resource(call.database, command["killCursors"]))
-        anybody = any(call.user.privileges.allow(each, "killAnyCursor") for each in resources)
-    ours = [each for each in cursor_ids if each in node.cursors]
+        anybody = any(
+            call.user.privileges.allow(resource, "killAnyCursor") for resource in resources
+        )
+    ours = [identifier for identifier in cursor_ids if identifier in node.cursors]
     if not anybody and node.cursors.has_another_users(ours, owner):
         raise not_authorized(call.database, command, call.user_name)
-    others = [each for each in cursor_ids if each not in node.cursors]
+    others = [identifier for identifier in cursor_ids if identifier not in node.cursors]
     lists: _Lists = {name: [] for name in _KILL_LISTS}
     for reply in await kill_at_owners(call, others, anybody=anybody):
         del reply["cursorsNotFound"]
         _add_lists(lists, reply)
-    done = {each for ids in lists.values() for each in ids}
-    others = [each for each in others if each not in done]
+    done = {identifier for ids in lists.values() for identifier in ids}
+    others = [identifier for identifier in others if identifier not in done]
     if call.upstream is not None and not ours and not done:
         return PASS_THROUGH
     asked_here = ours if call.upstream is not None else [*ours, *others]

@@ -31,7 +31,7 @@ _Key = tuple[str, str, str]
 def _plain(longest: int, value: str) -> str:
     """Return a text of a client without control characters, and not too long."""
     shown = value if len(value) <= longest else f"{value[: longest - 1]}…"
-    return "".join(each if each.isprintable() else " " for each in shown)
+    return "".join(character if character.isprintable() else " " for character in shown)
 
 
 _Name = Annotated[str, AfterValidator(partial(_plain, LONGEST_NAME))]

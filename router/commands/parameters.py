@@ -34,13 +34,13 @@ async def get_parameter(call: Call) -> AnyAnswer:
     own: dict[str, Any] = {**call.node.parameters, **log_parameters()}
     if not everything:
         own = {name: own[name] for name in call.command if name in own}
-    found = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
+    values = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
     names = [] if everything else [name for name in call.command if _is_others(call, name)]
     if names or everything:
-        found = {**await _ask_others(call, names), **found}
-    if not found:  # mongos refuses without a code
+        values = {**await _ask_others(call, names), **values}
+    if not values:  # mongos refuses without a code
         return Answer({"ok": 0.0, "errmsg": _NOTHING_FOUND})
-    return Answer(found)
+    return Answer(values)
 
 
 def _flags(asked: object) -> tuple[bool, bool]:
@@ -116,7 +116,7 @@ async def set_parameter(call: Call) -> AnyAnswer:
     """
     command = call.command
     given = {name: command[name] for name in LOG_PARAMETERS if name in command}
-    others = [each for each in command if each not in {call.name, *given, *GENERIC_FIELDS}]
+    others = [name for name in command if name not in {call.name, *given, *GENERIC_FIELDS}]
     if not given and call.upstream is not None:
         return PASS_THROUGH
     if others and not given:  # mongos refuses both without a code

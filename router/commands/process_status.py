@@ -62,7 +62,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "waitingStreams": waiting,
         "targets": dict(targets),
         "cursors": len(cursors),
-        "cursorList": [{**each, "worker": number} for each in listed],
+        "cursorList": [{**entry, "worker": number} for entry in listed],
         "heldBytes": cursors.memory.held,
         "bufferLimitBytes": cursors.memory.limit,
         "userBufferLimitBytes": cursors.memory.user_limit,

@@ -96,8 +96,8 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
 
 def _security(node: Node) -> dict[str, Any]:
     """Return the section about the router's certificate, if any; logins are not counted."""
-    found = {} if node.certificates is None else node.certificates.describe()
-    return {**found, "authentication": {"mechanisms": {}}}
+    described = {} if node.certificates is None else node.certificates.describe()
+    return {**described, "authentication": {"mechanisms": {}}}
 
 
 def _opcounters(counters: Counters) -> dict[str, Int64]:
@@ -108,11 +108,11 @@ def _opcounters(counters: Counters) -> dict[str, Int64]:
 
 def _commands(counters: Counters) -> dict[str, Any]:
     """Return how often each command was run that was run at all, by its official name."""
-    found: dict[str, Any] = {UNKNOWN: Int64(counters.runs[UNKNOWN])}
+    totals: dict[str, Any] = {UNKNOWN: Int64(counters.runs[UNKNOWN])}
     for name, total in counters.runs.items():
         if name != UNKNOWN and not name.startswith("_"):
-            found[name] = {"failed": Int64(counters.failures[name]), "total": Int64(total)}
-    return found
+            totals[name] = {"failed": Int64(counters.failures[name]), "total": Int64(total)}
+    return totals
 
 
 def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
@@ -128,7 +128,7 @@ def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, 
         "streams": [{**stream, **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream["bufferedBytes"] for stream in streams)),
         "tasks": len(asyncio.all_tasks()),
-        "members": {target: each.to_document() for target, each in loads.items()},
+        "members": {target: load.to_document() for target, load in loads.items()},
         "memberConnections": {
             format_address(address): {
                 "inUse": counts.in_use,

@@ -114,8 +114,8 @@ def with_flags(*settings: str) -> Callable[[Callable[..., None]], Callable[..., 
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
         own = [
-            each for each in signature(command, eval_str=True).parameters.values()
-            if each.name != "flags"
+            parameter for parameter in signature(command, eval_str=True).parameters.values()
+            if parameter.name != "flags"
         ]  # fmt: skip
 
         @wraps(command)
@@ -127,7 +127,9 @@ def with_flags(*settings: str) -> Callable[[Callable[..., None]], Callable[..., 
 
         options = [_option(name, setting) for name, setting in named.items()]
         run.__signature__ = Signature([*options, *own])  # type: ignore[attr-defined]
-        run.__annotations__ = {each.name: each.annotation for each in (*options, *own)}
+        run.__annotations__ = {
+            parameter.name: parameter.annotation for parameter in (*options, *own)
+        }
         return run
 
     return decorated

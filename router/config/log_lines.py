@@ -230,5 +230,5 @@ def configure_logging(
         cache_logger_on_first_use=stream is None,
     )
     root = logging.getLogger()
-    if not any(isinstance(each, LibraryLog) for each in root.handlers):
+    if not any(isinstance(handler, LibraryLog) for handler in root.handlers):
         root.addHandler(LibraryLog())

@@ -39,9 +39,9 @@ class ProcessSettings:
 
 
 _FIELDS: Final[dict[str, Any]] = {
-    each.name: (each.kind, each.field)
+    parameter.name: (parameter.kind, parameter.field)
     for settings in (ProcessSettings, ClientLimits, StreamSettings)
-    for each in parameters_of(settings).values()
+    for parameter in parameters_of(settings).values()
 }
 _Fields: Any = create_model("_Fields", __base__=Section, __module__=__name__, **_FIELDS)
 

@@ -37,7 +37,7 @@ def nearest(name: str, known: Iterable[str], *, required: int = 0) -> str:
         known: the names to choose from.
         required: the length of the prefix that all names share; it is not compared.
     """
-    by_folded = {each[required:].casefold(): each for each in known}
+    by_folded = {other[required:].casefold(): other for other in known}
     close = get_close_matches(name[required:].casefold(), by_folded, n=1)
     return f" Did you mean {by_folded[close[0]]}?" if close else ""
 
@@ -47,12 +47,12 @@ def _describe(problem: Any, settings: type[BaseModel], noun: str) -> str:
     if problem["type"] == "extra_forbidden":
         section = name.rpartition(".")[0]
         names = sorted(name for name, _field in fields(settings))
-        siblings = [each for each in names if each.rpartition(".")[0] == section]
-        sections = {each.split(".")[0] for each in names}
+        siblings = [other for other in names if other.rpartition(".")[0] == section]
+        sections = {other.split(".")[0] for other in names}
         near = nearest(name, siblings or names, required=len(section))
         near = near or ("" if section else nearest(name, sections))
         if not near and not section:
-            near = f" Known are {', '.join(dict.fromkeys(each.split('.')[0] for each in names))}."
+            near = f" Known are {', '.join(dict.fromkeys(other.split('.')[0] for other in names))}."
         if near or not section or not siblings:
             return f"{name} is not a {noun}.{near}"
         return f"{name} is not a {noun}. Section {section} has {_listed(siblings)}."
@@ -64,7 +64,7 @@ def _describe(problem: Any, settings: type[BaseModel], noun: str) -> str:
     secret = name in ("security", "net.tls") or name.endswith("assword")
     given = "" if secret else f", not {problem['input']!r}"
     if problem["type"] == "model_type":
-        inner = [each for each, _field in fields(settings) if each.startswith(f"{name}.")]
+        inner = [path for path, _field in fields(settings) if path.startswith(f"{name}.")]
         return f"{name} must be a section with {_listed(inner)}{given}"
     wanted = wanted_value(problem)
     if wanted is None:
@@ -78,8 +78,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def wanted_value(problem: Any) -> str | None:
     """Return what a value must be, in pydantic's words; None for unusual problems."""
-    found = _WANTED.match(problem["msg"])
-    return found[1] if found else None
+    match = _WANTED.match(problem["msg"])
+    return match[1] if match else None
 
 
 def fields(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[tuple[str, FieldInfo]]:
@@ -96,15 +96,15 @@ def fields(model: type[BaseModel], outer: Sequence[str] = ()) -> Iterator[tuple[
 def _section(annotation: Any) -> type[BaseModel] | None:
     """Return the model of a section, or None for a single setting, by a field's annotation."""
     candidates = get_args(annotation) if isinstance(annotation, UnionType) else (annotation,)
-    for each in candidates:
-        if isinstance(each, type) and issubclass(each, BaseModel):
-            return each
+    for candidate in candidates:
+        if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+            return candidate
     return None
 
 
 def comma_separated(text: str) -> list[str]:
     """Return the values of a setting that has several, separated by commas."""
-    return [each.strip() for each in text.split(",") if each.strip()]
+    return [part.strip() for part in text.split(",") if part.strip()]
 
 
 class Section(BaseModel):

@@ -363,20 +363,20 @@ def _read_environment() -> dict[_Path, Any]:
     """
     settings = dict(fields(Settings))
     known = {variable(name): name for name in (*settings, *_MAPS)}
-    found: dict[_Path, Any] = {}
+    values: dict[_Path, Any] = {}
     for written, value in os.environ.items():
         name = written.upper()
         if not name.startswith(PREFIX):
             continue
         setting = known.get(name)
         if setting is not None:
-            found |= _flat({setting: _map(written, value) if setting in _MAPS else value})
+            values |= _flat({setting: _map(written, value) if setting in _MAPS else value})
             continue
-        alike = [each for each in known if (_DOT in each) == (_DOT in name)]
+        alike = [path for path in known if (_DOT in path) == (_DOT in name)]
         near = nearest(name, alike, required=len(PREFIX))
         if near or _DOT in name:
             raise ValueError(f"the environment variable {written} is not a setting.{near}")
-    return found
+    return values
 
 
 def _map(name: str, text: str) -> dict[str, Any]:

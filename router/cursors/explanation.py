@@ -41,9 +41,9 @@ async def explain_stream(
         asked = {"explain": {**inner, "cursor": {}}, "verbosity": verbosity}
         members = connections.values()
         replies = await asyncio.gather(
-            *(each.command(database, asked, timeout=settings.reply_timeout) for each in members)
+            *(member.command(database, asked, timeout=settings.reply_timeout) for member in members)
         )
-        hosts = [":".join(map(str, each.address)) for each in members]
+        hosts = [":".join(map(str, member.address)) for member in members]
     stages = [
         {"host": host, "stages": reply.get("stages", [])}
         for host, reply in zip(hosts, replies, strict=True)

@@ -85,7 +85,7 @@ def equals_any(
 
     required = None
     if len(keys) <= _MOST_PAIRS:
-        required = frozenset((path, each) for each in keys)
+        required = frozenset((path, key) for key in keys)
     return Condition(meets, (path,), required, certain=required is not None)
 
 

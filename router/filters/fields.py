@@ -194,12 +194,12 @@ def _nothing(slots: list[int], found: list[list[Element]], left: int) -> int:
 
 def _elements(data: bytes, start: int, most: int) -> list[Element]:
     """Return the elements of the array at ``start``, ``most`` at most, or raise TooLargeError."""
-    found: list[Element] = []
+    elements: list[Element] = []
     position = start + 4
     for _ in range(most + 1):
         if (kind := data[position]) == 0:
-            return found
+            return elements
         stop = data.index(0, position + 1) + 1
         position = value_end(data, kind, stop)
-        found.append((kind, stop, position))
+        elements.append((kind, stop, position))
     raise TooLargeError

@@ -183,12 +183,12 @@ class FilterIndex(Generic[T]):
             needed[path] = _needed(data, path)
             left -= needed[path]
         least = max(needed.values()) * _PART
-        heavy = (each for path, each in self._owners.items() if needed.get(path, least) >= least)
+        heavy = (owner for path, owner in self._owners.items() if needed.get(path, least) >= least)
         return TooLargeError(frozenset(chain.from_iterable(heavy)))
 
     def _candidates(self, data: bytes) -> Sequence[_Entry[T]]:
         """Return the filters that require a value which the event ``data`` has."""
-        found: Sequence[_Entry[T]] = ()
+        candidates: Sequence[_Entry[T]] = ()
         # Many elements of an array may have one value, and many values one filter.
         more: dict[int, Sequence[_Entry[T]]] = {}
         event = self._event
@@ -212,24 +212,24 @@ class FilterIndex(Generic[T]):
                     event.spend(units)
                     value = key(data, kind, start, end)
                 entries = table.get(value)
-                if entries is None or entries is found:
+                if entries is None or entries is candidates:
                     continue
-                if not found:
-                    found = entries
+                if not candidates:
+                    candidates = entries
                 elif id(entries) not in more:
                     event.spend(len(entries))
                     more[id(entries)] = entries
-        return list(dict.fromkeys(chain(found, *more.values()))) if more else found
+        return list(dict.fromkeys(chain(candidates, *more.values()))) if more else candidates
 
     def _find(self, only: Value) -> Sequence[_Entry[T]]:
         """Return the filters that require a value at the only hashed path, and remember them."""
         kind, data = only
-        found = self._in_order[0].get(key(data, kind, 0, len(data)), ())
+        entries = self._in_order[0].get(key(data, kind, 0, len(data)), ())
         if len(data) <= _LONGEST_KNOWN:
             if len(self._known) == _MOST_KNOWN:
                 self._known.clear()
-            self._known[only] = found
-        return found
+            self._known[only] = entries
+        return entries
 
     def _prepare(self) -> None:
         """Decide which paths are read."""

@@ -118,25 +118,25 @@ class MatchCompiler:
         if depth > _MOST_DEPTH:
             raise Declined("its conditions nest deeply")
         parts: list[Condition] = []
-        for each in iter_elements(raw, start, end):
-            if each.name in (b"$and", b"$or", b"$nor"):
-                parts.append(self._logical(raw, each, depth))
-            elif each.name == b"$comment" and each.type == STRING:
+        for child in iter_elements(raw, start, end):
+            if child.name in (b"$and", b"$or", b"$nor"):
+                parts.append(self._logical(raw, child, depth))
+            elif child.name == b"$comment" and child.type == STRING:
                 continue
-            elif each.name.startswith(b"$"):
-                raise Declined(f"it has {each.name.decode(errors='replace')}")
+            elif child.name.startswith(b"$"):
+                raise Declined(f"it has {child.name.decode(errors='replace')}")
             else:
-                parts.append(self._field(_path(each.name), raw, each, depth))
+                parts.append(self._field(_path(child.name), raw, child, depth))
         return all_of(parts)
 
     def _logical(self, raw: bytes, element: Element, depth: int) -> Condition:
         if element.type != ARRAY:
             raise Declined("a logical operator has no array")
         parts: list[Condition] = []
-        for each in iter_elements(raw, element.start, element.end):
-            if each.type != DOCUMENT:
+        for child in iter_elements(raw, element.start, element.end):
+            if child.type != DOCUMENT:
                 raise Declined("a logical operator's array has something else than conditions")
-            parts.append(self._document(raw, each.start, each.end, depth + 1))
+            parts.append(self._document(raw, child.start, child.end, depth + 1))
         if not parts:
             raise Declined("a logical operator's array is empty")
         if element.name == b"$and":
@@ -158,14 +158,18 @@ class MatchCompiler:
         if depth > _MOST_DEPTH:
             raise Declined("its conditions nest deeply")
         elements = list(iter_elements(raw, element.start, element.end))
-        names = [each.name for each in elements]
+        names = [condition.name for condition in elements]
         parts: list[Condition] = []
-        for each in elements:
-            if each.name == b"$options":
-                if b"$regex" not in names or each.type != STRING or each.end - each.start != 5:
+        for condition in elements:
+            if condition.name == b"$options":
+                if (
+                    b"$regex" not in names
+                    or condition.type != STRING
+                    or condition.end - condition.start != 5
+                ):
                     raise Declined("a regular expression has options")
                 continue
-            parts.append(self._operator(path, raw, each, depth))
+            parts.append(self._operator(path, raw, condition, depth))
         if not parts or len(set(names)) != len(names):
             raise Declined("an operator is repeated or missing")
         return all_of(parts)
@@ -194,8 +198,8 @@ class MatchCompiler:
 
     def _equal(self, path: Path, raw: bytes, operands: list[Element]) -> Condition:
         self._count(len(operands))
-        for each in operands:
-            _check_operand(raw, each)
+        for operand in operands:
+            _check_operand(raw, operand)
         keys = {key(raw, e.type, e.start, e.end) for e in operands}
         if NULL_KEY in keys and self._undefined_is_null:
             keys.add(UNDEFINED_KEY)
@@ -269,18 +273,18 @@ def _check_operand(raw: bytes, element: Element) -> None:
     if element.type not in _EQUAL:
         raise Declined(f"a value has the type 0x{element.type:02x}")
     if element.type in (DOCUMENT, ARRAY):
-        for each in _all_inside(raw, element, 0):
-            if each.type not in _EQUAL or each.name.startswith(b"$"):
+        for inner in _all_inside(raw, element, 0):
+            if inner.type not in _EQUAL or inner.name.startswith(b"$"):
                 raise Declined("a document or array has values that are left to the shards")
 
 
 def _all_inside(raw: bytes, element: Element, depth: int) -> Iterator[Element]:
     if depth > _MOST_DEPTH:
         raise Declined("a value nests deeply")
-    for each in iter_elements(raw, element.start, element.end):
-        yield each
-        if each.type in (DOCUMENT, ARRAY):
-            yield from _all_inside(raw, each, depth + 1)
+    for inner in iter_elements(raw, element.start, element.end):
+        yield inner
+        if inner.type in (DOCUMENT, ARRAY):
+            yield from _all_inside(raw, inner, depth + 1)
 
 
 def _kinds(raw: bytes, element: Element) -> frozenset[int]:

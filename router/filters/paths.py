@@ -98,7 +98,7 @@ class _Outline:
                 seen |= field.bit
                 if kind not in CONTAINERS:
                     # Paths that lead further end in nothing here.
-                    self.missing += [each for each in field.slots if each != field.slot]
+                    self.missing += [slot for slot in field.slots if slot != field.slot]
                     field = field if field.slot >= 0 else None
             done = seen == wanted.all and not to_end
             inner = None
@@ -164,17 +164,17 @@ class _Layout:
 
         Raises TooLargeError.
         """
-        found: list[list[Element]] = []
+        by_slot: list[list[Element]] = []
         if self._groups is not None:
             matched = self._segments[0].match(data, 4)
             if matched is None:
                 return None
             for kind, group in self._groups:
                 start, end = matched.span(group)
-                found.append([(kind, start, end)])
+                by_slot.append([(kind, start, end)])
             self.uses += 1
-            return found
-        found += ([] for _ in slots)
+            return by_slot
+        by_slot += ([] for _ in slots)
         position, left = 4, allowance.left
         for match, values, kind, field in self._segments:
             matched = match(data, position)
@@ -182,21 +182,21 @@ class _Layout:
                 return None
             for group, (value_kind, slot) in enumerate(values, 1):
                 start, end = matched.span(group)
-                found[slot].append((value_kind, start, end))
+                by_slot[slot].append((value_kind, start, end))
             if kind:
                 start = matched.end()
                 position = start + UNCOUNTED[kind] + unpack_length(data, start)[0]
                 if field is None:
                     continue
                 if kind in CONTAINERS:
-                    left = take(data, (kind, start, position), field, found, left)
+                    left = take(data, (kind, start, position), field, by_slot, left)
                 else:
-                    found[field.slot].append((kind, start, position))
+                    by_slot[field.slot].append((kind, start, position))
         for slot in self._missing:
-            found[slot].append(NOTHING)
+            by_slot[slot].append(NOTHING)
         self.uses += 1
         allowance.left = left
-        return found
+        return by_slot
 
     def value(self, data: bytes) -> Value | None:
         """Return the only value to read, or None if it is long or the layout is another one."""
@@ -302,9 +302,9 @@ class PathReader:
             return []
         allowance = allowance or Allowance()
         for layout in self._layouts:
-            found = layout.read(data, self._slots, allowance)
-            if found is not None:
-                return found
+            elements = layout.read(data, self._slots, allowance)
+            if elements is not None:
+                return elements
         walked: list[list[Element]] = [[] for _ in self.paths]
         allowance.left = read_fields(data, 0, self._root, walked, allowance.left)
         self._learn(data)
@@ -318,9 +318,9 @@ class PathReader:
         """
         for layout in self._layouts:
             if layout.has_one_value:
-                found = layout.value(data)
-                if found is not None:
-                    return found
+                element = layout.value(data)
+                if element is not None:
+                    return element
         return None
 
     def _learn(self, data: bytes) -> None:
@@ -334,7 +334,7 @@ class PathReader:
             outline = _Outline(data, self._root)
         except (ValueError, IndexError, StructError):
             return
-        known = next((each for each in self._layouts if each.steps == outline.steps), None)
+        known = next((layout for layout in self._layouts if layout.steps == outline.steps), None)
         if known is not None:
             known.learn(outline)
             return

@@ -111,7 +111,7 @@ def compile_unset(raw: bytes, element: Element) -> Projection:
     operands = [element]
     if element.type == ARRAY:
         operands = list(iter_elements(raw, element.start, element.end))
-    if not operands or any(each.type != STRING for each in operands):
+    if not operands or any(operand.type != STRING for operand in operands):
         raise Declined("$unset names no fields")
     if len(operands) > _MOST_FIELDS:
         raise Declined("$unset names very many fields")
@@ -126,17 +126,17 @@ def _collect(
     if depth > _MOST_DEPTH:
         raise Declined("a projection nests deeply")
     count = 0
-    for each in iter_elements(raw, start, end):
+    for field in iter_elements(raw, start, end):
         count += 1
-        if each.name.startswith(b"$"):
+        if field.name.startswith(b"$"):
             raise Declined("a projection has an expression")
-        name = prefix + each.name
-        if each.type == DOCUMENT:
-            _collect(raw, each.start, each.end, name + b".", named, depth + 1)
-        elif each.type == BOOLEAN:
-            named.append((name, bool(raw[each.start])))
-        elif each.type in (INT32, INT64):
-            named.append((name, number(raw, each.type, each.start) != 0))
+        name = prefix + field.name
+        if field.type == DOCUMENT:
+            _collect(raw, field.start, field.end, name + b".", named, depth + 1)
+        elif field.type == BOOLEAN:
+            named.append((name, bool(raw[field.start])))
+        elif field.type in (INT32, INT64):
+            named.append((name, number(raw, field.type, field.start) != 0))
         else:
             raise Declined("a projection computes a field")
     if not count:

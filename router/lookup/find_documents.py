@@ -135,7 +135,7 @@ class _Group:
         pending = keys
         while len(pending) > 1:
             try:
-                found = await self._read(RawBSONDocument(filter_for_all(pending)), len(pending))
+                documents = await self._read(RawBSONDocument(filter_for_all(pending)), len(pending))
             except CommandError as error:
                 if error.code in _NO_SUCH_COLLECTION:
                     self._has_none_of(pending)
@@ -146,9 +146,9 @@ class _Group:
                     raise
                 # One key may be the cause, so look up each alone, with its own result or error.
                 return await self._find_each(pending)
-            answer = assign(pending, found.documents)
+            answer = assign(pending, documents.documents)
             self.results.update(answer.found)
-            if not found.whole:
+            if not documents.whole:
                 return False
             self._has_none_of(answer.absent)
             if not await self._find_each(answer.alone):
@@ -194,7 +194,7 @@ class _Group:
                 raise
             return None
         if len(documents) > 1:
-            shown = ", ".join(render(decode(each)) for each in documents[:2])
+            shown = ", ".join(render(decode(document)) for document in documents[:2])
             raise CommandError(
                 ErrorCode.ChangeStreamFatalError,
                 f"found more than one document matching {render(decode(key.raw))} [{shown}]",

@@ -126,7 +126,7 @@ def filter_for_all(keys: Sequence[DocumentKey]) -> bytes:
 def assign(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> LookupAnswer:
     """Assign the ``documents`` to the ``keys``, of which no two have the same ``_id``."""
     by_id = {key.id: key for key in keys}
-    found: dict[bytes, bytes] = {}
+    by_key: dict[bytes, bytes] = {}
     doubled: set[bytes] = set()
     strays = 0
     for document in documents:
@@ -137,21 +137,21 @@ def assign(keys: Sequence[DocumentKey], documents: Iterable[bytes]) -> LookupAns
             key, end = by_id.get(_field_at(document, _ID) or b""), len(document)
         if key is None or not _has_fields(document, key.others, end):
             strays += 1
-        elif key.raw in found:  # mongos raises an error here
+        elif key.raw in by_key:  # mongos raises an error here
             doubled.add(key.raw)
         else:
-            found[key.raw] = document
+            by_key[key.raw] = document
     for raw in doubled:
-        del found[raw]
-    missing = [key for key in keys if key.raw not in found]
+        del by_key[raw]
+    missing = [key for key in keys if key.raw not in by_key]
     if strays or doubled:
         # A stray's key has changed since, or equals a wanted key with other bytes.
-        return LookupAnswer(found, [], missing, [])
-    if not found:
-        return LookupAnswer(found, missing, [], [])
+        return LookupAnswer(by_key, [], missing, [])
+    if not by_key:
+        return LookupAnswer(by_key, missing, [], [])
     # A document that was found may also equal a second key with other bytes.
     absent = [key for key in missing if key.decided_by_bytes]
-    return LookupAnswer(found, absent, [], [key for key in missing if not key.decided_by_bytes])
+    return LookupAnswer(by_key, absent, [], [key for key in missing if not key.decided_by_bytes])
 
 
 def _has_fields(document: bytes, fields: Sequence[bytes], position: int) -> bool:
@@ -202,5 +202,5 @@ def _has_irregular_array(data: bytes, start: int, end: int, *, array: bool = Fal
 
 def _one_of(fields: Iterable[bytes], start: int) -> bytes:
     """Return a raw ``{$in: [...]}`` of the fields' values, which begin at ``start``."""
-    items = [b"%b%d\0%b" % (each[:1], index, each[start:]) for index, each in enumerate(fields)]
+    items = [b"%b%d\0%b" % (field[:1], index, field[start:]) for index, field in enumerate(fields)]
     return document_of(b"\x04$in\0" + document_of(b"".join(items)))

@@ -218,7 +218,7 @@ def _in_order(events: Sequence[bytes], results: Sequence[bytes]) -> list[bytes]:
         if identifier is not None and identifier.type == DOCUMENT:
             own = result[identifier.start : identifier.end]
         if own is None or all(own != token for token in tokens):
-            found = {} if identifier is None else {"_id": decode(result)["_id"]}
+            document = {} if identifier is None else {"_id": decode(result)["_id"]}
             expected = {"_id": decode(token_of(events[0]))}
             raise CommandError(
                 ErrorCode.ChangeStreamFatalError,
@@ -226,6 +226,6 @@ def _in_order(events: Sequence[bytes], results: Sequence[bytes]) -> list[bytes]:
                 "modified by the pipeline. Modifying the _id field of an event makes it "
                 "impossible to resume the stream from that point. Only transformations that "
                 f"retain the unmodified _id field are allowed. Expected: {render(expected)} but "
-                f"found: {render(found)}",
+                f"found: {render(document)}",
             )
     return list(results)

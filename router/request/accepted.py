@@ -172,7 +172,7 @@ def _is_target(value: Any) -> bool:
 
 def _is_cursor(value: Any) -> bool:
     known = _is_document(value) and value.keys() <= {"batchSize"}
-    return known and all(_is_number(each) and each >= 0 for each in value.values())
+    return known and all(_is_number(number) and number >= 0 for number in value.values())
 
 
 def _is_read_concern(value: Any) -> bool:

@@ -153,7 +153,7 @@ def early_part(
             reads = reads_of(condition)
             if reads is None or reads.may_fail:
                 continue
-            if not all(leaves_alone(each, reads.fields) for each in before):
+            if not all(leaves_alone(stage, reads.fields) for stage in before):
                 continue
             if fits(condition):
                 taken.append(condition)
@@ -215,7 +215,7 @@ def leaves_alone(stage: Mapping[str, Any], fields: Set[str]) -> bool:
     if removed is not None:
         return fields.isdisjoint(removed)
     kept = operand if name == "$project" and isinstance(operand, Mapping) else {}
-    return all(isinstance(kept.get(each), (bool, int)) and bool(kept[each]) for each in fields)
+    return all(isinstance(kept.get(field), (bool, int)) and bool(kept[field]) for field in fields)
 
 
 def fields_removed(stage: Mapping[str, Any]) -> frozenset[str] | None:
@@ -249,11 +249,11 @@ def _conjuncts(
     """
     for name, value in condition.items():
         if name == "$and" and _are_documents(value):
-            for each in value:
-                yield from _conjuncts(each, fits)
+            for operand in value:
+                yield from _conjuncts(operand, fits)
         elif name == "$nor" and _are_documents(value):
-            fitting = [each for each in value if fits(each)]
-            others = [each for each in value if not fits(each)]
+            fitting = [operand for operand in value if fits(operand)]
+            others = [operand for operand in value if not fits(operand)]
             yield from ({"$nor": operands} for operands in (fitting, others) if operands)
         else:
             yield {name: value}
@@ -310,5 +310,5 @@ def _are_documents(value: Any) -> bool:
     return (
         isinstance(value, (list, tuple))
         and bool(value)
-        and all(isinstance(each, Mapping) for each in value)
+        and all(isinstance(item, Mapping) for item in value)
     )

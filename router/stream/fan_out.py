@@ -94,8 +94,12 @@ class FanOut:
         positions = self._positions
         return {
             "readers": self.readers,
-            "filters": sum(len(each.whole.views.index) for each in positions if each.whole),
-            "namespaces": len([name for each in positions for name in each.incarnations if name]),
+            "filters": sum(
+                len(position.whole.views.index) for position in positions if position.whole
+            ),
+            "namespaces": len(
+                [name for position in positions for name in position.incarnations if name]
+            ),
             "examined": Int64(self.examined),
             "matches": Int64(self.matches),
         }

@@ -173,7 +173,7 @@ class Membership:
     def _of_shards(self) -> list[RemoteQueue]:
         """The remotes on shards that have not left."""
         remotes = self._merger.remotes.values()
-        return [each for each in remotes if each.removed_at is None and not each.topology]
+        return [remote for remote in remotes if remote.removed_at is None and not remote.topology]
 
     def _present(self, shard: str) -> RemoteQueue | None:
-        return next((each for each in self._of_shards if each.target == shard), None)
+        return next((remote for remote in self._of_shards if remote.target == shard), None)

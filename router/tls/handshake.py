@@ -65,8 +65,8 @@ class Handshakes:
         Returns:
             Whether the protocol is connected.
         """
-        found = peer_of(connection)
-        peer = "unknown" if found is None else f"{found[0]}:{found[1]}"
+        known = peer_of(connection)
+        peer = "unknown" if known is None else f"{known[0]}:{known[1]}"
         uses_tls = False
         try:
             async with asyncio.timeout(self.timeout):

@@ -58,7 +58,7 @@ class ConnectionDispatcher:
             OSError: the port is in use or a host is not an address of this machine.
         """
         bound = await bind(hosts, port)
-        self._listening += [(kind, each) for each in bound]
+        self._listening += [(kind, listening) for listening in bound]
         return int(bound[0].getsockname()[1])
 
     def listen(self) -> None:

@@ -177,7 +177,7 @@ class Supervisor:
                 "Waiting for connections",
                 component="NETWORK",
                 **ports,
-                workers=[each.process.pid for each in self._dispatcher.children.values()],
+                workers=[worker.process.pid for worker in self._dispatcher.children.values()],
             )
             await self._dispatcher.dispatch()
         self._dispatcher.close()
@@ -251,13 +251,13 @@ class Supervisor:
             case {"identity": identity} if identity != self._identity:
                 self._identity = identity
                 self._topology_counter += 1
-                for each in self._alive:
-                    each.channel.send(identity=identity, counter=self._topology_counter)
+                for worker in self._alive:
+                    worker.channel.send(identity=identity, counter=self._topology_counter)
             case {"upstream": choice}:
                 if self._upstream is None or choice["generation"] > self._upstream["generation"]:
                     self._upstream = choice
-                    for each in self._alive:
-                        each.channel.send(upstream=choice)
+                    for worker in self._alive:
+                        worker.channel.send(upstream=choice)
                 else:
                     child.channel.send(upstream=self._upstream)
             case {"changed": command, "verbosity": verbosity}:

@@ -107,11 +107,11 @@ class Reader:
     def fields(self, value: Value) -> dict[str, Value]:
         """Return the fields of an object by name (the first field of each name)."""
         inner = Reader(self.data, value.start + 1)
-        found: dict[str, Value] = {}
+        fields: dict[str, Value] = {}
         while inner._take(1)[0] != 0:
             name = inner._take_text()
-            found.setdefault(name.decode("utf-8", "replace"), inner.next())
-        return found
+            fields.setdefault(name.decode("utf-8", "replace"), inner.next())
+        return fields
 
     def content(self, value: Value) -> bytes:
         """Return a value's bytes after its type byte."""

@@ -100,7 +100,7 @@ class CursorBatch:
         cursor = reply.get(b"cursor")
         if cursor is None or cursor.type != DOCUMENT:
             raise ProtocolError("a cursor's reply has no cursor")
-        fields = {each[1]: each for each in iter_elements(body, cursor.start, cursor.end)}
+        fields = {element[1]: element for element in iter_elements(body, cursor.start, cursor.end)}
         cursor_id = _value(body, fields.get(b"id"), INT64) or _value(body, fields.get(b"id"), INT32)
         array = fields.get(b"nextBatch") or fields.get(b"firstBatch")
         if cursor_id is None or array is None or array.type != ARRAY:
@@ -140,7 +140,9 @@ class CursorBatch:
         """Return the documents of any cursor's reply; raises ProtocolError."""
         body, (start, end) = self._body, self._array
         elements = iter_elements(body, start, end)
-        return [body[each.start : each.end] for each in elements if each.type == DOCUMENT]
+        return [
+            body[element.start : element.end] for element in elements if element.type == DOCUMENT
+        ]
 
     @property
     def complete(self) -> bool:

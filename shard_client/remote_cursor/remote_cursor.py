@@ -294,7 +294,7 @@ class RemoteCursor:
     def _take_cursors(self) -> list[OpenCursor]:
         """Return the open cursors, for which the caller is responsible then."""
         progress = None if self._progress is None else self._progress.take_cursor()
-        taken = [each for each in (self._state.cursor, progress) if each is not None]
+        taken = [cursor for cursor in (self._state.cursor, progress) if cursor is not None]
         self._become(Ended())
         return taken
 

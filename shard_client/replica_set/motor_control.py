@@ -117,9 +117,9 @@ class MotorReplicaSet(ReplicaSet):
         try:
             async with asyncio.timeout(timeout):
                 while not self._closed:
-                    found = preference.choose(self._trusted, threshold=self._threshold)
-                    if found is not None:
-                        return found
+                    choice = preference.choose(self._trusted, threshold=self._threshold)
+                    if choice is not None:
+                        return choice
                     if self._check is None or self._check.done():
                         self._refused = None
                         self._check = self._loop.create_task(
@@ -140,7 +140,7 @@ class MotorReplicaSet(ReplicaSet):
         A member of another set is only named with its set: the driver forgets it.
         """
         servers = self._topology.server_descriptions().values()
-        errors = [plain_text(each.error) for each in servers if each.error]
+        errors = [plain_text(server.error) for server in servers if server.error]
         return "; ".join([*self._strangers.values(), *errors])
 
     def answered(self, address: Address, hello: Mapping[str, Any], asked: float) -> None:

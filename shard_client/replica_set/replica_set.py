@@ -120,9 +120,9 @@ def fresh_enough(members: Mapping[Address, Member], most: float) -> dict[Address
     specification of max staleness.
     """
     measured = {
-        at: (each.seen - each.last_write, each.last_write)
-        for at, each in members.items()
-        if each.seen is not None and each.last_write is not None
+        at: (member.seen - member.last_write, member.last_write)
+        for at, member in members.items()
+        if member.seen is not None and member.last_write is not None
     }
     primary = next((at for at in measured if members[at].role == "primary"), None)
     newest = max((written for _, written in measured.values()), default=0.0)
@@ -132,9 +132,9 @@ def fresh_enough(members: Mapping[Address, Member], most: float) -> dict[Address
         return (ago - measured[primary][0] if primary is not None else newest - written) + HEARTBEAT
 
     return {
-        at: each
-        for at, each in members.items()
-        if each.role == "primary" or at not in measured or behind(at) <= most
+        at: member
+        for at, member in members.items()
+        if member.role == "primary" or at not in measured or behind(at) <= most
     }
 
 
@@ -145,9 +145,9 @@ def within_window(
 
     A member with an unknown round trip is included: otherwise it would never be measured.
     """
-    trips = [trip for each in suitable if (trip := members[each].round_trip) is not None]
+    trips = [trip for member in suitable if (trip := members[member].round_trip) is not None]
     most = min(trips, default=0.0) + threshold
-    return [each for each in suitable if (members[each].round_trip or 0.0) <= most]
+    return [member for member in suitable if (members[member].round_trip or 0.0) <= most]
 
 
 PRIMARY: Final = ReadPreference()
@@ -207,11 +207,11 @@ def named_hosts(names: Any) -> tuple[Address, ...]:
 
     A member that is only reachable under a malformed name cannot be reached.
     """
-    found = []
+    named = []
     for name in names if isinstance(names, (list, tuple)) else ():
         with suppress(ValueError, AttributeError):
-            found.append(parse_address(name))
-    return tuple(found)
+            named.append(parse_address(name))
+    return tuple(named)
 
 
 def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:
@@ -242,8 +242,8 @@ def no_member(preference: ReadPreference, name: str, cause: str = "") -> Command
 
 def why_no_member(error: CommandError) -> str:
     """Return an error's message for an operator; of ``no_member``, its cause alone."""
-    _words, found, rest = error.message.partition("} for set ")
-    if error.code != ErrorCode.FailedToSatisfyReadPreference or not found:
+    _words, separator, rest = error.message.partition("} for set ")
+    if error.code != ErrorCode.FailedToSatisfyReadPreference or not separator:
         return str(error)
     _name, _colon, cause = rest.partition(": ")
     return cause or "none of its members is the primary"

@@ -214,8 +214,8 @@ async def _converse(
 
 def _check_iterations(challenge: str) -> None:
     """Refuse a number of iterations that makes the password easy to guess, or takes too long."""
-    found = _ITERATIONS.search(challenge)
-    if found is None or not _LEAST_ITERATIONS <= int(found[1]) <= _MOST_ITERATIONS:
+    match = _ITERATIONS.search(challenge)
+    if match is None or not _LEAST_ITERATIONS <= int(match[1]) <= _MOST_ITERATIONS:
         raise CommandError(
             ErrorCode.AuthenticationFailed,
             "the server's part of the login is not valid: it must have from "

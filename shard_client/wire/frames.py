@@ -62,7 +62,7 @@ class OpMsg:
         for name, documents in self.sequences.items():
             if name in document:
                 raise ProtocolError(f"field {name!r} is both in the body and a document sequence")
-            document[name] = [decode(each) for each in documents]
+            document[name] = [decode(document) for document in documents]
         return document
 
 
@@ -145,8 +145,8 @@ def find_body(frame: bytes) -> tuple[int, int]:
     Flags, checksum and section sizes are checked. Documents are not read, so the time does not
     depend on the frame's size unless there is a checksum. Raises ProtocolError.
     """
-    found = [(start, end) for kind, start, end in iter_sections(frame) if kind == _BODY]
-    return found[0]
+    bodies = [(start, end) for kind, start, end in iter_sections(frame) if kind == _BODY]
+    return bodies[0]
 
 
 def iter_sections(frame: bytes) -> Iterator[tuple[int, int, int]]:

@@ -299,9 +299,9 @@ class BatchPlanner:
             is_first = not tokens
             if stop is None:
                 cursor.max_await = FIRST_EVENT_TIMEOUT if is_first else _AWAIT
-            found = self._read(sample)
+            sampled = self._read(sample)
             now = self._clock()
-            if found:
+            if sampled:
                 if sample.passes(stop):
                     return
                 if is_first:
@@ -358,7 +358,7 @@ class BatchPlanner:
                 return tokens[-1], sample.drop_through(tokens[-1].data)
             last = tokens[-1]
         if last.cluster_time == tokens[0].cluster_time:
-            last = next(each for each in tokens if each.cluster_time > last.cluster_time)
+            last = next(token for token in tokens if token.cluster_time > last.cluster_time)
         between = AtTime(last.cluster_time)
         return between, sample.drop_through(key_of(between))
 
@@ -420,8 +420,8 @@ class BatchPlanner:
         if not most or begin is None or until is None:
             return []
         if events is None:
-            found = {*self._counted(AtTime(begin), end, most)}
-            return sorted(each for each in found if begin < each)
+            tokens = {*self._counted(AtTime(begin), end, most)}
+            return sorted(token for token in tokens if begin < token)
         return self._event_rate.split_points(begin, until, min(_MAX_RANGES, -(-events // most)))
 
     def _counted(self, start: AtTime, end: Position, most: int) -> list[Timestamp]:
@@ -479,7 +479,7 @@ def _between_transactions(
     Raises StreamError.
     """
     begun_at = clock()
-    found, passed, current = end, 0, None
+    boundary, passed, current = end, 0, None
     while True:
         events = stream.next_run().events
         for event in events:
@@ -489,11 +489,11 @@ def _between_transactions(
             if not passed and transaction is None:
                 return end, 0
             is_other = passed and (transaction is None or transaction != current)
-            if is_other and token.cluster_time != time_of(found):  # no cluster time is divided
+            if is_other and token.cluster_time != time_of(boundary):  # no cluster time is divided
                 return AtTime(token.cluster_time), passed
-            found, current, begun_at = token, transaction, clock()
+            boundary, current, begun_at = token, transaction, clock()
             passed += 1
-        since, reached = time_of(found), stream.position
+        since, reached = time_of(boundary), stream.position
         is_past = since and reached and reached.cluster_time.time - since.time > _QUIET
         if not events and (is_past or clock() - begun_at >= _QUIET):
-            return found, passed
+            return boundary, passed

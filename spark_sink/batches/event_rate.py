@@ -66,10 +66,10 @@ class EventRate:
             return
         events = sum(stats.events for stats in full)
         self._event_size = sum(stats.size for stats in full) / events
-        first, last = min(each.first for each in full), max(each.last for each in full)
+        first, last = min(task.first for task in full), max(task.last for task in full)
         current = last.time if end is None else end.time  # the second that contains the end
-        ended = [each.last.inc for each in full if each.last.time < current]
-        self._ticks = max([*ended, *(each.ticks for each in full)]) or self._ticks
+        ended = [task.last.inc for task in full if task.last.time < current]
+        self._ticks = max([*ended, *(task.ticks for task in full)]) or self._ticks
         span = self._moment(last) - self._moment(first)
         if span > 0 and events > 1:
             self._rate = events / span
@@ -142,9 +142,9 @@ class ReportInbox:
 
     def read(self, batch: int) -> list[ReadStats]:
         """Return the reports about a batch; all others are dropped."""
-        found: list[ReadStats] = []
+        reports: list[ReadStats] = []
         if self._socket is None:
-            return found
+            return reports
         for _ in range(_MAX_DATAGRAMS):
             try:
                 word, document = json.loads(self._socket.recv(_MAX_LENGTH))
@@ -153,8 +153,8 @@ class ReportInbox:
             except (ValueError, TypeError):
                 continue
             if word == f"{self._word}-{batch}":
-                found.append(from_document(ReadStats, document))
-        return found
+                reports.append(from_document(ReadStats, document))
+        return reports
 
     def close(self) -> None:
         """Close the socket."""

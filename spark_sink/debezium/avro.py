@@ -47,14 +47,14 @@ def avro_schema(schema: dict[str, Any], enclosing: str = "") -> Any:
         made = {"type": "record", "name": last}
         if namespace != enclosing:
             made["namespace"] = namespace
-        made["fields"] = [_field(each, namespace) for each in schema["fields"]]
+        made["fields"] = [_field(field, namespace) for field in schema["fields"]]
     elif kind == "array":
         made = {"type": "array", "items": avro_schema(schema["items"], enclosing)}
     else:
         made = {"type": _PRIMITIVES[kind]}
-    for each in ("version", "parameters", "default"):
-        if each in schema:
-            made[f"connect.{each}"] = schema[each]
+    for attribute in ("version", "parameters", "default"):
+        if attribute in schema:
+            made[f"connect.{attribute}"] = schema[attribute]
     if name:
         made["connect.name"] = name
     plain = made["type"] if len(made) == 1 else made

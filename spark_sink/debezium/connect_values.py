@@ -46,8 +46,8 @@ class ConnectValues:
     def fields(self, document: bytes) -> dict[str, Tree]:
         """Return the fields of a document."""
         return {
-            name.decode(errors="replace"): self.value(each)
-            for name, each in fields_of(document).items()
+            name.decode(errors="replace"): self.value(value)
+            for name, value in fields_of(document).items()
         }
 
     def value(self, field: Slice) -> Tree:
@@ -56,9 +56,9 @@ class ConnectValues:
         if kind == DOCUMENT:
             return self.fields(data)
         if kind == ARRAY:
-            elements = [self.value(each) for _, each in elements_of(data)]
+            elements = [self.value(element) for _, element in elements_of(data)]
             if self.arrays_are_documents:
-                return {f"_{index}": each for index, each in enumerate(elements)}
+                return {f"_{index}": element for index, element in enumerate(elements)}
             return _alike(elements)
         if kind in (STRING, CODE):
             return quoted(data[4:-1].decode(errors="replace"))
@@ -81,17 +81,17 @@ class ConnectValues:
 
 def _alike(elements: list[Tree]) -> list[Tree]:
     """Return an array's elements; each document gets the fields of all, null if it lacks them."""
-    documents = [each for each in elements if isinstance(each, dict)]
-    names = dict.fromkeys(name for each in documents for name in each)
+    documents = [element for element in elements if isinstance(element, dict)]
+    names = dict.fromkeys(name for document in documents for name in document)
     filled: list[dict[str, Tree]] = [
-        {name: each.get(name, "null") for name in names} for each in documents
+        {name: document.get(name, "null") for name in names} for document in documents
     ]
     for name in names:
-        columns = _alike([each[name] for each in filled])
+        columns = _alike([document[name] for document in filled])
         for document, value in zip(filled, columns, strict=True):
             document[name] = value
     rest = iter(filled)
-    return [next(rest) if isinstance(each, dict) else each for each in elements]
+    return [next(rest) if isinstance(element, dict) else element for element in elements]
 
 
 def text_of(tree: Tree) -> str:
@@ -100,7 +100,7 @@ def text_of(tree: Tree) -> str:
         return tree
     if isinstance(tree, list):
         return f"[{','.join(map(text_of, tree))}]"
-    return f"{{{','.join(f'{quoted(name)}:{text_of(each)}' for name, each in tree.items())}}}"
+    return f"{{{','.join(f'{quoted(name)}:{text_of(value)}' for name, value in tree.items())}}}"
 
 
 def quoted(text: str) -> str:

@@ -127,8 +127,8 @@ def value_pieces(parts: Mapping[str, Any]) -> list[Any]:
     `parts` are the JSON of fields, by the names that the fields have here: each a text, a column of
     texts, or a list of both.
     """
-    found: list[Any] = []
+    pieces: list[Any] = []
     for piece in _PIECES:
         part = parts.get(piece, piece)
-        found += part if isinstance(part, list) else [part]
-    return found
+        pieces += part if isinstance(part, list) else [part]
+    return pieces

@@ -100,8 +100,8 @@ class JavaJson:
         write = self._writers
         if _INT(data)[0] != len(data):
             raise InvalidBSON("a document does not have the size that it begins with")
-        found = values_in(data, 0, len(data))
-        texts = [_name(name) + write[kind](data[at:end]) for kind, name, at, end in found]
+        values = values_in(data, 0, len(data))
+        texts = [_name(name) + write[kind](data[at:end]) for kind, name, at, end in values]
         return f"{{{self.separator.join(texts)}}}"
 
     def _array(self, data: bytes) -> str:
@@ -190,7 +190,7 @@ class JavaColumns(TextColumns):
         return embedded(_name(name))
 
     def _singly(self, values: Values) -> Pieces:
-        return [_column(self._json.value(values.kind, each) for each in values.to_list())]
+        return [_column(self._json.value(values.kind, value) for value in values.to_list())]
 
     def _numbers(self, values: Values) -> Pieces:
         [numbers] = super()._numbers(values)
@@ -265,7 +265,9 @@ _WRITTEN = {
 def _uncommon_characters() -> re.Pattern[str]:
     """Return a pattern of the characters that the driver escapes in addition to JSON's."""
     plane = map(chr, range(0x7F, 0x10000))
-    others = "".join(each for each in plane if unicodedata.category(each) not in _WRITTEN)
+    others = "".join(
+        character for character in plane if unicodedata.category(character) not in _WRITTEN
+    )
     return re.compile(f"[{others}\U00010000-{chr(sys.maxunicode)}]")
 
 

@@ -53,18 +53,18 @@ UNIQUE = ("token", "key", "value")
 
 def table_options(given: Mapping[str, str]) -> MessageOptions:
     """Return the options of the messages of a job's table, from texts. Raises OptionError."""
-    found = MessageOptions.of(given, " of --message")
-    if found.transactions:
+    options = MessageOptions.of(given, " of --message")
+    if options.transactions:
         raise OptionError(
             "--message transactions is not for tables: leave it out; the table has each event's "
             "token, and the table transactions has what BEGIN and END contain"
         )
-    if found.schema_registry_url is not None:
+    if options.schema_registry_url is not None:
         raise OptionError(
             "--message schema_registry_url is not for tables: leave it out; Avro is for Kafka, to "
             "which a query with to_debezium writes"
         )
-    return found
+    return options
 
 
 @dataclass(frozen=True)
@@ -158,7 +158,10 @@ def _avro() -> ModuleType:
 
 _ORDERED = pa.schema([("token", pa.string()), *list(MESSAGE)[1:]])
 _SORTED = pa.schema(
-    [(each.name, pa.large_string() if each.type == pa.string() else each.type) for each in _ORDERED]
+    [
+        (field.name, pa.large_string() if field.type == pa.string() else field.type)
+        for field in _ORDERED
+    ]
 )
 """The same for all messages of a micro-batch, whose texts may have more than 2 GiB."""
 ORDERED = from_arrow_schema(_ORDERED)
@@ -203,7 +206,7 @@ class WithTransactions:
         rows = min(_MOST_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes))
         for batch in table.to_batches(max_chunksize=max(1, rows)):
             messages = (_Message(*row) for row in rows_in(batch.select(_READ.names)))
-            made = (each for message in messages for each in monitor.after(message))
+            made = (sent for message in messages for sent in monitor.after(message))
             yield converted(batch_of(made, _READ), self.options)
         yield converted(batch_of(monitor.end(), _READ), self.options)
 

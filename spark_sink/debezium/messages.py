@@ -74,9 +74,9 @@ class MessageMaker:
         parts: list[pa.RecordBatch] = []
         for layout in all_layouts_of(events):
             slices, codes = layout.fields[b"operationType"].distinct()
-            for code, each in enumerate(slices):
+            for code, value in enumerate(slices):
                 part = layout if len(slices) == 1 else layout.chosen(codes == code)
-                kind = each.text()
+                kind = value.text()
                 if kind == HEARTBEAT:
                     parts.append(self._heartbeats(part))
                 else:
@@ -96,8 +96,8 @@ class MessageMaker:
         fields, size = layout.fields, len(layout.rows)
         ms, times = self._times(layout, is_read=kind == READ)
         slices, places = fields[b"ns"].distinct()
-        found = zip(*(self._namespace(each.value) for each in slices), strict=True)
-        name, topic, database, collection = (_taken(each, places) for each in found)
+        columns = zip(*(self._namespace(part.value) for part in slices), strict=True)
+        name, topic, database, collection = (_taken(column, places) for column in columns)
         key = joined_text(['{"id":"', *self._keys(fields[b"documentKey"]), '"}'], size)
         session, number, transaction = self._transactions(layout)
         before, after = (self._document(fields.get(name)) for name in _DOCUMENTS)
@@ -129,7 +129,7 @@ class MessageMaker:
         transform, tombstones = self._options.transform, self._options.tombstones
         assert transform is not None
         events = layout.documents.to_list()
-        found = (
+        made = (
             (row, index, *message, None, None, None)
             for row, event, topic, value in zip(
                 layout.rows.tolist(), events, topics.to_pylist(), values.to_pylist(), strict=True
@@ -138,7 +138,7 @@ class MessageMaker:
                 transform.messages(topic, fields_of(event), value, tombstones=tombstones)
             )
         )
-        return batch_of(found, MESSAGE)
+        return batch_of(made, MESSAGE)
 
     def _document(self, documents: Values | None) -> Pieces:
         if documents is None or documents.kind != DOCUMENT:
@@ -196,9 +196,9 @@ class MessageMaker:
             signals, codes = [_NOTHING], np.zeros(len(layout.rows), np.int64)
             if b"signal" in layout.fields:
                 signals, codes = layout.fields[b"signal"].distinct()
-            kinds = [_snapshot_of(each) for each in signals]
+            kinds = [_snapshot_of(signal) for signal in signals]
             snapshot = _taken(kinds, codes)
-            is_incremental = np.array([each == "incremental" for each in kinds])[codes]
+            is_incremental = np.array([kind == "incremental" for kind in kinds])[codes]
             now = 0 if self._options.is_old else self._clock()
             ns = np.where(is_incremental, ns, now)
             order = np.where(is_incremental, order, _NO_ORDER)
@@ -208,7 +208,7 @@ class MessageMaker:
             if not self._options.is_old:
                 ns = walls * 1_000_000
         numbers = {"ms": ns // 1_000_000, "us": ns // 1000, "ns": ns, "order": order}
-        parts: dict[str, Any] = {name: _text(each) for name, each in numbers.items()}
+        parts: dict[str, Any] = {name: _text(column) for name, column in numbers.items()}
         return numbers["ms"], {**parts, "wall": shown, "snapshot": ['"', snapshot, '"']}
 
     def _new_namespace(self, ns: bytes) -> tuple[str, str, str, str]:
@@ -222,7 +222,7 @@ class MessageMaker:
 def _batch(rows: _Numbers, index: int, *columns: str | pa.Array) -> pa.RecordBatch:
     """Return messages of these rows; the columns are those from `topic` on, others are null."""
     size, kinds = len(rows), MESSAGE.types[2:]
-    made = [pa.repeat(each, size) if isinstance(each, str) else each for each in columns]
+    made = [pa.repeat(column, size) if isinstance(column, str) else column for column in columns]
     made += [pa.nulls(size, kind) for kind in kinds[len(columns) :]]
     return pa.RecordBatch.from_arrays(
         [pa.array(rows), pa.repeat(pa.scalar(index, pa.int32()), size), *made], schema=MESSAGE
@@ -239,8 +239,8 @@ def _listed(arrays: Values | None, text_of: Callable[[Slice], str]) -> str | pa.
     """Return arrays as JSON, with the texts of their elements; an empty array is null."""
     if arrays is None or arrays.kind != ARRAY or (arrays.stops - arrays.starts == _EMPTY).all():
         return "null"
-    texts = (",".join(map(text_of, fields_of(each).values())) for each in arrays.to_list())
-    return pa.array((f"[{each}]" if each else "null" for each in texts), pa.string())
+    texts = (",".join(map(text_of, fields_of(array).values())) for array in arrays.to_list())
+    return pa.array((f"[{text}]" if text else "null" for text in texts), pa.string())
 
 
 def _removal(path: Slice) -> str:

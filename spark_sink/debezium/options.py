@@ -21,10 +21,10 @@ _VALID = frozenset("ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz01234567
 
 def _texts(given: Mapping[str, Any]) -> dict[str, str]:
     """Return values as texts: those that are none as JSON, without those that are None."""
-    known = {name: each for name, each in given.items() if each is not None}
+    known = {name: value for name, value in given.items() if value is not None}
     return {
-        name: each if isinstance(each, str) else json.dumps(each, default=dict)
-        for name, each in known.items()
+        name: value if isinstance(value, str) else json.dumps(value, default=dict)
+        for name, value in known.items()
     }
 
 
@@ -32,10 +32,10 @@ def _transform(kind: type[_Transform], owner: str) -> Callable[[str], _Transform
     """Return a parser of a transform's properties."""
 
     def parse(text: str) -> _Transform:
-        found = json.loads(text)
-        if not isinstance(found, dict):
+        document = json.loads(text)
+        if not isinstance(document, dict):
             raise ValueError("must be an object of the transform's properties")
-        return parsed(kind, _texts(canonical(found, option_names(kind), owner=owner)), owner)
+        return parsed(kind, _texts(canonical(document, option_names(kind), owner=owner)), owner)
 
     return parse
 

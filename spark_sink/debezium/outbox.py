@@ -37,21 +37,21 @@ _REFERENCE = re.compile(
 
 def _indented(document: Slice) -> str:
     """Return a document as canonical extended JSON on several lines, as Java's driver writes it."""
-    found = json.loads(canonical_json(document), object_hook=_with_java_number)
-    return escaped(json.dumps(found, indent=2, ensure_ascii=False))
+    parsed = json.loads(canonical_json(document), object_hook=_with_java_number)
+    return escaped(json.dumps(parsed, indent=2, ensure_ascii=False))
 
 
-def _with_java_number(found: dict[str, Any]) -> dict[str, Any]:
-    text = found.get("$numberDouble")
+def _with_java_number(document: dict[str, Any]) -> dict[str, Any]:
+    text = document.get("$numberDouble")
     if isinstance(text, str) and text not in ("NaN", "Infinity", "-Infinity"):
         return {"$numberDouble": _JAVA.double(float(text))}
-    return found
+    return document
 
 
 def _text(value: Slice) -> str | None:
     """Return a value's text if its type is a text in Kafka Connect, otherwise None."""
-    found = _VALUES.value(value) if value.kind in _TEXTS else None
-    return json.loads(found) if isinstance(found, str) else None
+    tree = _VALUES.value(value) if value.kind in _TEXTS else None
+    return json.loads(tree) if isinstance(tree, str) else None
 
 
 def _regex(text: str) -> str:
@@ -76,17 +76,17 @@ def _replacement(text: str) -> str:
 
 
 def _added(text: str) -> tuple[tuple[str, str], ...]:
-    found = []
-    for each in values.names(text):
-        name, _, rest = each.partition(":")
+    fields = []
+    for entry in values.names(text):
+        name, _, rest = entry.partition(":")
         placement, _, alias = rest.partition(":")
         if placement != "envelope":
             raise ValueError(
-                f"{each!r}: only envelope is possible, as in {name}:envelope, since messages have "
+                f"{entry!r}: only envelope is possible, as in {name}:envelope, since messages have "
                 "no headers and no partition here"
             )
-        found.append((name, alias or name))
-    return tuple(found)
+        fields.append((name, alias or name))
+    return tuple(fields)
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def addresses_in(urls: str) -> tuple[Address, ...]:
 
     A URL may have a user and a password. Raises OptionError.
     """
-    return tuple(_address(each.strip()) for each in urls.split(","))
+    return tuple(_address(url.strip()) for url in urls.split(","))
 
 
 def _address(url: str) -> Address:
@@ -120,10 +120,10 @@ def _register(address: Address, subject: str, schema: str) -> int:
     if response.status >= _SERVER_ERRORS or response.status in _MAY_PASS:
         raise HTTPError(f"HTTP {response.status} {response.reason}")
     try:
-        found = json.loads(text)
+        reply = json.loads(text)
     except ValueError:
-        found = None
-    answer = found if isinstance(found, dict) else {}
+        reply = None
+    answer = reply if isinstance(reply, dict) else {}
     if response.status != _OK:
         remedy = _REMEDIES.get(response.status, "check schema_registry_url")
         if target := response.headers.get("Location"):

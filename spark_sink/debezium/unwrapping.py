@@ -22,24 +22,24 @@ Added = tuple[str, tuple[str, ...]]
 
 
 def _at(path: tuple[str, ...], envelope: Mapping[str, Any]) -> str:
-    found: Any = envelope
+    value: Any = envelope
     for name in path:
-        found = found.get(name)
-    return json.dumps(found, ensure_ascii=False, separators=(",", ":"))
+        value = value.get(name)
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def _added(text: str) -> tuple[Added, ...]:
-    found = []
-    for each in text.split(","):
-        path, _, new = each.strip().partition(":")
+    fields = []
+    for entry in text.split(","):
+        path, _, new = entry.strip().partition(":")
         struct, _, name = path.rpartition(".")
         of_source = struct == "source" or (not struct and name not in _ENVELOPE)
         if struct not in ("", "source") or (of_source and name not in SOURCE_FIELDS):
             raise ValueError(
                 f"{path!r} is no field of a message's source, nor one of {', '.join(_ENVELOPE)}"
             )
-        found.append((new or path.replace(".", "_"), ("source", name) if of_source else (name,)))
-    return tuple(found)
+        fields.append((new or path.replace(".", "_"), ("source", name) if of_source else (name,)))
+    return tuple(fields)
 
 
 @dataclass(frozen=True)
@@ -72,8 +72,8 @@ class Unwrap:
         """
         identifier = self._values.value(fields_of(fields[b"documentKey"].value)[b"_id"])
         key = text_of({"id": identifier})
-        for each in self._made(fields, identifier, value, tombstones=tombstones):
-            yield topic, key, each
+        for made in self._made(fields, identifier, value, tombstones=tombstones):
+            yield topic, key, made
 
     def _made(
         self, fields: Mapping[bytes, Slice], identifier: Tree, value: str, *, tombstones: bool
@@ -110,8 +110,8 @@ class Unwrap:
         return text_of(dict(self._flat(tree)) if self.flattens else tree)
 
     def _flat(self, tree: Mapping[str, Tree], prefix: str = "") -> Iterator[tuple[str, Tree]]:
-        for name, each in tree.items():
-            if isinstance(each, dict):
-                yield from self._flat(each, f"{prefix}{name}{self.delimiter}")
+        for name, value in tree.items():
+            if isinstance(value, dict):
+                yield from self._flat(value, f"{prefix}{name}{self.delimiter}")
             else:
-                yield prefix + name, each
+                yield prefix + name, value

@@ -45,7 +45,7 @@ def updated(document: bytes, description: bytes) -> bytes:
     plain = ((document, before), (description, update))
     if all(b"$ref\0" not in data and bson.encode(value) == data for data, value in plain):
         return bson.encode(_applied(before, update, paths))
-    parts, update = (_parts_of(Slice(DOCUMENT, each)) for each in (document, description))
+    parts, update = (_parts_of(Slice(DOCUMENT, data)) for data in (document, description))
     return _slice_of(_applied(parts, update, paths)).value
 
 
@@ -56,13 +56,13 @@ def _parts_of(value: Slice) -> Any:
     """
     if not value.is_nested:
         return value
-    elements = [(_text(name), _parts_of(each)) for name, each in elements_of(value.value)]
+    elements = [(_text(name), _parts_of(element)) for name, element in elements_of(value.value)]
     if value.kind != DOCUMENT:
-        return [each for _, each in elements]
+        return [element for _, element in elements]
     times: Counter[str] = Counter()
     parts: Document = {}
-    for name, each in elements:
-        parts[(name, times[name]) if name in parts else name] = each
+    for name, element in elements:
+        parts[(name, times[name]) if name in parts else name] = element
         times[name] += 1
     return parts
 
@@ -73,7 +73,7 @@ def _slice_of(parts: Any) -> Slice:
         return array_of(map(_slice_of, parts))
     if not isinstance(parts, dict):
         return Slice(NULL, b"") if parts is None else parts
-    names = (each if isinstance(each, str) else each[0] for each in parts)
+    names = (key if isinstance(key, str) else key[0] for key in parts)
     encoded = (name.encode(errors="surrogateescape") for name in names)
     return document_slice(zip(encoded, map(_slice_of, parts.values()), strict=True))
 
@@ -101,7 +101,7 @@ def _applied(document: Document, update: Document, paths: Paths) -> Document:
     """
     fields: Any
     fields, removals, arrays = (
-        found if isinstance(found := update.get(name), (dict, list)) else {}
+        part if isinstance(part := update.get(name), (dict, list)) else {}
         for name in ("updatedFields", "removedFields", "truncatedArrays")
     )
     target = partial(_target, document, paths)
@@ -110,7 +110,7 @@ def _applied(document: Document, update: Document, paths: Paths) -> Document:
         for path, value in fields.items()
     ]
     removed = [target(_plain(path), _exists) for path in removals]
-    sized = [(_plain(each["field"]), _plain(each["newSize"])) for each in arrays]
+    sized = [(_plain(array["field"]), _plain(array["newSize"])) for array in arrays]
     truncated = [(target(path, partial(_is_longer, size)), size) for path, size in sized]
     for (parent, name), size in truncated:
         array = _child(parent, name)

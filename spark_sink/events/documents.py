@@ -49,18 +49,18 @@ def to_document(value: Any) -> Any:
         case bytes():
             return value.hex()
         case Mapping():
-            return {name: to_document(each) for name, each in value.items()}
+            return {name: to_document(item) for name, item in value.items()}
         case list() | tuple():
             return list(map(to_document, value))
     if not is_dataclass(value):
         return value
-    found = {}
-    for each in fields(value):
-        content = getattr(value, each.name)
-        if content != _default(each):
-            write = each.metadata.get("write") or to_document
-            found[_name(each)] = None if content is None else write(content)
-    return found
+    document = {}
+    for field in fields(value):
+        content = getattr(value, field.name)
+        if content != _default(field):
+            write = field.metadata.get("write") or to_document
+            document[_name(field)] = None if content is None else write(content)
+    return document
 
 
 def from_document(kind: type[_Kind], document: Any) -> _Kind:
@@ -68,12 +68,12 @@ def from_document(kind: type[_Kind], document: Any) -> _Kind:
 
     Raises KeyError, TypeError or ValueError for anything else.
     """
-    found = {}
+    arguments = {}
     for name, (field, read) in _fields(cast("Any", kind)).items():
         if name in document:
             content = document[name]
-            found[field.name] = None if content is None else read(content)
-    return kind(**found)
+            arguments[field.name] = None if content is None else read(content)
+    return kind(**arguments)
 
 
 def to_json(value: Any) -> str:
@@ -96,8 +96,8 @@ def _default(field: Field[Any]) -> Any:
 def _fields(kind: Any) -> dict[str, tuple[Field[Any], Callable[[Any], Any]]]:
     """Return the fields of a dataclass by their names in documents, and what reads each."""
     hints = get_type_hints(kind)
-    found: Any = fields(kind)
-    return {_name(f): (f, f.metadata.get("read") or _reader(hints[f.name])) for f in found}
+    declared: Any = fields(kind)
+    return {_name(f): (f, f.metadata.get("read") or _reader(hints[f.name])) for f in declared}
 
 
 def _name(field: Field[Any]) -> str:
@@ -115,7 +115,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return position_from
     if isinstance(hint, type) and is_dataclass(hint):
         return partial(from_document, hint)
-    kinds = [each for each in get_args(hint) if each is not NoneType]
+    kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     if isinstance(hint, UnionType):
         return _reader(kinds[0]) if len(kinds) == 1 else position_from
     if get_origin(hint) is Mapping:

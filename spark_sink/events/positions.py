@@ -107,10 +107,10 @@ def position_from(offset: Mapping[str, Any]) -> Position:
     """Return the position that `position_document` wrote. Raises ValueError for anything else."""
     if offset == {"start": "now"}:
         return FromNow()
-    found: dict[str, Any] = json_util.loads(json.dumps(dict(offset)))
-    if "startAtOperationTime" not in found:
-        return Token(found)
-    time = found["startAtOperationTime"]
+    fields: dict[str, Any] = json_util.loads(json.dumps(dict(offset)))
+    if "startAtOperationTime" not in fields:
+        return Token(fields)
+    time = fields["startAtOperationTime"]
     if not isinstance(time, Timestamp):
         raise ValueError(f"not a cluster time: {json_util.dumps(offset)}")
     return AtTime(time)

@@ -75,9 +75,9 @@ class Slice(NamedTuple):
 
 def fields_of(document: bytes) -> dict[bytes, Slice]:
     """Return the top-level fields of a BSON document by name. Raises InvalidBSON."""
-    found = values_in(document, 0, len(document))
+    values = values_in(document, 0, len(document))
     new = tuple.__new__  # faster than Slice's own
-    return {name: new(Slice, (kind, document[at:end])) for kind, name, at, end in found}
+    return {name: new(Slice, (kind, document[at:end])) for kind, name, at, end in values}
 
 
 def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
@@ -85,14 +85,14 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
 
     Raises InvalidBSON.
     """
-    found = values_in(document, 0, len(document))
-    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in found]
+    values = values_in(document, 0, len(document))
+    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in values]
 
 
 def field_of(document: bytes, name: bytes) -> Slice | None:
     """Return the first top-level field of this name, None for none. Raises InvalidBSON."""
-    for kind, found, at, end in values_in(document, 0, len(document)):
-        if found == name:
+    for kind, field, at, end in values_in(document, 0, len(document)):
+        if field == name:
             return Slice(kind, document[at:end])
     return None
 
@@ -123,7 +123,7 @@ def values_in(data: bytes, start: int, end: int) -> Iterator[tuple[int, bytes, i
 
 def documents_in(data: bytes, start: int, end: int) -> list[bytes]:
     """Return the documents of an array, given its place in `data`. Raises InvalidBSON."""
-    found: list[bytes] = []
+    documents: list[bytes] = []
     position, end, index, size = start + 4, end - 1, data.index, _SIZE
     try:
         while position < end:
@@ -131,10 +131,10 @@ def documents_in(data: bytes, start: int, end: int) -> list[bytes]:
             position = begin + size(data, begin)[0]
             if kind != DOCUMENT or not begin + _EMPTY_BYTES <= position <= end:
                 raise InvalidBSON("an array has an element that is no document")
-            found.append(data[begin:position])
+            documents.append(data[begin:position])
     except (ValueError, struct.error) as error:
         raise InvalidBSON(f"an array ends within a document: {error}") from error
-    return found
+    return documents
 
 
 def value_at(fields: Mapping[bytes, Slice], path: bytes) -> Slice | None:
@@ -158,7 +158,7 @@ def string_of(text: bytes) -> Slice:
 
 def array_of(values: Iterable[Slice]) -> Slice:
     """Return an array with these elements."""
-    return Slice(ARRAY, document_of((b"%d" % index, each) for index, each in enumerate(values)))
+    return Slice(ARRAY, document_of((b"%d" % index, value) for index, value in enumerate(values)))
 
 
 def document_of(fields: Iterable[tuple[bytes, Slice]]) -> bytes:
@@ -175,16 +175,16 @@ def flattened(document: bytes) -> tuple[bytes, dict[bytes, Slice]]:
     contain one of these.
     """
     fields = fields_of(document)
-    found: dict[bytes, Slice] = {}
+    flat: dict[bytes, Slice] = {}
     sources: dict[bytes, bytes] = {}
     alike: dict[bytes, Slice] = {}
     for name, value in fields.items():
         for path, leaf in _leaves(name, value):
-            if path not in found:
-                found[path], sources[path] = leaf, name
+            if path not in flat:
+                flat[path], sources[path] = leaf, name
             else:
                 alike |= {sources[path]: fields[sources[path]], name: value}
-    return document_of(found.items()), alike
+    return document_of(flat.items()), alike
 
 
 def _leaves(path: bytes, value: Slice) -> Iterator[tuple[bytes, Slice]]:

@@ -59,15 +59,15 @@ def described(run: Run) -> Run:
     Raises InvalidBSON.
     """
     try:
-        events = [_described(each) if _MARK in each else each for each in run.events]
+        events = [_described(event) if _MARK in event else event for event in run.events]
     except (LookupError, ValueError, struct.error) as error:
         raise InvalidBSON(f"an update ends within a field: {error}") from error
     return Run(run.keys, events)
 
 
 def _described(event: bytes) -> bytes:
-    found = values_in(event, 0, len(event))
-    start, end = next(((at, stop) for _, name, at, stop in found if name == _RAW), (0, 0))
+    values = values_in(event, 0, len(event))
+    start, end = next(((at, stop) for _, name, at, stop in values if name == _RAW), (0, 0))
     if not end:  # it is the name of a field of a document
         return event
     made = _description(event[start:end])
@@ -84,9 +84,9 @@ def _description(raw: bytes) -> bytes:
         if b"." not in section or not any(b"." in name for name in fields_of(section)):
             body = _UPDATED + section + _NOTHING_ELSE  # names are paths, and nothing is nested
             return _INT.pack(len(body) + 5) + body + b"\0"
-    found = _Description(diff)
-    found.add(0, len(diff))
-    return found.document()
+    description = _Description(diff)
+    description.add(0, len(diff))
+    return description.document()
 
 
 class _Description:
@@ -147,7 +147,7 @@ def _unclear(changes: Sequence[tuple[bytes, Parts]]) -> bytes:
     if not any(b"." in dotted for dotted, _ in changes):
         return b""
     unclear = {dotted for dotted, parts in changes if _is_unclear(parts)}
-    return listed(each for each in changes if each[0] in unclear).named(PATHS)
+    return listed(change for change in changes if change[0] in unclear).named(PATHS)
 
 
 def _part(part: Part) -> Slice:
@@ -171,11 +171,11 @@ class Paths:
         self.are_exact = listed is not None
         self._listed: dict[bytes, list[Parts]] = {}
         for dotted, parts in () if listed is None else elements_of(listed.value):
-            found = tuple(
-                each.value[4:-1] if each.kind == STRING else each.whole_number() or 0
-                for _, each in elements_of(parts.value)
+            path = tuple(
+                element.value[4:-1] if element.kind == STRING else element.whole_number() or 0
+                for _, element in elements_of(parts.value)
             )
-            self._listed.setdefault(dotted, []).append(found)
+            self._listed.setdefault(dotted, []).append(path)
 
     def parts(self, dotted: bytes) -> Parts | None:
         """Return the parts of the next path if they are listed."""
@@ -185,7 +185,7 @@ class Paths:
 
 def path_of(parts: Parts) -> bytes:
     """Return the dotted path of parts."""
-    return b".".join([each if isinstance(each, bytes) else b"%d" % each for each in parts])
+    return b".".join([part if isinstance(part, bytes) else b"%d" % part for part in parts])
 
 
 def listed(changes: Iterable[tuple[bytes, Parts]]) -> Slice:

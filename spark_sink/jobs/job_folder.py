@@ -122,7 +122,7 @@ class JobFolder:
         commit. Raises OptionError if another process has the lock, and OSError if the folder cannot
         be written.
         """
-        local = [each for each in (self.address, self.checkpoint) if is_local(each)]
+        local = [address for address in (self.address, self.checkpoint) if is_local(address)]
         if not local:
             yield
             return
@@ -244,8 +244,8 @@ class JobFolder:
     def offset(self, batch: int) -> dict[str, Any]:
         """Return the offset at which a batch ends; empty where the checkpoint has none."""
         lines = (self._whole(f"offsets/{batch}") or "-").splitlines()
-        found: dict[str, Any] = {} if lines[-1] == "-" else json.loads(lines[-1])
-        return found
+        offset: dict[str, Any] = {} if lines[-1] == "-" else json.loads(lines[-1])
+        return offset
 
     def last_planned(self) -> LoggedBatch | None:
         """Return the newest batch, which may be in progress. Raises StreamError as `batches`."""
@@ -307,8 +307,8 @@ class JobFolder:
 
     def _numbered(self, log: str) -> dict[int, datetime]:
         """Return the numbers of a log's files, in order, and when they were written."""
-        found = Folder(self.checkpoint).listed(log)
-        times = {int(each.base_name): each.mtime for each in found if each.base_name.isdecimal()}
+        files = Folder(self.checkpoint).listed(log)
+        times = {int(file.base_name): file.mtime for file in files if file.base_name.isdecimal()}
         return dict(sorted(times.items()))
 
 

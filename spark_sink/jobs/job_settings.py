@@ -146,7 +146,7 @@ class JobSettings(CollectionSettings):
     """The job's folder: a path, or a URI of Spark's."""
     collections: Annotated[
         dict[str, CollectionSettings],
-        BeforeValidator(lambda found: {n: each or {} for n, each in dict(found).items()}),
+        BeforeValidator(lambda parts: {n: part or {} for n, part in dict(parts).items()}),
     ] = {}
     """In a file alone: collections with settings of their own, each with a folder in out."""
     uri: str = Field(
@@ -192,8 +192,8 @@ class JobSettings(CollectionSettings):
             raise ValueError("--upstream belongs to --configdb: give both")
         if self.collections and self.namespaces:
             raise ValueError("namespaces and collections exclude each other: set one of them")
-        for each in self.parts.values():
-            if self.verify_every is not None and "current" not in each.table:
+        for part in self.parts.values():
+            if self.verify_every is not None and "current" not in part.table:
                 raise ValueError("--verify-every compares the current table: add --table current")
         return self
 
@@ -208,7 +208,7 @@ class JobSettings(CollectionSettings):
         shared = {name: getattr(self, name) for name in CollectionSettings.model_fields}
         return {
             name: CollectionSettings.model_validate(
-                {**shared, **{each: getattr(own, each) for each in own.model_fields_set}}
+                {**shared, **{field: getattr(own, field) for field in own.model_fields_set}}
             )
             for name, own in self.collections.items()
         }
@@ -217,13 +217,13 @@ class JobSettings(CollectionSettings):
         """Return the folder and the record of each job. Raises OptionError."""
         from spark_sink.jobs.job_folder import JobFolder
 
-        found = []
-        for name, each in self.parts.items():
+        jobs = []
+        for name, part in self.parts.items():
             inside = f"/{name}" if name else ""
-            record = each.record((name,) if name else self.namespaces)
+            record = part.record((name,) if name else self.namespaces)
             checkpoint = f"{self.checkpoint}{inside}" if self.checkpoint else ""
-            found.append((JobFolder(f"{self.out}{inside}", checkpoint), record))
-        return found
+            jobs.append((JobFolder(f"{self.out}{inside}", checkpoint), record))
+        return jobs
 
 
 def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobSettings:
@@ -239,10 +239,10 @@ def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobS
             raise OptionError(f"the file {file} cannot be read as YAML", error) from None
         if not isinstance(in_file, dict):
             raise OptionError(f"the file {file} must have names with values, such as out: orders")
-    names = {each.alias: name for name, each in JobSettings.model_fields.items()}
-    found = {names.get(name, name): each for name, each in in_file.items()}
+    names = {field.alias: name for name, field in JobSettings.model_fields.items()}
+    settings = {names.get(name, name): value for name, value in in_file.items()}
     try:
-        return JobSettings.model_validate({**found, **given})
+        return JobSettings.model_validate({**settings, **given})
     except ValidationError as error:
         problems = "; ".join(map(_described, error.errors()))
         raise OptionError(f"{file}: {problems}" if file else problems) from None
@@ -250,12 +250,12 @@ def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobS
 
 def _described(problem: Any) -> str:
     """Return one of pydantic's problems: the setting, the fault and the remedy."""
-    aliases = {name: str(each.alias) for name, each in JobSettings.model_fields.items()}
+    aliases = {name: str(field.alias) for name, field in JobSettings.model_fields.items()}
     path = [aliases.get(part, part) for part in problem["loc"] if isinstance(part, str)]
     name = ".".join(path)
     if problem["type"] == "extra_forbidden":
         within = CollectionSettings if len(path) > 1 else JobSettings
-        known = [str(each.alias) for each in within.model_fields.values()]
+        known = [str(field.alias) for field in within.model_fields.values()]
         close = get_close_matches(path[-1], known, n=1)
         hint = f"Did you mean {close[0]}?" if close else f"Known are {', '.join(sorted(known))}."
         return f"{name} is not a setting. {hint}"

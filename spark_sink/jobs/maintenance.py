@@ -91,13 +91,13 @@ def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = _never) ->
     left, before = small, len(small) + 1
     while 0 < len(left) < before and not is_stopped():
         before = len(left)
-        rest = {each["path"] for each in left}
+        rest = {file["path"] for file in left}
         for portion in takewhile(lambda _: not is_stopped(), _portions(left)):
             rest |= _replace(log, portion)
             done += len(portion)
             if left is small:
                 REPORT_PROGRESS.get()(f"small files of {log.name} compacted", done, len(small))
-        left = _small(each for each in log.actions() if each["path"] in rest)  # of several portions
+        left = _small(file for file in log.actions() if file["path"] in rest)  # of several portions
     return len(files), log.files().num_rows
 
 
@@ -108,7 +108,7 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
     """
     with log.stream_errors():
         written = _rewritten(log, files)
-    paths = {each["path"] for each in written}
+    paths = {file["path"] for file in written}
     if log.exchange(files, written):
         return paths
     with log.stream_errors():
@@ -129,20 +129,20 @@ def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:
 
 def _small(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return the small files of partitions with several of them, in the order of their rows."""
-    found: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for each in sorted(files, key=itemgetter("modification_time")):
-        if each["size_bytes"] < FILE_BYTES // 2:
-            found.setdefault(tuple(partition_in(each).values()), []).append(each)
-    return [each for alike in found.values() if len(alike) > 1 for each in alike]
+    by_partition: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
+    for file in sorted(files, key=itemgetter("modification_time")):
+        if file["size_bytes"] < FILE_BYTES // 2:
+            by_partition.setdefault(tuple(partition_in(file).values()), []).append(file)
+    return [file for alike in by_partition.values() if len(alike) > 1 for file in alike]
 
 
 def _portions(files: _Files) -> Iterator[_Files]:
     """Divide files into portions that are written, and lost by a failure, together."""
     start = size = 0
-    for end, each in enumerate(files):
+    for end, file in enumerate(files):
         if end - start >= _PORTION_FILES or size >= _PORTION_BYTES:
             yield files[start:end]
             start, size = end, 0
-        size += each["size_bytes"]
+        size += file["size_bytes"]
     if files:
         yield files[start:]

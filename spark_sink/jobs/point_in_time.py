@@ -80,10 +80,10 @@ def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
     tables have not reached the time, or if the versions of that time have been deleted.
     """
     history = _History(folder, time)
-    batch, end, found = history.whole_before(after(time).time)
-    for name, (version, state) in found.items():
+    batch, end, whole = history.whole_before(after(time).time)
+    for name, (version, state) in whole.items():
         history.logs[name].at(version, state)
-    versions = {name: version for name, (version, _) in found.items()}
+    versions = {name: version for name, (version, _) in whole.items()}
     return TableVersions(batch, _cut_of(end), versions)
 
 
@@ -103,41 +103,41 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     moment = argument(cluster_time, time, "time")
     history = _History(folder, moment)
     cut = history.whole_cut(after(moment).time)
-    found: dict[str, DataFrame] = {}
+    frames: dict[str, DataFrame] = {}
     for name in history.logs.keys() & _TOKENS.keys():
         chosen = history.rows_before(cut, name)
-        found[name] = read_rows(spark, history.logs[name], chosen=chosen)
+        frames[name] = read_rows(spark, history.logs[name], chosen=chosen)
     if CURRENT not in history.logs:
-        return found
+        return frames
     table = CurrentTable.existing(folder.table(CURRENT), table_form(folder.record()))
     rows, since = spark.createDataFrame([], TABLE).select(*BASE), -1
     for batch, _, versions in islice(history.complete_before(cut), 1):
         try:
             older = history.logs[CURRENT].at(*versions[CURRENT])
         except StreamError:  # its files have been deleted
-            if BRONZE not in found:
+            if BRONZE not in frames:
                 raise
         else:
             base_columns = TableForm.of(older.schema).base_columns
             rows, since = read_rows(spark, older, base_columns), batch
-            if BRONZE not in found:
-                found[CURRENT] = read_rows(spark, older)
-    if BRONZE in found:
+            if BRONZE not in frames:
+                frames[CURRENT] = read_rows(spark, older)
+    if BRONZE in frames:
         bronze = history.logs[BRONZE]
         if since < 0:
             _require_begun(bronze, folder.record(), cut)
         later = [*_counts_before(bronze, cut), (BATCH, ">", since)]
         changes = read_rows(spark, bronze, (*CHANGE_COLUMNS, "op"), later)
         advance = Advance(table.state.keys, changes, table.form)
-        found[CURRENT] = advance.of_table(rows)
+        frames[CURRENT] = advance.of_table(rows)
         scope = history.scope(cut)
         events = advance.ddl_events
         unread = unread_after(scope.unread, events, scope.contains) if scope is not None else {}
         if names := unread_names(unread):
             warnings.warn(f"current lacks documents of {names}: {UNREAD_THEN}", stacklevel=2)
-    if CURRENT not in found:
+    if CURRENT not in frames:
         raise history.no_versions_error()
-    return found
+    return frames
 
 
 UNREAD_THEN = "at this time the job had not read them again yet. Give a later time"
@@ -179,8 +179,8 @@ def bronze_at(
 
 def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
     """Return the events of the ends of snapshots in a table of all rows."""
-    found = scan(log, ["event"], [("operationType", "==", SNAPSHOT_END)])
-    return [bson.decode(event) for rows in found for event in rows["event"].to_pylist()]
+    ended = scan(log, ["event"], [("operationType", "==", SNAPSHOT_END)])
+    return [bson.decode(event) for rows in ended for event in rows["event"].to_pylist()]
 
 
 def _counts_before(log: DeltaLog, cut: Timestamp) -> Chosen:
@@ -304,10 +304,10 @@ class _History:
         """
         for read, (batch, end, state) in enumerate(self._before(cut), 1):
             REPORT_PROGRESS.get()("batches before the time read", read, batch + read)
-            found = self._versions(batch) if _is_complete(end, state) else {}
-            newest = {name: state[BATCH] for name, (_, state) in found.items()}
+            versions = self._versions(batch) if _is_complete(end, state) else {}
+            newest = {name: state[BATCH] for name, (_, state) in versions.items()}
             if all(newest.get(name) == batch for name in self._whole):
-                yield batch, end, found
+                yield batch, end, versions
 
     def rows_before(self, cut: Timestamp, name: str) -> Chosen:
         """Return which rows of an appended table count before a cut.
@@ -322,10 +322,10 @@ class _History:
 
     def whole_before(self, cut: Timestamp) -> tuple[int, Offset, _Versions]:
         """Return the newest of these batches that divides no transaction. Raises StreamError."""
-        for batch, end, found in self.complete_before(cut):
+        for batch, end, versions in self.complete_before(cut):
             key = key_of(end.position)
             if self._divided_by(key) is None and not self._has_events(key, _cut_of(end)):
-                return batch, end, found
+                return batch, end, versions
         raise self.no_versions_error()
 
     def scope(self, cut: Timestamp) -> TableScope | None:
@@ -343,13 +343,13 @@ class _History:
                 f"{_cut_of(Offset(end.sought)).as_datetime().isoformat()} to "
                 f"{_cut_of(end).as_datetime().isoformat()}: give an earlier or a later time"
             )
-        found, log = _scope_at(self._folder.record(), end), self.logs.get(BRONZE)
-        if found is None or log is None:
-            return found
+        scope, log = _scope_at(self._folder.record(), end), self.logs.get(BRONZE)
+        if scope is None or log is None:
+            return scope
         late = {e.get("requested") for e in snapshot_ends(log) if e["readUntil"] >= cut}
-        before = (each.unread_by_request.items() for each in ends) if late else ()
-        read_late = (pairs for each in before for name, pairs in each if name in late)
-        return replace(found, unread={**dict(chain.from_iterable(read_late)), **found.unread})
+        before = (end.unread_by_request.items() for end in ends) if late else ()
+        read_late = (pairs for requests in before for name, pairs in requests if name in late)
+        return replace(scope, unread={**dict(chain.from_iterable(read_late)), **scope.unread})
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
         """Return whether events follow a key before a cut: others of the same cluster time."""
@@ -375,22 +375,26 @@ class _History:
         counted = Transactions()
         for rows in scan(self.logs[BRONZE], COUNT_COLUMNS, chosen):
             counted.count(rows)
-        found = [each for each in counted.by_id.values() if each["first"] <= key < each["last"]]
-        return min((each["first"] for each in found), default=None)
+        divided = [
+            transaction
+            for transaction in counted.by_id.values()
+            if transaction["first"] <= key < transaction["last"]
+        ]
+        return min((transaction["first"] for transaction in divided), default=None)
 
     def _versions(self, batch: int) -> _Versions:
         """Return the newest version of each table that has no later batch, if it had one then.
 
         Raises StreamError if the commit that shows this has been deleted.
         """
-        found = {}
+        versions = {}
         for name, log in self.logs.items():
             version = next(self._states(name, lambda state: state[BATCH] <= batch), None)
             if version is not None:
-                found[name] = version
+                versions[name] = version
             elif log.state().get("query") and not Folder(log.address).has(commit_path(0)):
                 raise self.no_versions_error()
-        return found
+        return versions
 
     def no_versions_error(self) -> StreamError:
         """Return the error for a time without versions."""
@@ -415,5 +419,5 @@ def _is_complete(end: Offset, state: Mapping[str, Any]) -> bool:
     if end.signals.requests or end.signals.reading or end.sought:
         return False
     table = from_document(TableState, state) if "keys" in state else TableState(())
-    marks = [each for each in (table.complete_from, *table.complete_in.values()) if each]
+    marks = [mark for mark in (table.complete_from, *table.complete_in.values()) if mark]
     return not table.unread and all(cluster_time_of(mark) <= _cut_of(end) for mark in marks)

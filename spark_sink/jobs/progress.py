@@ -91,11 +91,11 @@ def batch_progress(
     offset, through = _offset(progress), reached(progress)
     snapshot, share = "", 1.0
     if offset is not None and (plan := offset.signals.initial_plan) is not None:
-        found = plan.progress  # in which each collection counts the same
-        share = (found.collections_planned + found.share) / max(1, found.collections)
+        counts = plan.progress  # in which each collection counts the same
+        share = (counts.collections_planned + counts.share) / max(1, counts.collections)
         snapshot = (
-            f"snapshot: {found.collections_planned} of {found.collections} collections, "
-            f"{found.chunks_planned} chunks"
+            f"snapshot: {counts.collections_planned} of {counts.collections} collections, "
+            f"{counts.chunks_planned} chunks"
         )
     number = int(progress["batchId"])
     done = WrittenBatch(progress.get("numInputRows", 0))
@@ -131,7 +131,7 @@ def _quiet_until(progress: Mapping[str, Any]) -> int | None:
 
 def _offset(progress: Mapping[str, Any], name: str = "endOffset") -> Offset | None:
     """Return an offset, by default that at the end of a batch; None where the report has none."""
-    end: Any = next((each.get(name) for each in progress.get("sources", ())), None)
+    end: Any = next((source.get(name) for source in progress.get("sources", ())), None)
     try:
         return Offset.of(json.loads(end) if isinstance(end, str) else end)
     except (StreamError, ValueError, AttributeError):

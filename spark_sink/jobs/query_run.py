@@ -124,8 +124,8 @@ def cause_of(error: BaseException) -> str:
     if isinstance(error, SourceError):
         return text
     for name in ("StreamError: ", "OptionError: ", "HistoryLostError: "):
-        _, found, message = text.partition(f"spark_sink.errors.{name}")
-        if found:
+        _, separator, message = text.partition(f"spark_sink.errors.{name}")
+        if separator:
             return within_limit(message.splitlines()[0])
     cause = _innermost(text)
     for words, remedy in _REMEDIES.items():
@@ -143,9 +143,9 @@ def _innermost(text: str) -> str:
     caused = [line for line in lines if line.startswith("Caused by: ")]
     caused = [line for line in caused if ": " in line.removeprefix("Caused by: ")] or caused
     thrown = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
-    found = (caused or thrown or lines[:1] or [text])[-1]
+    line = (caused or thrown or lines[:1] or [text])[-1]
     query = r"\[\w+\] Query \[.*?\] terminated with exception: "
-    plain = re.sub(rf"^(Caused by: |: )?({query})?([\w.$]*(Error|Exception): )*", "", found)
+    plain = re.sub(rf"^(Caused by: |: )?({query})?([\w.$]*(Error|Exception): )*", "", line)
     return re.sub(r"(Detail: )?\[[Ee]rrno \d+\] ", "", plain)
 
 

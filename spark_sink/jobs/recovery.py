@@ -48,8 +48,8 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         return None
     folder.remove_checksums()
     kept = _batches(folder)
-    newest = [each for each in kept.values() if each]
-    last, queries = max((each.number for each in newest), default=-1), {e.query for e in newest}
+    newest = [batch for batch in kept.values() if batch]
+    last, queries = max((batch.number for batch in newest), default=-1), {e.query for e in newest}
     why, done = _reason_to_restore(folder, newest, last)
     if len(queries) > 1:
         raise OptionError(
@@ -60,8 +60,8 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         raise _lacks_batches(folder, lacking[0])
     if not why or not newest:
         return None
-    offsets = {each.number - 1: each.begin for each in newest if each.begin}
-    offsets |= {each.number: each.offset for each in newest}
+    offsets = {batch.number - 1: batch.begin for batch in newest if batch.begin}
+    offsets |= {batch.number: batch.offset for batch in newest}
     if last and last - 1 not in offsets:
         raise OptionError(
             f"the tables of the job in {folder.address} do not contain the offset of batch "
@@ -91,15 +91,15 @@ def _reason_to_restore(folder: JobFolder, newest: Sequence[Batch], last: int) ->
         return "damaged", last - 1
     if query is None:
         return "lost", last - 1
-    if any(each.query != query for each in newest):
+    if any(batch.query != query for batch in newest):
         raise OptionError(
             f"the checkpoint {folder.checkpoint} is not that of the tables in {folder.address}: "
             "remove it, and the next start makes it again from the tables"
         )
-    done = max((each.number for each in batches if each.committed is not None), default=-1)
+    done = max((batch.number for batch in batches if batch.committed is not None), default=-1)
     if not batches or batches[-1].number < last:
         return "older than the tables", done
-    is_other = any(folder.offset(each.number) not in ({}, each.offset) for each in newest)
+    is_other = any(folder.offset(batch.number) not in ({}, batch.offset) for batch in newest)
     return "of another start" if is_other else "", done
 
 
@@ -109,9 +109,11 @@ def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
     `kept` has the newest batch of each table by name, None for one without batches.
     """
     needed = dict.fromkeys(kept.keys() & {*ALL_BATCHES}, done)
-    for name, number in ((n, b) for each in kept.values() if each for n, b in each.written.items()):
+    for name, number in (
+        (n, b) for batch in kept.values() if batch for n, b in batch.written.items()
+    ):
         needed[name] = max(needed.get(name, -1), number if number <= done else -1)
-    newest = {name: each.number for name, each in kept.items() if each}
+    newest = {name: batch.number for name, batch in kept.items() if batch}
     return [name for name, number in needed.items() if newest.get(name, -1) < number]
 
 
@@ -120,12 +122,12 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
 
     Raises StreamError if an older version of a table was restored.
     """
-    found: dict[str, Batch | None] = {}
+    by_table: dict[str, Batch | None] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFIED: None}:
         log = DeltaLog(folder.table(name))
         require_whole(log, name if name in (BRONZE, MESSAGES) else "")
-        found[name] = Batch.of(log.state())
-    return found
+        by_table[name] = Batch.of(log.state())
+    return by_table
 
 
 def _lacks_batches(folder: JobFolder, name: str) -> OptionError:
@@ -163,7 +165,7 @@ def rebuild_table(
     scans, batch, scope = bronze_at(folder, time)
     table = CurrentTable(made.table(CURRENT), form=table_form(folder.record()))
     remove_interrupted(table.address, 1)  # files of an interrupted attempt
-    tasks = [partial(stage_rows, each, table.address, table.state.keys) for each in scans]
+    tasks = [partial(stage_rows, part, table.address, table.state.keys) for part in scans]
     staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
     quarantine = DeltaLog(made.table(QUARANTINE))
     if quarantine.exists:  # it has the events that the lost table could not apply

@@ -33,8 +33,8 @@ def router_beside(settings: JobSettings) -> Iterator[None]:
     router does not start.
     """
     names = {"config": "router_config", "configdb": "configdb", "upstream": "upstream"}
-    found = {f"--{flag}": getattr(settings, name) for flag, name in names.items()}
-    flags = [part for flag, value in found.items() if value for part in (flag, value)]
+    given = {f"--{flag}": getattr(settings, name) for flag, name in names.items()}
+    flags = [part for flag, value in given.items() if value for part in (flag, value)]
     if not flags or _answers(settings.uri):
         yield
         return

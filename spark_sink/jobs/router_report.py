@@ -137,8 +137,8 @@ class RouterReport:
 
 def _without_password(address: str) -> str:
     """Return a folder's address without the user information that a URI may have."""
-    scheme, found, rest = address.partition("://")
-    if not found:
+    scheme, separator, rest = address.partition("://")
+    if not separator:
         return address
     place, slash, path = rest.partition("/")
     return f"{scheme}://{place.rpartition('@')[2]}{slash}{path}"

@@ -47,8 +47,8 @@ def seek(folder: JobFolder, to: str) -> str:
     last = _last_whole(folder)
     if last is None:
         raise OptionError(f"the job in {folder.address} has no batch: start it first")
-    found = argument(position, to, "--to")
-    wanted = AtTime(found.cluster_time) if isinstance(found, Token) else found
+    start = argument(position, to, "--to")
+    wanted = AtTime(start.cluster_time) if isinstance(start, Token) else start
     gap, remark = _gap(folder, last.end, wanted, to)
     take_over(folder)  # a start on another machine may still run
     return _leave_out(folder, last.number + 1, gap) + remark
@@ -66,10 +66,10 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
             "start: wait for its end"
         )
     reached = _reached(folder, before)
-    for each in reached:
-        if isinstance(each, FromNow) or not is_after(position, each):
+    for point in reached:
+        if isinstance(point, FromNow) or not is_after(position, point):
             raise OptionError(
-                f"--to {to} is before the job's position ({key_of(each)}): events would be in "
+                f"--to {to} is before the job's position ({key_of(point)}): events would be in "
                 "the tables twice. Start a job in another folder with startAtOperationTime"
             )
     if position.time.time > time.time() + _AHEAD_SECONDS:
@@ -146,7 +146,7 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
     """
     states = (DeltaLog(folder.table(name)).state() for name in (*APPENDED, CURRENT))
     ends = filter(None, map(end_of, states))
-    return [before.position, *(each.sought or each.position for each in ends)]
+    return [before.position, *(end.sought or end.position for end in ends)]
 
 
 def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None:

@@ -33,16 +33,16 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     is no job, and StreamError if the router cannot be reached.
     """
     record, batches = folder.record(), folder.batches()
-    last = next((each for each in reversed(batches) if each.committed is not None), None)
+    last = next((batch for batch in reversed(batches) if batch.committed is not None), None)
     current = DeltaLog(folder.table(CURRENT))
-    found: dict[str, Any] = {
+    status: dict[str, Any] = {
         "folder": folder.address,
         "checkpoint": folder.checkpoint,
         "namespaces": list(record.namespaces),
         "tables": list(record.tables),
         "batch": None if last is None else last.number,
         "committedAt": None if last is None or last.committed is None else _iso(last.committed),
-        "running": [each.number for each in batches if each.committed is None],
+        "running": [batch.number for batch in batches if batch.committed is None],
         "snapshot": None,
         "requestedSnapshots": [],
         "through": None,
@@ -51,20 +51,23 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         "rescuedDocuments": _rescued(current),
     }
     if last is None:
-        return found
+        return status
     offset = last.end
-    found["requestedSnapshots"] = _requested(offset.signals)
+    status["requestedSnapshots"] = _requested(offset.signals)
     ended = offset.signals.ending
     plan = offset.signals.initial_plan or (
         ended.plan if ended is not None and ended.kind == "initial" else None
     )
     if plan is not None:
-        found["snapshot"] = {**_counts(plan.progress), "ended": offset.signals.initial_plan is None}
+        status["snapshot"] = {
+            **_counts(plan.progress),
+            "ended": offset.signals.initial_plan is None,
+        }
     if offset.time is not None:
-        found["through"] = _iso(offset.time.as_datetime())
+        status["through"] = _iso(offset.time.as_datetime())
         if uri is not None:
-            found["lagSeconds"] = _lag(offset, record.source_options(uri))
-    return found
+            status["lagSeconds"] = _lag(offset, record.source_options(uri))
+    return status
 
 
 def lines_of(status: dict[str, Any]) -> list[str]:
@@ -85,8 +88,8 @@ def lines_of(status: dict[str, Any]) -> list[str]:
         rows.append(("rescued", text))
     if snapshot is not None and not snapshot["ended"]:
         rows.append(("snapshot", _planned(snapshot)))
-    for number, each in enumerate(status["requestedSnapshots"]):
-        text = f"{each['type']} snapshot {each['id']}: {_planned(each)}"
+    for number, request in enumerate(status["requestedSnapshots"]):
+        text = f"{request['type']} snapshot {request['id']}: {_planned(request)}"
         rows.append(("" if number else "requested", text))
     if status["verified"] is not None:
         rows.append(("verified", verified_line(status["verified"])))
@@ -99,14 +102,14 @@ def _rescued(log: DeltaLog) -> int | None:
     """Return how many documents have a value in RESCUED; None unless the table is typed."""
     if not log.exists or RESCUED not in log.schema.names:
         return None
-    found = scan(log, [RESCUED], [pc.field(RESCUED).is_valid()])
-    return sum(int(rows.num_rows) for rows in found)
+    rescued = scan(log, [RESCUED], [pc.field(RESCUED).is_valid()])
+    return sum(int(rows.num_rows) for rows in rescued)
 
 
-def verified_line(found: Mapping[str, Any]) -> str:
+def verified_line(verified: Mapping[str, Any]) -> str:
     """Return what the commits of a table say about its verification, as a line of text."""
-    rows, differences = found["rows"], found["differences"]
-    return f"through {found['through']}: {rows:,} rows and keys, {differences} differences"
+    rows, differences = verified["rows"], verified["differences"]
+    return f"through {verified['through']}: {rows:,} rows and keys, {differences} differences"
 
 
 def _planned(progress: dict[str, Any]) -> str:

@@ -92,9 +92,9 @@ def take_over(folder: JobFolder) -> int:
     Raises StreamError if a later start has the tables.
     """
     addresses = [folder.table(name) for name in (*APPENDED, CURRENT)]
-    epoch = max(DeltaLog(each).later_epoch() for each in addresses)
-    for each in addresses:
-        DeltaLog(each, epoch=epoch).reload()
+    epoch = max(DeltaLog(address).later_epoch() for address in addresses)
+    for address in addresses:
+        DeltaLog(address, epoch=epoch).reload()
     remove_interrupted(folder.table(CURRENT), epoch)
     return epoch
 
@@ -162,7 +162,7 @@ class TablesJob:
         self._form = table_form(self.record)
         if self._form.is_typed and not DeltaLog(self.folder.table(CURRENT)).exists:
             fields = _shard_keys(parse_options(self._options))
-            names = [each.replace(".", "_") if self._form.flattens else each for each in fields]
+            names = [field.replace(".", "_") if self._form.flattens else field for field in fields]
             self._form = replace(self._form, keys=tuple(dict.fromkeys(("_id", *names))))
         options = job_options(self._options, tasks_by_cores(spark))
         if parse_options(options).snapshot.policy.streams:  # a snapshot alone has no signals
@@ -220,8 +220,8 @@ class TablesJob:
                 written.changes.add(self.findings.removals())
             with _timed(seconds, CURRENT):
                 self._merge(rows.sparkSession, written.changes, batch, end)
-        elif found := written.parts.get(QUARANTINE):
-            self._table(QUARANTINE).append(found, arrow_schema(UNAPPLIED), batch)
+        elif quarantined := written.parts.get(QUARANTINE):
+            self._table(QUARANTINE).append(quarantined, arrow_schema(UNAPPLIED), batch)
         if TRANSACTIONS in self._tables:
             with _timed(seconds, TRANSACTIONS):
                 self._table(TRANSACTIONS).append_rows(counted, batch)
@@ -290,7 +290,7 @@ def _timed(seconds: dict[str, float], table: str) -> Iterator[None]:
 
 def _notifications(end: Offset) -> pa.Table:
     """Return the notifications of a batch, which its offset contains."""
-    found = [
+    notifications = [
         {
             **e,
             "additional_data": [*e["additional_data"].items()],
@@ -298,7 +298,7 @@ def _notifications(end: Offset) -> pa.Table:
         }
         for e in end.signals.notifications
     ]
-    return pa.Table.from_pylist(found, NOTIFICATIONS)
+    return pa.Table.from_pylist(notifications, NOTIFICATIONS)
 
 
 def job_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:
@@ -320,10 +320,10 @@ def _shard_keys(options: StreamOptions) -> list[str]:
     with closing(RouterClient(options)) as client:
         planner = snapshot_planner(client, options)
         try:
-            found = client.with_retries(lambda: planner.collections(options.snapshot.accepts))
+            collections = client.with_retries(lambda: planner.collections(options.snapshot.accepts))
         except OperationFailure:  # not allowed: a snapshot reports it
             return []
-    return [field for each in sorted(found, key=str) for field in each.key]
+    return [field for collection in sorted(collections, key=str) for field in collection.key]
 
 
 def table_form(record: JobRecord) -> TableForm:
@@ -356,8 +356,8 @@ def _with_schema(options: Mapping[str, str]) -> tuple[dict[str, str], StructType
         kind = _documents_of(given.document_schema)
     except ValueError as error:
         raise OptionError(f"option 'documentSchema': {error}") from None
-    found = {**named_options(options), "documentSchema": kind.json()}
-    return found, schema_for(replace(given, document_type=kind))
+    named = {**named_options(options), "documentSchema": kind.json()}
+    return named, schema_for(replace(given, document_type=kind))
 
 
 def _documents_of(text: str) -> StructType:
@@ -365,10 +365,10 @@ def _documents_of(text: str) -> StructType:
     if is_json_schema(text):
         return schema_from_json(text)
     try:
-        found = StructType.fromDDL(text)
+        kind = StructType.fromDDL(text)
     except ParseException as error:
         problem = re.sub(r"^\[\w+\] |SQLSTATE: \w+ ", "", str(error).strip().splitlines()[0])
         raise ValueError(f"{problem} in {text.strip()!r}") from None
-    if not isinstance(found, StructType):
+    if not isinstance(kind, StructType):
         raise ValueError(f"{text.strip()!r} is a type: name fields, such as: total DECIMAL(10,2)")
-    return nullable(found)
+    return nullable(kind)

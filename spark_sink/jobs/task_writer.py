@@ -50,7 +50,7 @@ COUNT_COLUMNS = (*_OF_EVENT, "txnNumber", "op")
 """The columns that rows must have to be counted."""
 _BINARY_HEAD = 5  # the bytes before those of a binary value: its size, and its subtype
 
-_CHANGES = pa.array([each for each in OPERATIONS if each])
+_CHANGES = pa.array([operation for operation in OPERATIONS if operation])
 _PROBLEM = "a document of the event cannot be read"
 
 
@@ -81,41 +81,41 @@ class Transactions:
         within = pc.and_(pc.is_valid(rows["txnNumber"]), pc.is_valid(rows["op"]))
         columns = [rows[name].filter(within) for name in _OF_EVENT]
         for event, token, time, name in zip(*(c.to_pylist() for c in columns), strict=True):
-            found = {
+            by_id = {
                 "time": time.timestamp(),
                 "first": token,
                 "last": token,
                 "collections": {name: 1},
             }
-            self._add(_transaction_of(event), found)
+            self._add(_transaction_of(event), by_id)
 
     def add(self, other: Transactions) -> None:
         """Add what another object has counted."""
-        for name, each in other.by_id.items():
-            self._add(name, each)
+        for name, transaction in other.by_id.items():
+            self._add(name, transaction)
 
     def rows(self) -> pa.Table:
         """Return the transactions as rows, with the columns COUNTED."""
         rows = [
             {
                 "id": name,
-                "event_count": sum(each["collections"].values()),
-                "data_collections": sorted(each["collections"].items()),
-                "clusterTime": datetime.fromtimestamp(each["time"], UTC),
-                "first_token": each["first"],
-                "last_token": each["last"],
+                "event_count": sum(transaction["collections"].values()),
+                "data_collections": sorted(transaction["collections"].items()),
+                "clusterTime": datetime.fromtimestamp(transaction["time"], UTC),
+                "first_token": transaction["first"],
+                "last_token": transaction["last"],
             }
-            for name, each in self.by_id.items()
+            for name, transaction in self.by_id.items()
         ]
         return pa.Table.from_pylist(rows, COUNTED)
 
     def _add(self, name: str, counted: dict[str, Any]) -> None:
-        found = self.by_id.setdefault(name, {**counted, "collections": {}})
-        found["time"] = max(found["time"], counted["time"])
-        found["first"] = min(found["first"], counted["first"])
-        found["last"] = max(found["last"], counted["last"])
+        total = self.by_id.setdefault(name, {**counted, "collections": {}})
+        total["time"] = max(total["time"], counted["time"])
+        total["first"] = min(total["first"], counted["first"])
+        total["last"] = max(total["last"], counted["last"])
         for collection, number in counted["collections"].items():
-            found["collections"][collection] = found["collections"].get(collection, 0) + number
+            total["collections"][collection] = total["collections"].get(collection, 0) + number
 
 
 def _transaction_of(event: bytes) -> str:
@@ -189,9 +189,9 @@ class TaskWriter:
         """Write rows of the source. Raises OSError."""
         self._count += rows.num_rows
         kinds = pc.binary_join_element_wise(rows["namespace"], rows["op"], "\0").drop_null()
-        for each in kinds.value_counts().to_pylist():
-            name, _, op = each["values"].partition("\0")
-            self._by_kind[name, op] += each["counts"]
+        for counted in kinds.value_counts().to_pylist():
+            name, _, op = counted["values"].partition("\0")
+            self._by_kind[name, op] += counted["counts"]
         if self._changes is not None:
             self._changes.add(rows)
         if TRANSACTIONS in self._addresses:
@@ -216,17 +216,19 @@ class TaskWriter:
         if not rows["op"].null_count:
             return
         is_change = pc.is_in(rows["operationType"], value_set=_CHANGES)
-        found = pa.Table.from_batches([rows]).filter(pc.and_(pc.is_null(rows["op"]), is_change))
-        size = found.num_rows
-        found = found.append_column("key", pc.fill_null(found["documentKey"].cast("string"), ""))
-        found = found.append_column("problem", pa.repeat(_PROBLEM, size))
-        yield numbered(found, self._batch)
+        unapplied = pa.Table.from_batches([rows]).filter(pc.and_(pc.is_null(rows["op"]), is_change))
+        size = unapplied.num_rows
+        unapplied = unapplied.append_column(
+            "key", pc.fill_null(unapplied["documentKey"].cast("string"), "")
+        )
+        unapplied = unapplied.append_column("problem", pa.repeat(_PROBLEM, size))
+        yield numbered(unapplied, self._batch)
 
     def close(self) -> TaskReport:
         """Complete the files. Raises OSError."""
         changes = ChangeReport() if self._changes is None else self._changes.close()
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
-        parts = {name: each.close() for name, (each, _) in self._parts.items()}
+        parts = {name: part.close() for name, (part, _) in self._parts.items()}
         return TaskReport(parts, changes, self._transactions, counts, self._count)
 
 

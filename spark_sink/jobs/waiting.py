@@ -39,10 +39,10 @@ def position_to_reach(to: str | datetime | Timestamp, uri: str, name: str = "to"
             return after(client.with_retries(client.present))
     if isinstance(to, Timestamp):
         to = f"{to.time},{to.inc}"
-    found = argument(position, to if isinstance(to, str) else to.isoformat(), name)
-    if isinstance(found, Token):
-        return AtTime(found.cluster_time) if found.is_high_water_mark else found
-    return after(found.time)
+    target = argument(position, to if isinstance(to, str) else to.isoformat(), name)
+    if isinstance(target, Token):
+        return AtTime(target.cluster_time) if target.is_high_water_mark else target
+    return after(target.time)
 
 
 def wait_until(
@@ -103,7 +103,7 @@ class _Tables:
     def have_signal(self, identifier: str) -> bool:
         """Return whether a batch has processed a signal."""
         ends = filter(None, self._ends.values())
-        return any(each.signals.has_handled(identifier) for each in ends)
+        return any(end.signals.has_handled(identifier) for end in ends)
 
     def missing(self, target: Position) -> Iterator[str]:
         """Return what the tables lack of the events before a position, as texts."""
@@ -125,7 +125,7 @@ class _Tables:
                 unread_or_lost = from_document(TableState, self._states[name]).unread_or_lost
                 if unread_or_lost:
                     yield f"{name} must read {unread_names(unread_or_lost)} again"
-        written = [each.get("written", {}) for each in self._states.values()]
-        for name, number in (pair for each in written for pair in each.items()):
+        written = [state.get("written", {}) for state in self._states.values()]
+        for name, number in (pair for by_name in written for pair in by_name.items()):
             if name in self._states and self._states[name].get("batch", -1) < number:
                 yield f"{name} lacks batch {number}"

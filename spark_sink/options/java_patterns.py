@@ -47,7 +47,7 @@ def compiled(pattern: str) -> re.Pattern[str]:
 
 def matches_any(patterns: Iterable[str], name: str) -> bool:
     """Return whether one of the patterns is the name, or matches it as a whole."""
-    return any(each == name or compiled(each).fullmatch(name) for each in patterns)
+    return any(pattern == name or compiled(pattern).fullmatch(name) for pattern in patterns)
 
 
 def translation(pattern: str) -> str:

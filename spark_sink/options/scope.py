@@ -88,7 +88,9 @@ class Scope:
             "collections": self.include_collections,
             "collections except": self.exclude_collections,
         }
-        named = "; ".join(f"{name} {', '.join(each)}" for name, each in lists.items() if each)
+        named = "; ".join(
+            f"{name} {', '.join(entries)}" for name, entries in lists.items() if entries
+        )
         return f"{text} ({named})" if named else text
 
     def _is_database(self, entries: tuple[str, ...]) -> dict[str, Any]:
@@ -101,11 +103,11 @@ class Scope:
 
     def _matches(self, entries: tuple[str, ...], field: str) -> dict[str, Any]:
         if self.literal:
-            pairs = (each.partition(".") for each in entries)
+            pairs = (entry.partition(".") for entry in entries)
             return {field: {"$in": [{"db": name, "coll": rest} for name, _, rest in pairs]}}
         name = {"$ifNull": [{"$concat": [f"${field}.db", ".", f"${field}.coll"]}, ""]}
-        found = {"input": name, "regex": _whole(entries), "options": "i"}
-        return {"$expr": {"$regexMatch": found}}
+        condition = {"input": name, "regex": _whole(entries), "options": "i"}
+        return {"$expr": {"$regexMatch": condition}}
 
 
 @dataclass(frozen=True)
@@ -149,7 +151,7 @@ For unread collections it is the one after which the table lacks documents.
 
 def _whole(patterns: tuple[str, ...]) -> str:
     """Return the pattern of names that one of the patterns matches as a whole."""
-    return f"^(?:{'|'.join(f'(?:{translation(each)})' for each in patterns)})$"
+    return f"^(?:{'|'.join(f'(?:{translation(pattern)})' for pattern in patterns)})$"
 
 
 def namespace_options(namespaces: Sequence[str]) -> dict[str, str]:

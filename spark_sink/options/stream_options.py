@@ -171,7 +171,7 @@ class StreamOptions:
     @property
     def edits(self) -> tuple[FieldEdit, ...]:
         """The changes of documents, in their order."""
-        masks = (each.salted(self.salt) for each in self.masked_fields)
+        masks = (edit.salted(self.salt) for edit in self.masked_fields)
         return (*self.excluded_fields, *masks, *self.renamed_fields)
 
     @property
@@ -207,7 +207,7 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
     """Return the options that a user gave, validated. Raises OptionError."""
     given = named_options(options)
     uri = required_uri(given, "option 'uri' is required, for example mongodb://127.0.0.1:27020")
-    found = parsed(
+    chosen = parsed(
         StreamOptions,
         given,
         uri=uri,
@@ -216,17 +216,17 @@ def parse_options(options: Mapping[str, str]) -> StreamOptions:
         end=_position(given, "endAtOperationTime", "endAt"),
         snapshot=snapshot_options(given),
     )
-    large, pipeline = large_event_stages(given, found.pipeline, tolerant=found.tolerant)
-    found = replace(found, skipping=(*found.skipping, *large), pipeline=pipeline)
-    if found.tolerant:  # no event requires an image
-        images = (found.full_document, found.full_document_before_change)
-        full, before = ("whenAvailable" if each == "required" else each for each in images)
-        found = replace(found, full_document=full, full_document_before_change=before)
+    large, pipeline = large_event_stages(given, chosen.pipeline, tolerant=chosen.tolerant)
+    chosen = replace(chosen, skipping=(*chosen.skipping, *large), pipeline=pipeline)
+    if chosen.tolerant:  # no event requires an image
+        images = (chosen.full_document, chosen.full_document_before_change)
+        full, before = ("whenAvailable" if image == "required" else image for image in images)
+        chosen = replace(chosen, full_document=full, full_document_before_change=before)
     _require_document_schema(given)
-    _require_repeatable(found)
-    _require_masks(found)
-    _require_consistent_snapshot(found)
-    return found
+    _require_repeatable(chosen)
+    _require_masks(chosen)
+    _require_consistent_snapshot(chosen)
+    return chosen
 
 
 # Debezium's lists, by the fields of Scope.
@@ -265,14 +265,14 @@ def required_uri(given: Mapping[str, str], missing: str, owner: str = "") -> str
 
 def _position(given: Mapping[str, str], *names: str) -> Position | None:
     """Return the position in one of these options: a time if its name ends in Time, or a token."""
-    found: list[Position] = []
+    positions: list[Position] = []
     for name in filter(given.__contains__, names):
         of_time = name.endswith("Time")
         parse: Any = values.cluster_time_position if of_time else values.resume_token
-        found.append(parsed_option(name, parse, given[name]))
-    if len(found) > 1:
+        positions.append(parsed_option(name, parse, given[name]))
+    if len(positions) > 1:
         raise OptionError(f"only one of {', '.join(names[:-1])} and {names[-1]} can be given")
-    return found[0] if found else None
+    return positions[0] if positions else None
 
 
 def _require_document_schema(given: Mapping[str, str]) -> None:
@@ -321,8 +321,8 @@ def _require_repeatable(options: StreamOptions) -> None:
     """Refuse a filter on a looked-up document, which selects other events each time it runs."""
     if options.full_document != "updateLookup":
         return
-    stages = [("cursor.oversize.handling.mode", each) for each in options.skipping]
-    stages += [("pipeline", each) for each in options.pipeline]
+    stages = [("cursor.oversize.handling.mode", stage) for stage in options.skipping]
+    stages += [("pipeline", stage) for stage in options.pipeline]
     for name, stage in stages:
         filters = "$match" in stage or "$redact" in stage
         if filters and _FULL_DOCUMENT.search(json_util.dumps(stage)):
@@ -340,7 +340,7 @@ _NO_COPIES = {"$match", "$redact", "$unset", SPLIT_STAGE}
 
 def _require_masks(options: StreamOptions) -> None:
     """Refuse hashes without a salt, and stages that could copy a value to where no mask is."""
-    masks = [each.mask for each in options.masked_fields if each.mask is not None]
+    masks = [edit.mask for edit in options.masked_fields if edit.mask is not None]
     if any(mask.rule == "hash" for mask in masks) and options.salt is None:
         raise OptionError(
             "option 'field.masks': a hash needs a salt: set field.masks.salt.file to a file with "

@@ -39,11 +39,11 @@ def option(name: str, parse: Callable[[str], Any], default: Any, *, shown: bool 
 def option_names(kind: Any) -> list[str]:
     """Return the names of the options that are fields of a dataclass, and of dataclasses in it."""
     names: list[str] = []
-    for each in fields(kind):
-        if each.metadata:
-            names.append(each.metadata["option"])
-        elif is_dataclass(each.default_factory):
-            names += option_names(each.default_factory)
+    for declared in fields(kind):
+        if declared.metadata:
+            names.append(declared.metadata["option"])
+        elif is_dataclass(declared.default_factory):
+            names += option_names(declared.default_factory)
     return names
 
 
@@ -52,13 +52,13 @@ def parsed(kind: type[_Value], given: Mapping[str, Any], owner: str = "", **furt
 
     A field that is a dataclass has its options among the same ones. Raises OptionError.
     """
-    for each in fields(cast("Any", kind)):
-        name, part = each.metadata.get("option", ""), each.default_factory
+    for declared in fields(cast("Any", kind)):
+        name, part = declared.metadata.get("option", ""), declared.default_factory
         if name in given:
             text = str(given[name])
-            further[each.name] = parsed_option(name, each.metadata["parse"], text, owner)
-        elif is_dataclass(part) and each.name not in further:
-            further[each.name] = parsed(cast("Any", part), given, owner)
+            further[declared.name] = parsed_option(name, declared.metadata["parse"], text, owner)
+        elif is_dataclass(part) and declared.name not in further:
+            further[declared.name] = parsed(cast("Any", part), given, owner)
     return kind(**further)
 
 
@@ -136,15 +136,15 @@ def namespace(text: str) -> tuple[str, str]:
 
 def collection_names(text: str) -> tuple[str, ...]:
     """Return names of collections, given with commas between them; they are not patterns."""
-    found = names(text)
-    for name in found:
+    collections = names(text)
+    for name in collections:
         if _PATTERN.search(name):
             raise ValueError(
                 f"{name!r} looks like a pattern, and names are literal: list the names "
                 "with commas between them, or watch the database with a pipeline such as "
                 '[{"$match": {"ns.coll": {"$regex": "^ord"}}}]'
             )
-    return found
+    return collections
 
 
 def router_uri(text: str) -> str:
@@ -166,12 +166,12 @@ def uri_in_file(path: str) -> str:
 
 def salt_in_file(path: str) -> bytes:
     """Return the salt in a file on the driver, without white space around it."""
-    found = _content(path)
-    if len(found) < _LEAST_SALT:
+    salt = _content(path)
+    if len(salt) < _LEAST_SALT:
         raise ValueError(
             f"{path} must have {_LEAST_SALT} bytes or more, such as those of openssl rand -hex 32"
         )
-    return found
+    return salt
 
 
 def _content(path: str) -> bytes:
@@ -304,18 +304,20 @@ def cluster_time_position(text: str) -> AtTime:
 
 def filters(text: str) -> Mapping[str, Mapping[str, Any]]:
     """Return a JSON object of filters by namespace."""
-    found = json_util.loads(text)
-    if not isinstance(found, dict) or not all(isinstance(each, dict) for each in found.values()):
+    conditions = json_util.loads(text)
+    if not isinstance(conditions, dict) or not all(
+        isinstance(condition, dict) for condition in conditions.values()
+    ):
         raise ValueError('must be a JSON object such as {"shop.orders": {"open": true}}')
-    return found
+    return conditions
 
 
 def names(text: str, separator: str = ",") -> tuple[str, ...]:
     """Return names with commas between them."""
-    found = tuple(dict.fromkeys(name.strip() for name in text.split(separator)))
-    if not all(found):
+    entries = tuple(dict.fromkeys(name.strip() for name in text.split(separator)))
+    if not all(entries):
         raise ValueError("must not be empty, nor contain an empty entry between commas")
-    return found
+    return entries
 
 
 # No name has the character zero.
@@ -325,10 +327,12 @@ _ESCAPE_OR_COMMA = re.compile(r"\\.|,", re.DOTALL)
 def patterns(text: str) -> tuple[str, ...]:
     """Regular expressions of Java with commas between them; `\\,` is a comma in a pattern."""
     separated = _ESCAPE_OR_COMMA.sub(lambda found: "\0" if found[0] == "," else found[0], text)
-    found = tuple(dict.fromkeys(each.replace("\\,", ",") for each in names(separated, "\0")))
-    for each in found:
-        compiled(each)
-    return found
+    expressions = tuple(
+        dict.fromkeys(pattern.replace("\\,", ",") for pattern in names(separated, "\0"))
+    )
+    for pattern in expressions:
+        compiled(pattern)
+    return expressions
 
 
 # MongoDB has no truncations (t).
@@ -338,8 +342,8 @@ _OPERATIONS = {"c": ("insert",), "u": ("update", "replace"), "d": ("delete",), "
 def skipped_operations(text: str) -> tuple[Mapping[str, Any], ...]:
     """Debezium's skipped.operations, as stages."""
     letters = names(text)
-    unknown = [each for each in letters if each not in _OPERATIONS]
+    unknown = [letter for letter in letters if letter not in _OPERATIONS]
     if unknown:
         raise ValueError(f"must be of c, u, d, t and none, not {unknown[0]!r}")
-    kinds = [kind for each in letters for kind in _OPERATIONS[each]]
+    kinds = [kind for letter in letters for kind in _OPERATIONS[letter]]
     return ({"$match": {"operationType": {"$nin": kinds}}},) if kinds else ()

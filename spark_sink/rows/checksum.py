@@ -133,8 +133,8 @@ def _numbers(column: pa.Array) -> Words:
         column = pc.if_else(pc.is_nan(doubles), _NAN, doubles).view(pa.int64())
     whole = column if column.type == pa.int64() else column.cast(pa.int64())
     stored = np.frombuffer(whole.buffers()[1], np.uint64)
-    found: Words = stored[whole.offset : whole.offset + len(whole)]
-    return found
+    words: Words = stored[whole.offset : whole.offset + len(whole)]
+    return words
 
 
 def _lists(column: pa.ListArray) -> Words:
@@ -144,7 +144,7 @@ def _lists(column: pa.ListArray) -> Words:
         columns = {"key": column.keys, "value": column.items}
     else:
         columns = {"item": column.values}
-    parts = {name: each.slice(first, last - first) for name, each in columns.items()}
+    parts = {name: column.slice(first, last - first) for name, column in columns.items()}
     sizes: Words = np.diff(offsets).astype(np.uint64)
     return sizes + _polynomials(_hashes(parts, last - first), offsets[1:] - first)
 
@@ -152,9 +152,9 @@ def _lists(column: pa.ListArray) -> Words:
 def _joined(texts: list[pa.Array], count: int) -> Words:
     """Return the polynomials of the bytes of several columns, by row."""
     sizes = np.zeros(count, np.int64)
-    for each in texts:
-        lengths = pc.binary_length(each)
-        sizes += (pc.fill_null(lengths, 0) if each.null_count else lengths).to_numpy()
+    for column in texts:
+        lengths = pc.binary_length(column)
+        sizes += (pc.fill_null(lengths, 0) if column.null_count else lengths).to_numpy()
     pads = _PADS.take(pa.array(-sizes & 7))
     joined: Any = pc.binary_join_element_wise(
         *texts, pads, b"", null_handling="replace", null_replacement=b""
@@ -178,19 +178,19 @@ def _polynomials(words: Words, ends: NDArray[np.int64]) -> Words:
         here[:1] += sums[start]
         np.cumsum(here, out=here)
     starts = np.concatenate([ends[:1] * 0, ends[:-1]])
-    found: Words = sums[ends] - sums[starts]
+    hashes: Words = sums[ends] - sums[starts]
     inverse = pow(_BASE, -1, _MODULUS)
-    found *= _powers(inverse)[starts % _BLOCK]
-    found *= _powers(pow(inverse, _BLOCK, _MODULUS))[starts // _BLOCK]
-    return found
+    hashes *= _powers(inverse)[starts % _BLOCK]
+    hashes *= _powers(pow(inverse, _BLOCK, _MODULUS))[starts // _BLOCK]
+    return hashes
 
 
 @cache
 def _powers(base: int) -> Words:
     """Return the powers of a base, from 0 on."""
-    found = np.full(_BLOCK, base, np.uint64)
-    found[0] = 1
-    return np.multiply.accumulate(found)
+    powers = np.full(_BLOCK, base, np.uint64)
+    powers[0] = 1
+    return np.multiply.accumulate(powers)
 
 
 @cache
@@ -200,9 +200,9 @@ def _tag(path: str) -> np.uint64:
 
 def _mix(numbers: Words) -> Words:
     """Return numbers of which each bit depends on all bits."""
-    found: Words = numbers ^ (numbers >> _33)
-    found *= _MIX[0]
-    found ^= found >> _33
-    found *= _MIX[1]
-    found ^= found >> _33
-    return found
+    mixed: Words = numbers ^ (numbers >> _33)
+    mixed *= _MIX[0]
+    mixed ^= mixed >> _33
+    mixed *= _MIX[1]
+    mixed ^= mixed >> _33
+    return mixed

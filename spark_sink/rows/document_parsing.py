@@ -44,8 +44,8 @@ def parse_documents(
     except ValueError as error:
         raise OptionError(str(error)) from None
     fields = [
-        StructField(each.name, kind) if each.name in TYPED_COLUMNS else each
-        for each in rows.drop(RESCUED).schema.fields
+        StructField(field.name, kind) if field.name in TYPED_COLUMNS else field
+        for field in rows.drop(RESCUED).schema.fields
     ]
     typed = StructType([*fields, StructField(RESCUED, StringType())])
     return rows.drop(RESCUED).mapInArrow(partial(_parsed, documents.schema, unknown_fields), typed)

@@ -91,7 +91,7 @@ class EventRows:
     ) -> pa.RecordBatch:
         """Return the row of an event that cannot be read. Raises StreamError if not tolerant."""
         fields = fields_of(event)
-        readable = {name: each for name, each in fields.items() if name not in _DOCUMENTS}
+        readable = {name: field for name, field in fields.items() if name not in _DOCUMENTS}
         name, document_key = namespace_of(fields.get(b"ns"))[0], fields.get(b"documentKey")
         shown = repr(None if document_key is None else document_key.value[4:50])
         if document_key is not None:
@@ -127,13 +127,13 @@ class EventRows:
                 **self._documents(layout),
             }
             kinds = self._arrow_schema
-            arrays = [_array(columns.get(each.name), each.type, size) for each in kinds]
+            arrays = [_array(columns.get(field.name), field.type, size) for field in kinds]
             parts.append((layout.rows, pa.RecordBatch.from_arrays(arrays, schema=kinds)))
         return in_order(parts)
 
     def _documents(self, layout: Layout) -> dict[str, Any]:
         """Return the columns of documents."""
-        names = [each for each in _ALL_DOCUMENTS if each.encode() in layout.fields]
+        names = [name for name in _ALL_DOCUMENTS if name.encode() in layout.fields]
         if self._raw:
             return {name: layout.fields[name.encode()].column() for name in names}
         columns = {} if self._typed is None else self._typed_columns(self._typed, layout)
@@ -178,7 +178,7 @@ def _operations(layout: Layout, size: int) -> dict[str, Any]:
     if b"operationType" not in layout.fields:
         return {"snapshot": pa.repeat(pa.scalar(False), size)}
     slices, codes = layout.fields[b"operationType"].distinct()
-    kinds = [each.text() for each in slices]
+    kinds = [value.text() for value in slices]
     return {
         "operationType": _taken(kinds, codes, pa.string()),
         "op": _taken([OPERATIONS.get(kind) for kind in kinds], codes, pa.string()),
@@ -215,7 +215,7 @@ def _optional(layout: Layout) -> dict[str, Any]:
     if number is not None and number.kind in (INT32, INT64):
         columns["txnNumber"] = number.integers("<i4" if number.kind == INT32 else "<i8")
     if b"to" in layout.fields:
-        columns["to"] = [namespace_of(each)[0] for each in layout.fields[b"to"].slices()]
+        columns["to"] = [namespace_of(value)[0] for value in layout.fields[b"to"].slices()]
     if b"splitEvent" in layout.fields:
         columns["splitEvent"] = list(map(fragment_position, layout.fields[b"splitEvent"].slices()))
     return columns

@@ -67,7 +67,7 @@ def _finite(value: Any) -> Any:
     if isinstance(value, float) and value - value != 0.0:
         return json_util.default(value, json_util.RELAXED_JSON_OPTIONS)
     if isinstance(value, dict):
-        return {name: _finite(each) for name, each in value.items()}
+        return {name: _finite(item) for name, item in value.items()}
     return list(map(_finite, value)) if isinstance(value, list) else value
 
 

@@ -59,7 +59,7 @@ class Mask:
     def of(self, value: Slice) -> Slice:
         """Return the value that replaces another one. Raises InvalidBSON."""
         if value.is_nested:
-            masked = [(name, self.of(each)) for name, each in elements_of(value.value)]
+            masked = [(name, self.of(element)) for name, element in elements_of(value.value)]
             return Slice(value.kind, document_of(masked))
         if value.kind in (NULL, UNDEFINED):
             return _NULL
@@ -118,7 +118,7 @@ class FieldEdit:
         if description.kind != DOCUMENT:
             return description
         fields = fields_of(description.value)
-        paths, kept, found = Paths(fields), list[tuple[bytes, Parts]](), dict(fields)
+        paths, kept, described = Paths(fields), list[tuple[bytes, Parts]](), dict(fields)
         for name in (_UPDATED, _REMOVED, _TRUNCATED):
             if name not in fields or not fields[name].is_nested:
                 continue
@@ -141,10 +141,10 @@ class FieldEdit:
                     whole = document_slice({**array, b"field": text}.items())
                     left.append((key, whole if array else text))
             made = [value for _, value in left]
-            found[name] = document_slice(left) if name == _UPDATED else array_of(made)
+            described[name] = document_slice(left) if name == _UPDATED else array_of(made)
         if paths.are_exact:
-            found[PATHS] = listed(kept)
-        return description if found == fields else document_slice(found.items())
+            described[PATHS] = listed(kept)
+        return description if described == fields else document_slice(described.items())
 
     def _path(self, parts: Parts, *, is_exact: bool) -> tuple[Parts | None, _Path | None]:
         """Return a path of a description with this edit, None if it is left out.
@@ -154,20 +154,20 @@ class FieldEdit:
         Elements of arrays are edited, too. In a path that is not exact a number may be a name.
         """
         names = self.path
-        found = 0
+        matched = 0
         for index, part in enumerate(parts):
             name = b"%d" % part if isinstance(part, int) and not is_exact else part
-            if name == names[found]:
-                found += 1
-                if found == len(names):
+            if name == names[matched]:
+                matched += 1
+                if matched == len(names):
                     if self.mask is not None:
                         return parts, ()
                     if self.renamed is None:
                         return None, None
                     return (*parts[:index], self.renamed, *parts[index + 1 :]), None
-            elif isinstance(part, bytes) or found == 0:
+            elif isinstance(part, bytes) or matched == 0:
                 return parts, None
-        return parts, names[found:]
+        return parts, names[matched:]
 
     def _edited(self, value: Slice, path: _Path) -> Slice:
         """Return a value with this edit of the field at a path in it, or of all of it."""
@@ -178,27 +178,27 @@ class FieldEdit:
         fields = elements_of(value.value)
         name, *rest = path
         if value.kind == ARRAY:
-            found = [(each, self._edited(inner, path)) for each, inner in fields]
+            edited = [(field, self._edited(inner, path)) for field, inner in fields]
         elif rest or self.mask is not None:
             within = tuple(rest)
-            found = [
+            edited = [
                 (n, self._edited(inner, within) if n == name else inner) for n, inner in fields
             ]
         elif self.renamed is None:
-            found = [each for each in fields if each[0] != name]
-        elif any(each == name for each, _ in fields):
+            edited = [field for field in fields if field[0] != name]
+        elif any(field == name for field, _ in fields):
             new = self.renamed
-            kept = (each for each in fields if each[0] != new or new == name)
-            found = [(new if each == name else each, inner) for each, inner in kept]
+            kept = (field for field in fields if field[0] != new or new == name)
+            edited = [(new if field == name else field, inner) for field, inner in kept]
         else:
             return value
-        return value if found == fields else Slice(value.kind, document_of(found))
+        return value if edited == fields else Slice(value.kind, document_of(edited))
 
 
 def _divided(dotted: bytes) -> Parts:
     """Return the parts of a path at its dots: names, of which numbers after one are indexes."""
     first, *others = dotted.split(b".")
-    return (first, *(int(each) if each.isdigit() else each for each in others))
+    return (first, *(int(part) if part.isdigit() else part for part in others))
 
 
 class FieldEdits:
@@ -223,19 +223,19 @@ class FieldEdits:
         _, database, collection = namespace_of(fields.get(b"ns"))
         edits = self._chosen.get((database, collection))
         if edits is None:
-            edits = tuple(each for each in self._edits if each.concerns(database, collection))
+            edits = tuple(edit for edit in self._edits if edit.concerns(database, collection))
             self._chosen[database, collection] = edits
-        found = dict(fields)
+        edited = dict(fields)
         key = fields.get(_KEY, document_slice(()))
         for edit in edits:
             if edit.mask is not None and any(map(edit.meets, _paths_in(key))):
                 raise key_is_masked(edit, f"{database}.{collection}")
             for name in _DOCUMENTS:
-                if name in found:
-                    found[name] = edit.edited(found[name])
-            if _DESCRIPTION in found:
-                found[_DESCRIPTION] = edit.described(found[_DESCRIPTION])
-        return event if found == fields else document_of(found.items())
+                if name in edited:
+                    edited[name] = edit.edited(edited[name])
+            if _DESCRIPTION in edited:
+                edited[_DESCRIPTION] = edit.described(edited[_DESCRIPTION])
+        return event if edited == fields else document_of(edited.items())
 
 
 def key_is_masked(edit: FieldEdit, namespace: str) -> StreamError:
@@ -266,18 +266,18 @@ def _matches(pattern: str, name: str) -> bool:
 
 def excluded_fields(text: str) -> tuple[FieldEdit, ...]:
     """Debezium's field.exclude.list. Raises ValueError."""
-    return tuple(_entry(each) for each in _entries(text))
+    return tuple(_entry(entry) for entry in _entries(text))
 
 
 def renamed_fields(text: str) -> tuple[FieldEdit, ...]:
     """Debezium's field.renames. Raises ValueError."""
-    found = []
-    for each in _entries(text):
-        path, _, new = each.partition(":")
+    edits = []
+    for entry in _entries(text):
+        path, _, new = entry.partition(":")
         if not new or "." in new or ":" in new:
-            raise ValueError(f"must be database.collection.field:newName, not {each!r}")
-        found.append(_entry(path, new.strip()))
-    return tuple(found)
+            raise ValueError(f"must be database.collection.field:newName, not {entry!r}")
+        edits.append(_entry(path, new.strip()))
+    return tuple(edits)
 
 
 def masked_fields(text: str) -> tuple[FieldEdit, ...]:
@@ -285,9 +285,9 @@ def masked_fields(text: str) -> tuple[FieldEdit, ...]:
 
     Raises ValueError.
     """
-    found = []
-    for each in _entries(text):
-        path, _, rule = each.partition(":")
+    edits = []
+    for entry in _entries(text):
+        path, _, rule = entry.partition(":")
         kind, _, value = rule.strip().partition("=")
         mask = Mask(kind, text=value)
         if kind == "truncate" and value.isdecimal():
@@ -295,19 +295,19 @@ def masked_fields(text: str) -> tuple[FieldEdit, ...]:
         elif (kind, value) != ("hash", "") and kind != "constant":
             raise ValueError(
                 "must be database.collection.field:rule, with the rule hash, truncate=N or "
-                f"constant=TEXT, not {each!r}"
+                f"constant=TEXT, not {entry!r}"
             )
         edit = replace(_entry(path), mask=mask)
         if edit.path[0] == b"_id":
             raise ValueError(
                 "_id is in the key and in the token of every event: it cannot be masked"
             )
-        found.append(edit)
-    return tuple(found)
+        edits.append(edit)
+    return tuple(edits)
 
 
 def _entries(text: str) -> list[str]:
-    return [each.strip() for each in text.split(",")]
+    return [entry.strip() for entry in text.split(",")]
 
 
 def _entry(text: str, renamed: str | None = None) -> FieldEdit:

@@ -52,7 +52,7 @@ SIMPLE_TYPES: dict[type, DataType] = {
     Binary: BinaryType(),
 }
 _NUMBERS: tuple[DataType, ...] = tuple(
-    SIMPLE_TYPES[each] for each in (int, Int64, float, Decimal128)
+    SIMPLE_TYPES[kind] for kind in (int, Int64, float, Decimal128)
 )
 # What names of columns cannot contain in Spark's Parquet files, and a dot, which separates names.
 _NO_COLUMN = re.compile(r"[ ,;{}()\n\t=.]|^$")
@@ -84,14 +84,14 @@ class SeenTypes:
 
     def type(self) -> DataType | None:
         """Return the type that holds the values; None if they have none."""
-        found: list[DataType | None] = [SIMPLE_TYPES[each] for each in self.kinds]
+        types: list[DataType | None] = [SIMPLE_TYPES[kind] for kind in self.kinds]
         if self.elements is not None:
             element = self.elements.type()
-            found.append(None if element is None else ArrayType(element))
+            types.append(None if element is None else ArrayType(element))
         fields = [(name, seen.type()) for name, seen in self.fields.items()]
         typed = [StructField(name, kind) for name, kind in fields if kind is not None]
-        found.append(StructType(typed) if typed else None)
-        return reduce(_wider, found, None)
+        types.append(StructType(typed) if typed else None)
+        return reduce(_wider, types, None)
 
 
 def is_no_column(name: str) -> bool:
@@ -103,9 +103,9 @@ def paths_of(kind: DataType, within: tuple[str, ...] = ()) -> Iterator[tuple[str
     """Return the paths of all fields of a type, nested ones included, as lists of names."""
     if isinstance(kind, ArrayType):
         yield from paths_of(kind.elementType, within)
-    for each in kind.fields if isinstance(kind, StructType) else ():
-        yield (*within, each.name)
-        yield from paths_of(each.dataType, (*within, each.name))
+    for member in kind.fields if isinstance(kind, StructType) else ():
+        yield (*within, member.name)
+        yield from paths_of(member.dataType, (*within, member.name))
 
 
 def schema_of(documents: Iterable[Mapping[str, Any]]) -> StructType:
@@ -113,15 +113,15 @@ def schema_of(documents: Iterable[Mapping[str, Any]]) -> StructType:
     seen = SeenTypes()
     for document in documents:
         seen.add(document)
-    found = seen.type()
-    return found if isinstance(found, StructType) else StructType([])
+    kind = seen.type()
+    return kind if isinstance(kind, StructType) else StructType([])
 
 
 def merged(left: StructType, right: StructType) -> StructType:
     """Return the schema of documents of both schemas: fields of `right` follow those of `left`."""
-    kinds: dict[str, DataType | None] = {each.name: each.dataType for each in left.fields}
-    for each in right.fields:
-        kinds[each.name] = _wider(kinds.get(each.name), each.dataType)
+    kinds: dict[str, DataType | None] = {member.name: member.dataType for member in left.fields}
+    for member in right.fields:
+        kinds[member.name] = _wider(kinds.get(member.name), member.dataType)
     return StructType([StructField(name, kind) for name, kind in kinds.items() if kind is not None])
 
 
@@ -132,9 +132,9 @@ def grown(schema: StructType, wanted: StructType, reserved: Collection[str] = ()
     one after MOST_FIELDS or below MOST_DEPTH.
     """
     room = [MOST_FIELDS - sum(1 for _ in paths_of(schema))]
-    found = _allowed(schema, merged(schema, wanted), {each.lower() for each in reserved}, room)
-    assert isinstance(found, StructType)
-    return found
+    allowed = _allowed(schema, merged(schema, wanted), {name.lower() for name in reserved}, room)
+    assert isinstance(allowed, StructType)
+    return allowed
 
 
 def extends(wide: DataType, narrow: DataType) -> bool:
@@ -143,9 +143,10 @@ def extends(wide: DataType, narrow: DataType) -> bool:
         return extends(wide.elementType, narrow.elementType)
     if not isinstance(wide, StructType) or not isinstance(narrow, StructType):
         return wide == narrow
-    kinds = {each.name: each.dataType for each in wide.fields}
+    kinds = {member.name: member.dataType for member in wide.fields}
     return all(
-        each.name in kinds and extends(kinds[each.name], each.dataType) for each in narrow.fields
+        member.name in kinds and extends(kinds[member.name], member.dataType)
+        for member in narrow.fields
     )
 
 
@@ -177,20 +178,20 @@ def _allowed(
         return before
     if isinstance(kind, ArrayType):
         element = before.elementType if isinstance(before, ArrayType) else None
-        found = _allowed(element, kind.elementType, (), room, depth - 1)
-        return None if found is None else ArrayType(found)
+        allowed = _allowed(element, kind.elementType, (), room, depth - 1)
+        return None if allowed is None else ArrayType(allowed)
     if not isinstance(kind, StructType):
         return kind
-    known = {each.name: each.dataType for each in getattr(before, "fields", ())}
+    known = {member.name: member.dataType for member in getattr(before, "fields", ())}
     taken = {*reserved, *(name.lower() for name in known)}
     fields = []
-    for each in kind.fields:
-        if each.name not in known:
-            if each.name.lower() in taken or room[0] <= 0:
+    for member in kind.fields:
+        if member.name not in known:
+            if member.name.lower() in taken or room[0] <= 0:
                 continue
             room[0] -= 1
-            taken.add(each.name.lower())
-        found = _allowed(known.get(each.name), each.dataType, (), room, depth - 1)
-        if found is not None:
-            fields.append(StructField(each.name, found))
+            taken.add(member.name.lower())
+        allowed = _allowed(known.get(member.name), member.dataType, (), room, depth - 1)
+        if allowed is not None:
+            fields.append(StructField(member.name, allowed))
     return StructType(fields) if fields or before is not None else None

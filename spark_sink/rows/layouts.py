@@ -71,8 +71,8 @@ class Values:
         offsets = np.empty(2 * len(self), np.int32)
         offsets[::2], offsets[1::2] = self.starts, self.stops
         buffers = [None, pa.py_buffer(offsets), pa.py_buffer(self.data)]
-        found = pa.Array.from_buffers(pa.binary(), max(0, len(offsets) - 1), buffers)
-        return found.take(pa.array(np.arange(0, len(offsets), 2)))
+        column = pa.Array.from_buffers(pa.binary(), max(0, len(offsets) - 1), buffers)
+        return column.take(pa.array(np.arange(0, len(offsets), 2)))
 
     def to_list(self) -> list[bytes]:
         """Return the bytes of the values."""
@@ -85,9 +85,9 @@ class Values:
 
     def distinct(self) -> tuple[list[Slice], NDArray[np.int64]]:
         """Return the different values, and for each value the index of its equal."""
-        found = self.column().dictionary_encode()
-        codes = found.indices.to_numpy().astype(np.int64)
-        return [Slice(self.kind, each) for each in found.dictionary.to_pylist()], codes
+        encoded = self.column().dictionary_encode()
+        codes = encoded.indices.to_numpy().astype(np.int64)
+        return [Slice(self.kind, value) for value in encoded.dictionary.to_pylist()], codes
 
     def integers(self, kind: str, offset: int = 0) -> NDArray[np.int64]:
         """Return the numbers of numpy's type `kind`, `offset` bytes into the values."""
@@ -130,10 +130,10 @@ def in_order(parts: Sequence[tuple[Indexes, Any]]) -> Any:
 
 def all_layouts_of(documents: Values) -> list[Layout]:
     """Return the layouts of a server's events, which are few. Raises InvalidBSON."""
-    found, left = _divided(documents, 1, len(documents))
+    layouts, left = _divided(documents, 1, len(documents))
     if len(left):
         raise InvalidBSON("a field exceeds its event, or has an unknown type")
-    return found
+    return layouts
 
 
 def layouts_of(documents: Values) -> tuple[list[Layout], Indexes]:
@@ -146,7 +146,7 @@ def layouts_of(documents: Values) -> tuple[list[Layout], Indexes]:
 
 
 def _divided(documents: Values, least: int, max_splits: int) -> tuple[list[Layout], Indexes]:
-    found: list[Layout] = []
+    layouts: list[Layout] = []
     left: list[Indexes] = []
     everything = np.arange(len(documents))
     # Documents with the same fields up to a place in each, where the next field begins.
@@ -172,7 +172,7 @@ def _divided(documents: Values, least: int, max_splits: int) -> tuple[list[Layou
             tasks.append((layout.chosen(~alike), places[~alike]))
             layout, places, last = layout.chosen(alike), places[alike], last[alike]
         if not head:
-            found.append(layout)
+            layouts.append(layout)
             continue
         starts = places + len(head)
         stops = stops_of(documents, head[0], starts, last)
@@ -182,7 +182,7 @@ def _divided(documents: Values, least: int, max_splits: int) -> tuple[list[Layou
             layout, starts, stops = layout.chosen(valid), starts[valid], stops[valid]
         field = documents.within(head[0], starts, stops)
         tasks.append((layout._replace(fields={**layout.fields, head[1:-1]: field}), stops))
-    return found, np.sort(np.concatenate(left)) if left else everything[:0]
+    return layouts, np.sort(np.concatenate(left)) if left else everything[:0]
 
 
 def stops_of(documents: Values, kind: int, starts: Indexes, last: Indexes) -> Indexes:
@@ -198,7 +198,7 @@ def stops_of(documents: Values, kind: int, starts: Indexes, last: Indexes) -> In
     within = starts + 4 <= last
     if not beyond and kind not in NESTED:
         places = zip(starts.tolist(), last.tolist(), strict=True)
-        return np.array([_stop(documents.data, kind, *each) for each in places], np.int64)
+        return np.array([_stop(documents.data, kind, *place) for place in places], np.int64)
     sizes = documents.at(np.where(within, starts, 0), "<i4").astype(np.int64)
     stops = starts + sizes + beyond
     return np.where(within, stops, last + 1)

@@ -45,7 +45,7 @@ _NULLABLE = re.compile(r'("(?:nullable|containsNull|valueContainsNull)"): ?false
 
 def columns(text: str) -> list[StructField]:
     """Return columns such as "token string!, txnNumber long"; those with ! are never null."""
-    pairs = (each.split() for each in text.split(","))
+    pairs = (column.split() for column in text.split(","))
     return [StructField(name, _KINDS[kind.rstrip("!")], kind[-1] != "!") for name, kind in pairs]
 
 

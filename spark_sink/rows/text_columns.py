@@ -49,10 +49,10 @@ def _specials(content: NDArray[np.uint8], *, ascii_only: bool) -> NDArray[np.boo
 
     These are quotes, backslashes and all below a space, with `ascii_only` all above a tilde, too.
     """
-    found: NDArray[np.bool_] = content - np.uint8(0x20) >= (0x5F if ascii_only else 0xE0)
-    found |= content == ord('"')
-    found |= content == ord("\\")
-    return found
+    special: NDArray[np.bool_] = content - np.uint8(0x20) >= (0x5F if ascii_only else 0xE0)
+    special |= content == ord('"')
+    special |= content == ord("\\")
+    return special
 
 
 # The methods that write values of a type; others are written one by one.
@@ -106,7 +106,8 @@ class TextColumns:
         if len(layouts) == 1 and not len(left):
             return self._of_layout(layouts[0])
         parts = [
-            (each.rows, joined_text(self._of_layout(each), len(each.rows))) for each in layouts
+            (layout.rows, joined_text(self._of_layout(layout), len(layout.rows)))
+            for layout in layouts
         ]
         if len(left) or not parts:
             parts.append((left, joined_text(self._singly(documents.chosen(left)), len(left))))
@@ -149,8 +150,8 @@ class TextColumns:
         return self.wrapped("$oid", pa.Array.from_buffers(pa.string(), len(values), buffers))
 
     def _bools(self, values: Values) -> Pieces:
-        found = values.at(values.starts, "u1").astype(np.bool_)
-        return [pc.if_else(pa.array(found), "true", "false")]
+        truths = values.at(values.starts, "u1").astype(np.bool_)
+        return [pc.if_else(pa.array(truths), "true", "false")]
 
     def _nulls(self, _: Values) -> Pieces:
         return ["null"]
@@ -209,10 +210,10 @@ def _elements_of(arrays: Values) -> tuple[Values, Indexes, Indexes]:
 
 def _merged(pieces: Pieces) -> Pieces:
     """Return pieces in which no two constant texts follow each other."""
-    found: Pieces = []
+    merged: Pieces = []
     for piece in pieces:
-        if isinstance(piece, str) and found and isinstance(found[-1], str):
-            found[-1] += piece
+        if isinstance(piece, str) and merged and isinstance(merged[-1], str):
+            merged[-1] += piece
         else:
-            found.append(piece)
-    return found
+            merged.append(piece)
+    return merged

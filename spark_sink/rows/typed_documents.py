@@ -98,13 +98,13 @@ class TypedDocuments:
 
         `others` are further fields that do not.
         """
-        found = {}
+        misfits = {}
         for name, field in fields_of(document).items():
             single = document_of([(name, field)])
             if self.read_all([single])[1]:
-                found[name] = field
-        found |= others
-        return _json_of(Slice(DOCUMENT, document_of(found.items()))) if found else None
+                misfits[name] = field
+        misfits |= others
+        return _json_of(Slice(DOCUMENT, document_of(misfits.items()))) if misfits else None
 
     def _converters(self, kind: DataType) -> _Converters:
         match kind:
@@ -112,7 +112,9 @@ class TypedDocuments:
                 return _of_documents(self._of_struct(kind))
             case ArrayType():
                 of_element = self._converters(kind.elementType)
-                return {list: lambda value: [self._fitted(of_element, each) for each in value]}
+                return {
+                    list: lambda value: [self._fitted(of_element, element) for element in value]
+                }
             case MapType() if type(kind.keyType) is StringType:
                 of_value = self._converters(kind.valueType)
                 return _of_documents(
@@ -152,18 +154,18 @@ class TypedDocuments:
         known = {field.name: self._converters(field.dataType) for field in kind.fields}
 
         def convert(document: Mapping[str, Any]) -> dict[str, Any]:
-            found = {}
+            converted = {}
             for name, item in document.items():
                 if item is None:
                     continue
                 if name in known:
                     try:  # as `_fitted`, at less cost
-                        found[name] = known[name][type(item)](item)
+                        converted[name] = known[name][type(item)](item)
                     except _MISFITS:
                         self._fits = False
                 elif self._rescues_unknown and item not in self._without_type:
                     self._fits = False
-            return found
+            return converted
 
         return convert
 
@@ -175,8 +177,8 @@ class TypedDocuments:
         return dict.fromkeys((int, Int64, float), partial(_integer, bits))
 
     def _of_decimal(self, convert: _Convert) -> _Converters:
-        found: _Converters = dict.fromkeys((int, Int64), lambda value: convert(Decimal(value)))
-        return {**found, Decimal128: lambda value: convert(value.to_decimal())}
+        converters: _Converters = dict.fromkeys((int, Int64), lambda value: convert(Decimal(value)))
+        return {**converters, Decimal128: lambda value: convert(value.to_decimal())}
 
 
 class InferredDocuments(TypedDocuments):
@@ -254,10 +256,10 @@ def _spark_time(value: DatetimeMS) -> int:
 
 
 def _quotient(number: int, divisor: int) -> int:
-    found, rest = divmod(number, divisor)
+    quotient, rest = divmod(number, divisor)
     if rest:
         raise ValueError("not a multiple")
-    return found
+    return quotient
 
 
 def _text(value: Any) -> str:

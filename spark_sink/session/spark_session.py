@@ -192,8 +192,8 @@ def tasks_by_cores(spark: SparkSession) -> int:
     settings = context.getConf()
 
     def number(name: str, default: int) -> int:
-        found = settings.get(name, "")
-        return int(found) if found and found.isdigit() else default
+        text = settings.get(name, "")
+        return int(text) if text and text.isdigit() else default
 
     executors = number("spark.executor.instances", 0)
     if settings.get("spark.dynamicAllocation.enabled", "false") == "true":
@@ -208,8 +208,8 @@ def require_packages(python: str) -> None:
     Spark starts the `python3` of the PATH by default, whatever Python runs the driver. Raises
     OptionError.
     """
-    found = shutil.which(python)
-    if found is not None and Path(found).parent == Path(sys.executable).parent:
+    program = shutil.which(python)
+    if program is not None and Path(program).parent == Path(sys.executable).parent:
         return
     command = [python, "-c", "import pyarrow, pymongo"]
     try:
@@ -248,12 +248,12 @@ def find_java(environment: Mapping[str, str]) -> Path:
 
     Raises JavaNotFoundError.
     """
-    seen, found = [], []
+    seen, programs = [], []
     if home := environment.get("JAVA_HOME"):
-        found.append(Path(home) / "bin" / "java")
+        programs.append(Path(home) / "bin" / "java")
     if on_path := shutil.which("java", path=environment.get("PATH", os.defpath)):
-        found.append(Path(on_path).resolve())
-    for java in found:
+        programs.append(Path(on_path).resolve())
+    for java in programs:
         version = _java_version(java)
         if version >= _OLDEST_JAVA:
             return java.parent.parent

@@ -73,7 +73,7 @@ class SignalFolder:
     @property
     def waiting(self) -> frozenset[str]:
         """The digests of the ids of signals in files that were there at the last poll."""
-        return frozenset(digest(each.id) for each in self._waiting.values())
+        return frozenset(digest(signal.id) for signal in self._waiting.values())
 
     def receive(self, handled: Container[str]) -> list[ReceivedSignal]:
         """Return new signals, whose ids are not `handled`; none before the next poll is due.
@@ -83,10 +83,10 @@ class SignalFolder:
         if self._clock() < self._next_poll:
             return []
         known = self._waiting
-        files = [((each.path, each.size, each.mtime_ns), each) for each in self._listed()]
-        read = [(version, known.get(version) or self._read(each)) for version, each in files]
-        self._waiting = {version: each for version, each in read if each is not None}
-        new = [each for each in self._waiting.values() if digest(each.id) not in handled]
+        files = [((file.path, file.size, file.mtime_ns), file) for file in self._listed()]
+        read = [(version, known.get(version) or self._read(file)) for version, file in files]
+        self._waiting = {version: signal for version, signal in read if signal is not None}
+        new = [signal for signal in self._waiting.values() if digest(signal.id) not in handled]
         processed = len(self._waiting) - len(new)
         if processed >= _MAX_PROCESSED and self._is_read_only:
             raise StreamError(
@@ -118,11 +118,11 @@ class SignalFolder:
                 error,
             ) from None
         files = [
-            each
-            for each in entries
-            if each.type == fs.FileType.File
-            and each.extension == "json"
-            and not each.base_name.startswith((".", "_"))
+            entry
+            for entry in entries
+            if entry.type == fs.FileType.File
+            and entry.extension == "json"
+            and not entry.base_name.startswith((".", "_"))
         ]
         if len(files) > _MAX_FILES:
             raise StreamError(
@@ -204,23 +204,23 @@ class SignalCollection:
             )
             limit = key_of(after(self._newest()))
         until = time.monotonic() + _CATCH_UP_TIMEOUT
-        found: list[ReceivedSignal] = []
-        while len(found) < MAX_SIGNALS:
+        signals: list[ReceivedSignal] = []
+        while len(signals) < MAX_SIGNALS:
             events = self._stream.next_run().events
             for event in events:
                 received = _received(event)
                 if digest(received.id) not in handled:
-                    found.append(received)
-                if len(found) == MAX_SIGNALS and event is not events[-1]:
+                    signals.append(received)
+                if len(signals) == MAX_SIGNALS and event is not events[-1]:
                     self.close()  # the next call reads the rest again
-                    return found, Token.of(event)
+                    return signals, Token.of(event)
             reached = self._stream.position
             is_at_end = reached is not None and reached.data >= limit
             if not events and (is_at_end or time.monotonic() >= until):
                 break
-        self._empty_from = None if found else position
+        self._empty_from = None if signals else position
         self._reached = self._stream.position or position
-        return found, self._reached
+        return signals, self._reached
 
     def close(self) -> None:
         """Kill the cursor."""

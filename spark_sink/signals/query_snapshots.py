@@ -141,26 +141,26 @@ class QuerySnapshots:
             for names, token in unread.items()
             if not isinstance(names, Gained) and token > state.required_at
         }
-        documents = [each for each in lost if each.token > state.required_at]
+        documents = [document for document in lost if document.token > state.required_at]
         if not new and not documents:
             return state
-        last = max([*new.values(), *(each.token for each in documents)])
+        last = max([*new.values(), *(document.token for document in documents)])
         state = replace(state, required_at=last)
         time = cluster_time_of(last)
         name = state.free_id(f"again-{time.time}-{time.inc}")
         request = SnapshotRequest(name, "incremental", required=True)
         if self._refusal is not None:
             return self._notified_of(state, request, "ABORTED", reason=self._refusal)
-        for each in state.requests:
-            if each.required and each.plan is None and each.gained is None:  # it has not begun
-                request = each
+        for asked in state.requests:
+            if asked.required and asked.plan is None and asked.gained is None:  # it has not begun
+                request = asked
         names = set(map(".".join, [*request.unread, *new]))
         keys = {name: set(known) for name, known in request.documents.items()}
         for document in documents:
             name = f"{document.database}.{document.collection}"
             keys.setdefault(name, set()).add(document.key)
         wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
-        if sum(len(key) for found in wanted.values() for key in found) > _MAX_KEY_BYTES:
+        if sum(len(key) for keys in wanted.values() for key in keys) > _MAX_KEY_BYTES:
             names |= wanted.keys()
             wanted = {}
         collections = (*sorted(names), *wanted)
@@ -200,9 +200,9 @@ class QuerySnapshots:
             return state.with_request(SnapshotRequest(signal.id, *given))
         if signal.action == LOG:
             return self._notified(state, signal.id, SIGNAL, LOGGED, message=signal.message)
-        chosen = [each for each in state.requests if not each.blocks_stream]
+        chosen = [request for request in state.requests if not request.blocks_stream]
         if signal.action == STOP:
-            chosen = [each for each in chosen if not each.required]
+            chosen = [request for request in chosen if not request.required]
         if not chosen:
             raise SignalError("no incremental snapshot is in progress")
         if signal.action == STOP:
@@ -227,10 +227,10 @@ class QuerySnapshots:
                 aborted.append((request, ", ".join(request.collections)))
                 continue
             rest = request.without(signal.collections)
-            found = self._planner.collections(request.wants)
-            stopped = [each for each in found if not rest.wants(str(each))]
+            collections = self._planner.collections(request.wants)
+            stopped = [collection for collection in collections if not rest.wants(str(collection))]
             if stopped:
-                is_over = len(stopped) == len(found)
+                is_over = len(stopped) == len(collections)
                 state = state.without_request(request.id) if is_over else state.with_request(rest)
                 aborted.append((request, names_of(stopped)))
         if not aborted:
@@ -238,31 +238,31 @@ class QuerySnapshots:
         for request, names in aborted:
             texts = {"signal": signal.id, "data_collections": names}
             state = self._notified_of(state, request, "ABORTED", **texts)
-        is_empty = all(each.blocks_stream or each.required for each in state.requests)
+        is_empty = all(request.blocks_stream or request.required for request in state.requests)
         return replace(state, paused=state.paused and not is_empty)
 
     def _begun(self, state: SignalState, request: SnapshotRequest, time: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
         plan = self._planner.begin(time, request.wants)
-        found = self._planner.collections(request.wants)
+        collections = self._planner.collections(request.wants)
         request = replace(request, plan=plan)
-        if (request.unread or request.gained) and not found:  # they were dropped
+        if (request.unread or request.gained) and not collections:  # they were dropped
             return replace(state.without_request(request.id), ending=request)
-        problem = None if request.kind == "initial" else self._problem(request, found)
+        problem = None if request.kind == "initial" else self._problem(request, collections)
         if problem is not None:
             state = state.without_request(request.id)
             return self._notified_of(state, request, "ABORTED", reason=problem)
-        state, names = state.with_request(request), names_of(found)
+        state, names = state.with_request(request), names_of(collections)
         return self._notified_of(state, request, "STARTED", data_collections=names)
 
     def _problem(self, request: SnapshotRequest, found: Sequence[SnapshotCollection]) -> str | None:
-        if not found:
+        if not collections:
             return "no collection of the query's scope matches data-collections"
-        names = [str(each) for each in found]
+        names = [str(collection) for collection in collections]
         for condition in request.conditions:
             if not any(map(condition.matches, names)):
                 return f"no collection to read matches the condition's {condition.collections!r}"
-        for collection in found:
+        for collection in collections:
             problem = self._planner.problem(collection, request.condition(str(collection)))
             if problem is not None:
                 return problem
@@ -280,12 +280,18 @@ class QuerySnapshots:
         """Return the state with notifications of what a batch reads, and of what ends with it."""
         end = plan.end
         read = [
-            each
-            for each in self._planner.collections(request.wants, plan)
-            if plan.start.collection <= each.id
-            and (end is None or each.id < end.collection or (each.id == end.collection and end.key))
+            collection
+            for collection in self._planner.collections(request.wants, plan)
+            if plan.start.collection <= collection.id
+            and (
+                end is None
+                or collection.id < end.collection
+                or (collection.id == end.collection and end.key)
+            )
         ]
-        scanned = [each for each in read if end is None or each.id < end.collection]
+        scanned = [
+            collection for collection in read if end is None or collection.id < end.collection
+        ]
         progress = {
             "chunks_planned": str(plan.progress.chunks_planned),
             "current_collection_in_progress": names_of(read),
@@ -310,14 +316,14 @@ class QuerySnapshots:
         It is a part of the offset of its batch, so a repeated batch has the same ones.
         docs/spark-reference.md#notifications lists them.
         """
-        found = {
+        notification = {
             "id": identifier[:_MAX_LENGTH],
             "aggregate_type": aggregate,
             "type": told,
             "additional_data": {name: text[:_MAX_LENGTH] for name, text in texts.items()},
             "timestamp": int(self._clock() * 1000),
         }
-        return replace(state, notifications=(*state.notifications, found))
+        return replace(state, notifications=(*state.notifications, notification))
 
 
 def names_of(collections: Sequence[SnapshotCollection]) -> str:

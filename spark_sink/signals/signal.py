@@ -57,8 +57,8 @@ class DocumentFilter:
     @property
     def document(self) -> dict[str, Any]:
         """The filter for `find`."""
-        found: dict[str, Any] = value_of(self.filter)
-        return found
+        document: dict[str, Any] = value_of(self.filter)
+        return document
 
 
 @dataclass(frozen=True)
@@ -129,17 +129,17 @@ def _data(data: Any) -> Mapping[str, Any]:
     return data
 
 
-def _text(found: Any, what: str) -> str:
-    if not isinstance(found, str) or not found:
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value:
         raise SignalError(f"{what} must be a text")
-    return found
+    return value
 
 
 def _entries(data: Mapping[str, Any], name: str) -> list[Any]:
-    found = data.get(name, [])
-    if not isinstance(found, list):
+    values = data.get(name, [])
+    if not isinstance(values, list):
         raise SignalError(f"{name} must be an array")
-    return found
+    return values
 
 
 def _pattern(entry: Any) -> str:
@@ -179,5 +179,5 @@ def _refuse_code(value: Any) -> None:
                 raise SignalError(f"filter must not have {name}, which runs code on the servers")
             _refuse_code(inner)
     elif isinstance(value, list):
-        for each in value:
-            _refuse_code(each)
+        for item in value:
+            _refuse_code(item)

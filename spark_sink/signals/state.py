@@ -81,23 +81,27 @@ class SnapshotRequest:
         if self.gained is not None:
             return [*self.gained.names]
         named = self.collections if self.required else ()
-        names = (each.partition(".") for each in named if each not in self.documents)
+        names = (name.partition(".") for name in named if name not in self.documents)
         return [(database, name) for database, _, name in names]
 
     def condition(self, namespace: str) -> dict[str, Any] | None:
         """Return the filter on the documents of a collection; None: all are read."""
         if namespace in self.documents:
             return filter_of(self.documents[namespace])
-        for each in self.conditions:
-            if each.matches(namespace):
-                return each.document
+        for condition in self.conditions:
+            if condition.matches(namespace):
+                return condition.document
         return None
 
     @property
     def characters(self) -> int:
         """The characters of the names and filters that a signal has given."""
         texts = () if self.required else (*self.collections, *self.excluded)
-        filters = (text for each in self.conditions for text in (each.collections, each.filter))
+        filters = (
+            text
+            for condition in self.conditions
+            for text in (condition.collections, condition.filter)
+        )
         return sum(map(len, (*texts, *filters)))
 
     def without(self, patterns: tuple[str, ...]) -> SnapshotRequest:
@@ -136,7 +140,7 @@ class SignalState:
     @property
     def initial_plan(self) -> SnapshotPlan | None:
         """The plan of the initial snapshot; None if it is not running."""
-        return next((each.plan for each in self.requests if each.kind == "initial"), None)
+        return next((request.plan for request in self.requests if request.kind == "initial"), None)
 
     @property
     def blocks_stream(self) -> bool:
@@ -146,7 +150,7 @@ class SignalState:
     @property
     def characters(self) -> int:
         """The characters of the names and filters of all requests."""
-        return sum(each.characters for each in self.requests)
+        return sum(request.characters for request in self.requests)
 
     @property
     def has_output(self) -> bool:
@@ -156,7 +160,7 @@ class SignalState:
     @property
     def asks_present(self) -> bool:
         """Whether a signal of the batch requests that the batch moves to the end of the stream."""
-        return any(each["type"] == LOGGED for each in self.notifications)
+        return any(notification["type"] == LOGGED for notification in self.notifications)
 
     def has_handled(self, identifier: str) -> bool:
         """Return whether the state has the id of this signal as processed."""
@@ -170,12 +174,12 @@ class SignalState:
         """Return the state with a further id; digests in `waiting` stay: they may recur."""
         handled = [*self.handled, digest(identifier)]
         surplus = len(handled) - _MAX_HANDLED
-        kept = [each for n, each in enumerate(handled) if n >= surplus or each in waiting]
+        kept = [known for n, known in enumerate(handled) if n >= surplus or known in waiting]
         return replace(self, handled=tuple(kept))
 
     def has_request(self, identifier: str) -> bool:
         """Return whether a snapshot with this id has not ended."""
-        return any(each.id == identifier for each in self.requests)
+        return any(request.id == identifier for request in self.requests)
 
     def free_id(self, name: str) -> str:
         """Return a name for a snapshot of the query, or a longer one while a snapshot has it."""
@@ -187,10 +191,10 @@ class SignalState:
         """Return the state with a changed request, or with a further one."""
         if not self.has_request(request.id):
             return replace(self, requests=(*self.requests, request))
-        changed = (request if each.id == request.id else each for each in self.requests)
+        changed = (request if old.id == request.id else old for old in self.requests)
         return replace(self, requests=tuple(changed))
 
     def without_request(self, identifier: str) -> SignalState:
         """Return the state without a request."""
-        kept = (each for each in self.requests if each.id != identifier)
+        kept = (request for request in self.requests if request.id != identifier)
         return replace(self, requests=tuple(kept))

@@ -130,12 +130,12 @@ def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | N
     namespace = (options.database or database or "", options.collection or collection or "")
     may_move = kind == "delete" and b"txnNumber" in event
     if not may_move:  # the document may lack other fields, which the source has left out
-        key = {name: each for name, each in key.items() if name in options.keys} or key
+        key = {name: value for name, value in key.items() if name in options.keys} or key
     if kind == "delete":
         return Change(namespace, key, row["token"], may_move=may_move)
     if full is not None and full.kind == DOCUMENT:
-        found = key_in(full.value, options.keys)
-        return Change(namespace, found, row["token"], document=full.value)
+        full_key = key_in(full.value, options.keys)
+        return Change(namespace, full_key, row["token"], document=full.value)
     if description is None:
         raise StreamError(
             "an event has neither fullDocument nor updateDescription: remove stages that drop "
@@ -178,12 +178,12 @@ def passes(changes: Iterable[Change]) -> Iterator[list[Change]]:
         if kept and not change.token > kept[-1].token:
             continue
         if change.may_move:
-            kept[:] = [replace(each, may_miss=each.is_update) for each in kept]
+            kept[:] = [replace(change, may_miss=change.is_update) for change in kept]
         elif not change.is_update:
             kept.clear()
         kept.append(change)
-    for found in zip_longest(*by_document.values()):
-        yield [change for change in found if change is not None]
+    for group in zip_longest(*by_document.values()):
+        yield [change for change in group if change is not None]
 
 
 def key_in(document: bytes, paths: Iterable[str]) -> dict[str, Any]:

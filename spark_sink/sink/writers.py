@@ -68,13 +68,13 @@ class DocumentWriter:
                 require_deployment(self._client)
                 self._is_checked = True
             for changes in passes(batch):
-                for namespace, found in groupby(sorted(changes, key=_NAMESPACE), _NAMESPACE):
-                    self._write(self._collection(namespace), [*found])
+                for namespace, group in groupby(sorted(changes, key=_NAMESPACE), _NAMESPACE):
+                    self._write(self._collection(namespace), [*group])
         except BulkWriteError as error:
             details: Mapping[str, Any] = error.details or {}
             first = next(iter(details.get("writeErrors", ())), details)
             where = first.get("op", {}).get("q", {})
-            key = {name: each for name, each in where.items() if name != self.options.token_field}
+            key = {name: value for name, value in where.items() if name != self.options.token_field}
             raise StreamError(
                 f"the cluster refuses a write of the sink (key {key}): fix the reason, and restart "
                 "the query",
@@ -114,10 +114,10 @@ class DocumentWriter:
             collection.bulk_write(requests, ordered=False)
         except BulkWriteError as error:
             failed: list[Mapping[str, Any]] = (error.details or {}).get("writeErrors", [])
-            if any(each["code"] != _DUPLICATE_KEY for each in failed) or not failed:
+            if any(failure["code"] != _DUPLICATE_KEY for failure in failed) or not failed:
                 raise
             # The document exists: with this change or a later one, or by another task.
-            conflicts = [changes[each["index"]] for each in failed]
+            conflicts = [changes[failure["index"]] for failure in failed]
             again = [change for change in conflicts if not self._has(collection, change)]
             if again and last:
                 raise
@@ -134,7 +134,7 @@ class DocumentWriter:
     ) -> _Request:
         """Return the request that replaces a document by that of a change."""
         field = self.options.token_field.encode()
-        fields = [each for each in elements_of(document) if each[0] != field]
+        fields = [part for part in elements_of(document) if part[0] != field]
         token = fields_of(bson.encode({"": change.token}))[b""]
         new = RawBSONDocument(document_of([*fields, (field, token)]))
         if any(name.startswith(b"$") for name, _ in fields):  # a replacement must not have such
@@ -152,7 +152,7 @@ class DocumentWriter:
             else:
                 requests.append((change, UpdateOne(self._guarded(change), assignment)))
         unmatched = self._unmatched(collection, requests)
-        left += (each for each in unmatched if not self._may_miss(each))
+        left += (change for change in unmatched if not self._may_miss(change))
         requests = self._rewritten(collection, left)
         for _ in range(_ATTEMPTS):
             requests = self._rewritten(collection, self._unmatched(collection, requests))
@@ -197,9 +197,9 @@ class DocumentWriter:
         names = {tuple(change.key) for change in changes}
         copies: dict[tuple[Any, ...], bytes] = {}
         wanted = {"$or": [dict(change.key) for change in changes]}
-        for found in collection.with_options(_RAW).find(wanted):
-            document = bytes(found.raw)
-            copies |= {_identifier(key_in(document, each)): document for each in names}
+        for raw in collection.with_options(_RAW).find(wanted):
+            document = bytes(raw.raw)
+            copies |= {_identifier(key_in(document, keys)): document for keys in names}
         requests = []
         for change in changes:
             copy = copies.get(_identifier(change.key))
@@ -226,12 +226,16 @@ class DocumentWriter:
 
         A path of an update has no names with dots, and none that is empty or begins with `$`.
         """
-        found = fields_of(change.description or b"")
+        description = fields_of(change.description or b"")
         for name in (b"removedFields", b"truncatedArrays", PATHS):
-            if name in found and len(found[name].value) > _EMPTY_BYTES:
+            if name in description and len(description[name].value) > _EMPTY_BYTES:
                 return None
-        is_exact = PATHS in found
-        fields = elements_of(found[b"updatedFields"].value) if b"updatedFields" in found else []
+        is_exact = PATHS in description
+        fields = (
+            elements_of(description[b"updatedFields"].value)
+            if b"updatedFields" in description
+            else []
+        )
         for path, _ in fields:
             parts = path.split(b".")
             if len(parts) > 1 and not is_exact:
@@ -240,7 +244,7 @@ class DocumentWriter:
                 return None
         token = bson.encode({self.options.token_field: change.token})
         own = self.options.token_field.encode()
-        kept = [each for each in fields if each[0].partition(b".")[0] != own]
+        kept = [field for field in fields if field[0].partition(b".")[0] != own]
         return {"$set": RawBSONDocument(document_of([*kept, *fields_of(token).items()]))}
 
     def _has(self, collection: Collection[dict[str, Any]], change: Change) -> bool:
@@ -294,8 +298,8 @@ class RowWriter:
         change_of = change_of_event if self._has_events else change_of_row
         for batch in batches:
             wanted = self._needed() if self._has_events else batch.schema.names
-            found = (change_of(row, self._options) for row in batch.select(wanted).to_pylist())
-            yield from (change for change in found if change is not None)
+            changes = (change_of(row, self._options) for row in batch.select(wanted).to_pylist())
+            yield from (change for change in changes if change is not None)
 
     def _needed(self) -> Sequence[str]:
         return ["token", "event"] if self._has_events else ["token", *self._options.keys]

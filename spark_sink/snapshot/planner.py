@@ -120,11 +120,17 @@ class SnapshotPlanner:
         """
         if not self._listed:
             self._list()
-        found = [each for each in self._listed.values() if wanted is None or wanted(str(each))]
+        chosen = [
+            collection
+            for collection in self._listed.values()
+            if wanted is None or wanted(str(collection))
+        ]
         if plan is not None:
             time = plan.snapshot_time
-            found = [replace(each, is_late=each.created > time) for each in found]
-        return sorted(found, key=lambda each: each.id)
+            chosen = [
+                replace(collection, is_late=collection.created > time) for collection in chosen
+            ]
+        return sorted(chosen, key=lambda each: each.id)
 
     def names(self, wanted: Wanted | None = None) -> list[tuple[str, str]]:
         """Return the collections that a snapshot reads, by database and name, now and before.
@@ -132,7 +138,9 @@ class SnapshotPlanner:
         A collection that was renamed has both names.
         """
         self._list()
-        return sorted({name for each in self.collections(wanted) for name in self._names[each.id]})
+        return sorted(
+            {name for collection in self.collections(wanted) for name in self._names[collection.id]}
+        )
 
     def next_batch(
         self,
@@ -145,11 +153,11 @@ class SnapshotPlanner:
         For a collection in `by_key`, only the documents with these keys are read.
         """
         weight = rows = 0.0
-        ids = [each.id for each in self.collections(wanted, plan)]
+        ids = [collection.id for collection in self.collections(wanted, plan)]
         begin, end = plan.end, None
         if begin is None or not ids or ids[-1] < begin.collection:
             return replace(plan, start=Mark(), end=None, ended=True)
-        for before in [each for each in self._sampled if each < begin.collection]:
+        for before in [sampled for sampled in self._sampled if sampled < begin.collection]:
             del self._sampled[before]
         for piece in self._pieces(replace(plan, start=begin, end=None), wanted, by_key, fine=False):
             if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
@@ -292,7 +300,7 @@ class SnapshotPlanner:
             total = sum(sizes) / (within or 1)
             if chosen and within is None:
                 total = min(number, rows) * average
-            shares = [each / total for each in sizes] if total else shares
+            shares = [weight / total for weight in sizes] if total else shares
         weight = max(weight, _COLLECTION_BYTES / CHUNK_BYTES)
         return [
             _Piece(Chunk(collection, *bounds), share, share * weight + _NOTHING, share * rows)
@@ -305,8 +313,8 @@ class SnapshotPlanner:
         """Return the `_id`s of a sample of a collection, and the sizes of the documents or 1."""
         for attempt in range(_SAMPLE_ATTEMPTS):
             try:
-                found = self._client[database][name].aggregate(stages, allowDiskUse=True)
-                return [(each.get("_id"), each.get("size", 1)) for each in found]
+                documents = self._client[database][name].aggregate(stages, allowDiskUse=True)
+                return [(document.get("_id"), document.get("size", 1)) for document in documents]
             except OperationFailure as error:
                 if error.code != _NO_NEW_DOCUMENT or attempt == _SAMPLE_ATTEMPTS - 1:
                     raise
@@ -315,13 +323,13 @@ class SnapshotPlanner:
     def _stats(self, database: str, name: str) -> tuple[int, int]:
         """Return about how many documents a collection has, and their bytes."""
         try:
-            found = self._client[database].command("collStats", name)
+            stats = self._client[database].command("collStats", name)
         except OperationFailure as error:
             if error.code not in _NO_STATS:
                 raise
             rows = self._client[database][name].estimated_document_count()
             return rows, rows * _UNKNOWN_SIZE
-        return int(found["count"]), int(found["size"])
+        return int(stats["count"]), int(stats["size"])
 
     def problem(
         self, collection: SnapshotCollection, condition: Mapping[str, Any] | None
@@ -343,7 +351,7 @@ class SnapshotPlanner:
 
     def _list(self) -> None:
         """Find the collections of the scope, with their shard keys."""
-        scope, found = self._scope, list[SnapshotCollection]()
+        scope, collections = self._scope, list[SnapshotCollection]()
         if scope.database is None:
             names = self._client.list_database_names()
             databases = [name for name in names if name not in SYSTEM_DATABASES]
@@ -353,14 +361,16 @@ class SnapshotPlanner:
             wanted: dict[str, Any] = {"type": "collection"}
             if scope.collections:
                 wanted["name"] = {"$in": list(scope.collections)}
-            for each in self._client[database].list_collections(filter=wanted):
-                name = each["name"]
+            for entry in self._client[database].list_collections(filter=wanted):
+                name = entry["name"]
                 if not name.startswith("system.") and scope.accepts(database, name):
-                    collated = "collation" in each.get("options", {})
-                    uuid = _uuid_of(each)
-                    found.append(SnapshotCollection(database, name, uuid, has_collation=collated))
-        sharded = self._sharded([str(each) for each in found])
-        for collection in found:
+                    collated = "collation" in entry.get("options", {})
+                    uuid = _uuid_of(entry)
+                    collections.append(
+                        SnapshotCollection(database, name, uuid, has_collation=collated)
+                    )
+        sharded = self._sharded([str(collection) for collection in collections])
+        for collection in collections:
             known = sharded.get(str(collection), {})
             created = known.get("timestamp", collection.created)
             keyed = replace(collection, key=tuple(known.get("key", ())), created=created)
@@ -370,12 +380,12 @@ class SnapshotPlanner:
     def _sharded(self, names: list[str]) -> dict[str, Mapping[str, Any]]:
         """Return what the config server knows of sharded collections, by name."""
         try:
-            found = list(self._client.config.collections.find({"_id": {"$in": names}}))
+            entries = list(self._client.config.collections.find({"_id": {"$in": names}}))
         except OperationFailure as error:
             if error.code != _NOT_ALLOWED:  # without the privilege, keys are `_id` alone
                 raise
             return {}
-        return {str(each["_id"]): each for each in found}
+        return {str(entry["_id"]): entry for entry in entries}
 
 
 def current_name(client: MongoClient[Any], collection: SnapshotCollection) -> str | None:
@@ -388,9 +398,9 @@ def current_name(client: MongoClient[Any], collection: SnapshotCollection) -> st
     if collection.uuid:
         uuid = Binary(bytes.fromhex(collection.uuid), 4)
         wanted = {"$or": [wanted, {"info.uuid": uuid}], "type": "collection"}
-    found = list(client[collection.database].list_collections(filter=wanted))
-    own = [each for each in found if _uuid_of(each) == collection.uuid]
-    return str((own or found)[0]["name"]) if found else None
+    entries = list(client[collection.database].list_collections(filter=wanted))
+    own = [entry for entry in entries if _uuid_of(entry) == collection.uuid]
+    return str((own or entries)[0]["name"]) if entries else None
 
 
 def _uuid_of(listed: Mapping[str, Any]) -> str:

@@ -119,7 +119,7 @@ class KeyFinder:
         self._heads = tuple(head for _, head in heads)
         self._heads_of = itemgetter(*(where for where, _ in heads))
         self._values_of = itemgetter(_NOTHING, *chosen)
-        self._size = _INT.pack(sum(each.stop - each.start for each in chosen) + 5)
+        self._size = _INT.pack(sum(part.stop - part.start for part in chosen) + 5)
 
 
 class DocumentEvents:
@@ -149,16 +149,16 @@ class DocumentEvents:
 
         Two shards may have documents with the same `_id`, which differ in the shard key.
         """
-        found = dict(zip(map(self._keys, documents), documents, strict=True))
-        keys = found.keys()
-        for each in (seen, *others):
-            if not keys.isdisjoint(each):
-                found = {key: raw for key, raw in found.items() if key not in each}
+        by_key = dict(zip(map(self._keys, documents), documents, strict=True))
+        keys = by_key.keys()
+        for known in (seen, *others):
+            if not keys.isdisjoint(known):
+                by_key = {key: raw for key, raw in by_key.items() if key not in known}
         seen.update(keys)
         head, names, around, pack = self._head, self._names, self._around, _INT.pack
         events = [
             b"".join((pack(around + len(raw) + len(key)), head, raw, names, key, b"\0"))
-            for key, raw in found.items()
+            for key, raw in by_key.items()
         ]
         return Run([self._token] * len(events), events)
 
@@ -243,7 +243,7 @@ class ChunkReader:
         if self._last is not None:  # of any type, so that type bracketing does not apply
             begin = {"$literal": RawBSONDocument(self._last)["_id"]}
             rest = [{"$expr": {"$gte": ["$_id", begin]}}]
-        paths = [each for each in collection.key if not each.startswith("_id.")]  # which collide
+        paths = [path for path in collection.key if not path.startswith("_id.")]  # which collide
         projection = dict.fromkeys(("_id", *paths), 1) if task.keys_only else None
         is_empty = True
         source = database.get_collection(name, read_concern=_At(concern))

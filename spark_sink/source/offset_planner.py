@@ -254,9 +254,9 @@ class OffsetPlanner:
         planners, wanted = self.planners, self._options.snapshot.accepts
         name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
         of_all = Gained(name, high_water_mark(time), self._options.scope, before)
-        found = {*planners.client.with_retries(lambda: planners.chunks.names(wanted))}
-        others = {each for each in self._output.namespaces() - found if of_all.accepts(*each)}
-        if not others and not any(of_all.accepts(*each) for each in found):
+        names = {*planners.client.with_retries(lambda: planners.chunks.names(wanted))}
+        others = {name for name in self._output.namespaces() - names if of_all.accepts(*name)}
+        if not others and not any(of_all.accepts(*name) for name in names):
             return signals
         patterns = self._options.snapshot.collections
         gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))

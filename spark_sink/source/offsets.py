@@ -59,8 +59,8 @@ class Offset:
     @property
     def document(self) -> dict[str, Any]:
         """The offset for Spark: a dict that json.dumps accepts."""
-        found: dict[str, Any] = to_document(self)
-        return found
+        document: dict[str, Any] = to_document(self)
+        return document
 
     def moved(self, position: Position, **changed: Any) -> Offset:
         """Return the end of the next batch; it keeps this offset's scope and `since`."""
@@ -85,8 +85,8 @@ class Offset:
     @property
     def gained(self) -> CollectionTokens:
         """What the scope has gained and the job is about to read, with tokens as below."""
-        found = (each.gained for each in self.signals.requests)
-        return {each: each.token for each in found if each is not None}
+        gains = (request.gained for request in self.signals.requests)
+        return {gain: gain.token for gain in gains if gain is not None}
 
     @property
     def unread_at_end(self) -> CollectionTokens:
@@ -94,17 +94,17 @@ class Offset:
 
         Each has the token from which the table lacks documents of it.
         """
-        return {name: token for found in self.unread_by_request.values() for name, token in found}
+        return {name: token for pairs in self.unread_by_request.values() for name, token in pairs}
 
     @property
     def unread_by_request(self) -> dict[str, list[tuple[tuple[str, str] | Gained, str]]]:
         """The same with their tokens, by the ids of the requests that read them."""
         return {
-            each.id: [
-                *((names, self.signals.required_at) for names in each.unread),
-                *([] if each.gained is None else [(each.gained, each.gained.token)]),
+            request.id: [
+                *((names, self.signals.required_at) for names in request.unread),
+                *([] if request.gained is None else [(request.gained, request.gained.token)]),
             ]
-            for each in self.signals.requests
+            for request in self.signals.requests
         }
 
     def require_scope(self, scope: Scope) -> None:

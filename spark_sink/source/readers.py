@@ -131,14 +131,18 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         Spark repeats a batch that has failed before it plans the next one, which processes the
         signal. A snapshot with a filter that fails for a document can be stopped so.
         """
-        client, found = self._planner.planners.client, offset.signals
+        client, signals = self._planner.planners.client, offset.signals
         receiver = SignalReceiver(client, self.options, QuerySnapshots(planner))
         with closing(receiver):
-            later = receiver.receive(found, offset.position)
+            later = receiver.receive(signals, offset.position)
             while receiver.has_more:
                 later = receiver.receive(later, offset.position)
-        kept = [each for each in later.requests if found.running and each.id == found.running.id]
-        return found.with_request(kept[0]) if kept else replace(found, reading=None)
+        kept = [
+            request
+            for request in later.requests
+            if signals.running and request.id == signals.running.id
+        ]
+        return signals.with_request(kept[0]) if kept else replace(signals, reading=None)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the events that one task reads, as Arrow batches. Raises StreamError."""

@@ -68,14 +68,14 @@ def require_maskable(client: RouterClient, options: StreamOptions) -> None:
     """
     planner = snapshot_planner(client, options)
     try:
-        found = client.with_retries(planner.collections)
+        collections = client.with_retries(planner.collections)
     except OperationFailure:
         return
-    for each in found:
+    for collection in collections:
         for edit in options.masked_fields:
-            is_of_key = any(edit.meets(field.encode().split(b".")) for field in each.key)
-            if is_of_key and edit.concerns(each.database, each.name):
-                raise key_is_masked(edit, str(each))
+            is_of_key = any(edit.meets(field.encode().split(b".")) for field in collection.key)
+            if is_of_key and edit.concerns(collection.database, collection.name):
+                raise key_is_masked(edit, str(collection))
 
 
 def chunk_task(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> SnapshotTask:
@@ -114,8 +114,8 @@ def snapshot_tasks(
         of_all = ended.kind == "initial" and not ended.collections
         names = None if of_all else {*ended.unread, *planner.names(ended.reads_whole)}
         if names and not ended.required:  # what the scope has gained meanwhile is read later
-            gained = [each.gained for each in state.requests if each.gained is not None]
-            names = {name for name in names if not any(each.accepts(*name) for each in gained)}
+            gained = [request.gained for request in state.requests if request.gained is not None]
+            names = {name for name in names if not any(scope.accepts(*name) for scope in gained)}
         if names != set() or ended.gained is not None:
             tasks.append(_end_of_snapshot(ended, names, present()))
     return tasks
@@ -140,7 +140,9 @@ def rows_of_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]
             yield from read_chunks(client, task, options)
             return
         if options.splits_large_events:
-            start, end = (_in_fragments(each, task, options) for each in (task.start, task.end))
+            start, end = (
+                _in_fragments(position, task, options) for position in (task.start, task.end)
+            )
             task = replace(task, start=start, end=end)
         reader = TaskReader(task, client.watch_events, options.retry_policy)
         runs: Iterable[Run] = one_ahead(reader.runs())
@@ -179,13 +181,13 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
     time = position.cluster_time
     section = ReadTask(AtTime(time), after(time), task.shard)
     tokens = replace(options, pipeline=(*options.pipeline[:-1], {"$project": {"_id": 1}}))
-    found: list[list[bytes]] = []
-    for each in (tokens, options):
-        with closing(RouterClient(each)) as client:
+    fragments: list[list[bytes]] = []
+    for chosen in (tokens, options):
+        with closing(RouterClient(chosen)) as client:
             events = TaskReader(section, client.watch_events, options.retry_policy).events()
-            found.append(list(join_fragments(events)))
-    number = sum(sort_key(each) <= position.data for each in found[0])
-    return Token.of(found[1][number - 1]) if number else AtTime(time)
+            fragments.append(list(join_fragments(events)))
+    number = sum(sort_key(token) <= position.data for token in fragments[0])
+    return Token.of(fragments[1][number - 1]) if number else AtTime(time)
 
 
 def _end_of_snapshot(

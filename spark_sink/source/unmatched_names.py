@@ -35,8 +35,8 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
         warnings = [*_warnings(given)]
     except PyMongoError:
         return
-    for each in warnings:
-        say(within_limit(f"warning: {each}"))
+    for warning in warnings:
+        say(within_limit(f"warning: {warning}"))
 
 
 def _warnings(options: StreamOptions) -> Iterator[str]:
@@ -44,26 +44,26 @@ def _warnings(options: StreamOptions) -> Iterator[str]:
     scope, signals = options.scope, options.signal_collection
     with closing(RouterClient(options)) as client:
         databases = [
-            each for each in client.mongo.list_database_names() if each not in SYSTEM_DATABASES
+            name for name in client.mongo.list_database_names() if name not in SYSTEM_DATABASES
         ]
         listed = databases if scope.database is None else [scope.database]
         listed = [*listed, *(signals or ())[:1]]
         if len(listed) > _MAX_DATABASES:
             return
         kinds = {
-            (database, found["name"]): str(found.get("type", "collection"))
+            (database, entry["name"]): str(entry.get("type", "collection"))
             for database in dict.fromkeys(listed)
-            for found in client.mongo[database].list_collections(
+            for entry in client.mongo[database].list_collections(
                 nameOnly=True, authorizedCollections=True
             )
-            if not found["name"].startswith("system.")
+            if not entry["name"].startswith("system.")
         }
     if unmatched := [*_unmatched(options, [*kinds], databases)]:
         yield f"nothing matches {', '.join(unmatched)}: correct the option, or create it"
     left_out = sorted(
-        f"{_NO_COLLECTIONS[kind]} {'.'.join(each)}"
-        for each, kind in kinds.items()
-        if kind in _NO_COLLECTIONS and scope.accepts(*each)
+        f"{_NO_COLLECTIONS[kind]} {'.'.join(namespace)}"
+        for namespace, kind in kinds.items()
+        if kind in _NO_COLLECTIONS and scope.accepts(*namespace)
     )
     if left_out:
         yield f"{', '.join(left_out)}: left out, because MongoDB has no change stream of it"
@@ -74,9 +74,11 @@ def _unmatched(
 ) -> Iterator[str]:
     """Return the entries that match none of these collections or databases, with their options."""
     scope, snapshot, signals = options.scope, options.snapshot, options.signal_collection
-    inside = [each for each in collections if scope.accepts(*each)]
-    names, chosen = ([".".join(each) for each in found] for found in (collections, inside))
-    own = [f"{scope.database}.{each}" for each in scope.collections]
+    inside = [namespace for namespace in collections if scope.accepts(*namespace)]
+    names, chosen = (
+        [".".join(namespace) for namespace in group] for group in (collections, inside)
+    )
+    own = [f"{scope.database}.{name}" for name in scope.collections]
     whole = [] if own or scope.database is None else [scope.database]
     given: list[tuple[str, Iterable[str], list[str], bool]] = [
         ("database", whole, databases, True),
@@ -101,5 +103,5 @@ def _unmatched(
         ("field.renames", options.renamed_fields),
     ):
         for edit in edits:
-            if not any(edit.concerns(*each) for each in inside):
+            if not any(edit.concerns(*namespace) for namespace in inside):
                 yield f"{edit.database}.{edit.collection} of {option}"

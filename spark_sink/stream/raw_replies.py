@@ -24,23 +24,23 @@ _READER = "mergerouter-reply"
 
 def read_raw(cursor: Any) -> None:
     """Let a cursor of a client for RawBSONDocument return bytes from now on."""
-    cursor._data = deque(bytes(each.raw) for each in cursor._data)
+    cursor._data = deque(bytes(document.raw) for document in cursor._data)
     cursor._unpack_response = _unpacked
 
 
 def next_reply(cursor: Any) -> list[bytes]:
     """Return what is buffered, or else what one request returns. Raises PyMongoError."""
-    found: list[bytes] = []
-    cursor._next_batch(found)
-    return found
+    documents: list[bytes] = []
+    cursor._next_batch(documents)
+    return documents
 
 
 def replies(cursor: Any) -> Iterator[list[bytes]]:
     """Return all documents of a cursor, one server reply at a time. Raises PyMongoError."""
     read_raw(cursor)
     while cursor.alive:
-        if found := next_reply(cursor):
-            yield found
+        if reply := next_reply(cursor):
+            yield reply
 
 
 def one_ahead(replies: Generator[_Reply]) -> Iterator[_Reply]:
@@ -82,7 +82,7 @@ def _unpacked(response: Any, *_: Any, **__: Any) -> list[dict[str, Any]]:
 
 def _fields(data: bytes, start: int, end: int) -> dict[str, Any]:
     """Return the fields of a reply, or of its cursor, whose batch remains a list of BSON."""
-    found: dict[str, Any] = {}
+    fields: dict[str, Any] = {}
     for kind, name, at, stop in values_in(data, start, end):
         if name == b"cursor":
             value: Any = _fields(data, at, stop)
@@ -90,5 +90,5 @@ def _fields(data: bytes, start: int, end: int) -> dict[str, Any]:
             value = documents_in(data, at, stop)
         else:
             value = bson.decode(Slice(kind, data[at:stop]).wrapped())["v"]
-        found[name.decode()] = value
-    return found
+        fields[name.decode()] = value
+    return fields

@@ -168,14 +168,14 @@ class RouterClient:
             if error.code in _NO_SHARD_LIST:
                 return None
             raise
-        return [Shard(each["_id"], each.get("topologyTime")) for each in reply["shards"]]
+        return [Shard(entry["_id"], entry.get("topologyTime")) for entry in reply["shards"]]
 
     def cluster_id(self) -> str:
         """Return the id that the cluster or the set was made with; empty if it cannot be read."""
         try:
-            found = self._client.config.version.find_one()
-            if found is not None:
-                return str(found.get("clusterId", ""))
+            version = self._client.config.version.find_one()
+            if version is not None:
+                return str(version.get("clusterId", ""))
             reply = self._client.admin.command("replSetGetConfig", codec_options=_PLAIN)
         except PyMongoError:  # not allowed, or a router without a mongos
             return ""
@@ -334,10 +334,10 @@ def require_deployment(client: MongoClient[Any]) -> None:
 def _is_shard(admin: Database[Any]) -> bool:
     """Return whether a replica set is known to be a shard."""
     try:
-        found = admin["system.version"].find_one({"_id": "shardIdentity"})
+        identity = admin["system.version"].find_one({"_id": "shardIdentity"})
     except OperationFailure:  # the user may not read it
         return False
-    return found is not None
+    return identity is not None
 
 
 def _addresses(client: MongoClient[Any]) -> str:

@@ -36,8 +36,8 @@ class Advance:
     def __init__(
         self, keys: Sequence[str], changes: DataFrame, form: TableForm | None = None
     ) -> None:
-        found = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
-        self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in found)
+        rows = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
+        self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in rows)
         """The DDL events among the changes."""
         self._prepare = Prepare(keys, self.ddl_events)
         self._changes = self._prepared(changes.where(F.col("op").isNotNull()))

@@ -214,10 +214,13 @@ class CurrentTable:
         new_events = before.not_applied(ddl_events)
         state, incomplete = before.after(changes, ddl_events), set(before.unread)
         if scope is not None:
-            found = {**before.unread, **scope.unread}
-            state = replace(state, unread=unread_after(found, new_events, scope.contains))
-            named = {each.target for each in ddl_events if each.target is not None}
-            incomplete = {*state.unread, *(each for each in named if not scope.contains(*each))}
+            unread = {**before.unread, **scope.unread}
+            state = replace(state, unread=unread_after(unread, new_events, scope.contains))
+            named = {event.target for event in ddl_events if event.target is not None}
+            incomplete = {
+                *state.unread,
+                *(namespace for namespace in named if not scope.contains(*namespace)),
+            }
         writes = changes.groups or ddl_events or self._is_rewritten
         ranges = KeyRanges.of(self.log.files(), self.form.column) if writes else KeyRanges()
         moved = list[KeyRange]()
@@ -229,20 +232,20 @@ class CurrentTable:
 
         @cache
         def places_in(path: str) -> list[str]:
-            groups = [each for each in changes.groups if each.path == path]
-            found: list[str] = read_groups(self.address, groups, ["place"])["place"].to_pylist()
-            return found
+            groups = [group for group in changes.groups if group.path == path]
+            values: list[str] = read_groups(self.address, groups, ["place"])["place"].to_pylist()
+            return values
 
         def places(group: ChangeGroup) -> list[str]:
-            found = places_in(group.path)  # sorted
-            return found[bisect_left(found, group.first) : bisect_right(found, group.last)]
+            values = places_in(group.path)  # sorted
+            return values[bisect_left(values, group.first) : bisect_right(values, group.last)]
 
         return Plan(
             state,
             ranges,
             merges_of(ranges, changes.groups, places),
             changes,
-            frozenset(name for each in moved for name in each.partitions),
+            frozenset(name for key_range in moved for name in key_range.partitions),
             Fold(
                 state.complete_from,
                 {**state.complete_in, **dict.fromkeys(incomplete, ABOVE_ALL_TOKENS)},
@@ -268,7 +271,7 @@ class CurrentTable:
         by_file = groupby(sorted(groups, key=of_file), of_file)
         tasks = [partial(stage_moved, *stage, ddl_events, [*own]) for _, own in by_file]
         events, columns = self.state.not_applied(ddl_events), self.form.base_columns
-        files = (path for each in moved for path in each.paths)
+        files = (path for key_range in moved for path in key_range.paths)
         tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
         return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
 
@@ -289,8 +292,8 @@ class CurrentTable:
         pending = [*plan.merges, *(untouched() if rewrites_all else ())]
         merged = list[tuple[Merge, MergeReport]]()
         while True:
-            work = sum(each.size for each in pending)
-            tasks = [task(merge=each, form=form, again=rewrites_all) for each in pending]
+            work = sum(merge.size for merge in pending)
+            tasks = [task(merge=merge, form=form, again=rewrites_all) for merge in pending]
             session = spark if work > _DRIVER_BYTES else None
             reports = run_tasks(session, MergeReport, tasks, "files merged")
             merged += zip(pending, reports, strict=True)
@@ -301,12 +304,12 @@ class CurrentTable:
             rewrites = form.rewrites(before)
             stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
             for _, report in stale:
-                Folder(self.address).remove(*(each["path"] for each in report.parts))
+                Folder(self.address).remove(*(part["path"] for part in report.parts))
                 if upsert.quarantine is not None:
-                    problems = (each["path"] for each in report.problems)
+                    problems = (problem["path"] for problem in report.problems)
                     Folder(upsert.quarantine.address).remove(*problems)
             merged = [] if rewrites else [pair for pair in merged if pair[1].wanted is None]
-            pending = [each for each, _ in stale]
+            pending = [merge for merge, _ in stale]
             if rewrites and not rewrites_all:
                 pending += untouched()
                 rewrites_all = True
@@ -318,19 +321,19 @@ class CurrentTable:
         """
         batch, log, state = upsert.batch, self.log, plan.state
         reports = [report for _, report in merged]
-        problems = [each for report in reports for each in report.problems]
+        problems = [problem for report in reports for problem in report.problems]
         begins = upsert.creates_quarantine and not log.exists
         if (problems or begins) and upsert.quarantine is not None and batch is not None:
             batch = batch.wrote(upsert.quarantine.name)
             upsert.quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
         if upsert.scope is not None:
-            lost = (each for report in reports for each in report.lost)
+            lost = (document for report in reports for document in report.lost)
             contains = upsert.scope.contains
             state = state.with_lost([e for e in lost if contains(e.database, e.collection)])
         checksum = sum((report.added for report in reports), state.checksum)
         replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged))
-        parts = [each for report in reports for each in report.parts]
-        new = {each["partition"][KEY_RANGE] for each in parts}
+        parts = [part for report in reports for part in report.parts]
+        new = {part["partition"][KEY_RANGE] for part in parts}
         state = replace(
             state,
             checksum=checksum - plan.changes.removed,

@@ -70,7 +70,7 @@ class DdlEvent:
         if self.kind == "dropDatabase":
             return [f"{self.database}\0"]
         names = (self.database, self.collection), self.target
-        return ["\0".join((*map(str, each), "")) for each in names if each is not None]
+        return ["\0".join((*map(str, name), "")) for name in names if name is not None]
 
 
 def ddl_event_of(event: bytes) -> DdlEvent:
@@ -87,8 +87,8 @@ def ddl_event_of(event: bytes) -> DdlEvent:
 
 def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[Namespace, ...] | None:
     """Return the databases and collections that a snapshot has read; None for all."""
-    found = snapshot_end.get("collections")
-    return None if found is None else tuple(sorted((each["db"], each["coll"]) for each in found))
+    names = snapshot_end.get("collections")
+    return None if names is None else tuple(sorted((name["db"], name["coll"]) for name in names))
 
 
 def unread_after(
@@ -98,28 +98,28 @@ def unread_after(
 
     The end of a snapshot removes the collections that the snapshot has read after their token.
     """
-    found = dict(unread)
+    left = dict(unread)
     for event in events:
         here = (event.database or "", event.collection or "")
         if event.kind == SNAPSHOT_END:
-            before = [each for each, token in found.items() if token < event.token]
-            ended = [each for each in before if event.has_read(each)]
+            before = [name for name, token in left.items() if token < event.token]
+            ended = [name for name in before if event.has_read(name)]
         elif event.kind == "dropDatabase":
-            ended = [e for e in found if not isinstance(e, Gained) and e[0] == event.database]
+            ended = [e for e in left if not isinstance(e, Gained) and e[0] == event.database]
         else:
             ended = [here]
-        for each in ended:
-            found.pop(each, None)
+        for name in ended:
+            left.pop(name, None)
         if event.kind in ("drop", "rename"):
-            found[event.target or here] = event.token
+            left[event.target or here] = event.token
     return {
-        part: token for part, token in found.items() if isinstance(part, Gained) or in_scope(*part)
+        part: token for part, token in left.items() if isinstance(part, Gained) or in_scope(*part)
     }
 
 
 def renamed_by(events: Iterable[DdlEvent]) -> dict[Namespace, str]:
     """Return the names that events, sorted by token, give to collections, and their tokens."""
-    return {each.target: each.token for each in events if each.target is not None}
+    return {event.target: event.token for event in events if event.target is not None}
 
 
 @dataclass(frozen=True)
@@ -137,24 +137,24 @@ class TableScope:
 
 def token_in(tokens: CollectionTokens, database: str, collection: str) -> str:
     """Return the latest token that `tokens` have for a collection; empty for none."""
-    gains = (each for each in tokens if isinstance(each, Gained))
-    found = [tokens[each] for each in gains if each.accepts(database, collection)]
-    return max([*found, tokens.get((database, collection), "")])
+    gains = (gain for gain in tokens if isinstance(gain, Gained))
+    matching = [tokens[gain] for gain in gains if gain.accepts(database, collection)]
+    return max([*matching, tokens.get((database, collection), "")])
 
 
 def unread_names(unread: CollectionTokens) -> str:
     """Return the names of the first unread collections, for messages; empty for none."""
-    names = (str(each) if isinstance(each, Gained) else ".".join(each) for each in unread)
+    names = (str(name) if isinstance(name, Gained) else ".".join(name) for name in unread)
     return ", ".join(sorted(names)[:20])
 
 
 def tokens_document(tokens: CollectionTokens) -> list[list[Any]]:
     """Return tokens as a part of a state's document."""
-    found = (
+    pairs = (
         [to_document(part), token] if isinstance(part, Gained) else [*part, token]
         for part, token in tokens.items()
     )
-    return sorted(found, key=str)
+    return sorted(pairs, key=str)
 
 
 def tokens_from(document: Sequence[Sequence[Any]]) -> CollectionTokens:

@@ -177,10 +177,10 @@ class DeltaLog:
 
         If another commit is faster, nothing changes until the next call.
         """
-        found = {} if self._table is None else self._table.metadata().configuration
+        configuration = {} if self._table is None else self._table.metadata().configuration
         times = {_FILES_KEPT: seconds, _COMMITS_KEPT: max(seconds, _DAY)}
-        wanted = {name: f"interval {each:.0f} seconds" for name, each in times.items()}
-        if self._table is None or found.items() >= wanted.items():
+        wanted = {name: f"interval {duration:.0f} seconds" for name, duration in times.items()}
+        if self._table is None or configuration.items() >= wanted.items():
             return
         with self.stream_errors(), suppress(CommitFailedError):
             self._table.alter.set_table_properties(wanted)
@@ -206,14 +206,14 @@ class DeltaLog:
             table.update_incremental()
             later = table.version() - before
             commits = table.history(later) if later > 0 else ()
-        if any(each.get("operation") == RESTORE for each in commits):
+        if any(commit.get("operation") == RESTORE for commit in commits):
             raise restored_error(self.address)
 
     @property
     def epoch(self) -> int:
         """The epoch of the version; 0 if no start has raised it."""
-        found = {} if self._table is None else self._table.metadata().configuration
-        return int(found.get(EPOCH, 0))
+        configuration = {} if self._table is None else self._table.metadata().configuration
+        return int(configuration.get(EPOCH, 0))
 
     def later_epoch(self) -> int:
         """Return an epoch for a start that follows the one that writes to the table now."""
@@ -277,13 +277,13 @@ class DeltaLog:
 
     def batch(self) -> Batch:
         """Return the newest batch. Raises StreamError if there is none."""
-        found = Batch.of(self.state())
-        if found is None:
+        batch = Batch.of(self.state())
+        if batch is None:
             raise StreamError(
                 f"the table at {self.address} has no batch, so no job has written it: correct the "
                 "path, or restore the folder with all its files"
             )
-        return found
+        return batch
 
     @property
     def checksum(self) -> Checksum:
@@ -296,15 +296,15 @@ class DeltaLog:
 
         Raises StreamError if its commit or one of its files has been deleted.
         """
-        found = DeltaLog(self.address, self.partitions)
-        assert found._table is not None
+        log = DeltaLog(self.address, self.partitions)
+        assert log._table is not None
         with suppress(DeltaError):  # its commits have been deleted
-            found._table.load_as_version(version)
-            replaced = found.paths() - self.paths()
+            log._table.load_as_version(version)
+            replaced = log.paths() - self.paths()
             existing = self._existing(replaced, f"replaced files of {self.name} looked up")
             if sum(map(len, existing)) == len(replaced):
-                found._state = found._transaction(APPLICATION), dict(state)
-                return found
+                log._state = log._transaction(APPLICATION), dict(state)
+                return log
         raise StreamError(
             f"files of version {version} of the table at {self.address} have been deleted: the "
             "table's property delta.deletedFileRetentionDuration says how long they are kept. "
@@ -323,10 +323,10 @@ class DeltaLog:
         The statistics of columns are left out, and so are files that by these have no chosen row.
         """
         files = self.files()
-        for each in chosen:
-            if isinstance(each, tuple):
-                files = _with_rows(files, *each)
-        names = [each for each in files.column_names if not each.startswith(_OF_COLUMNS)]
+        for condition in chosen:
+            if isinstance(condition, tuple):
+                files = _with_rows(files, *condition)
+        names = [name for name in files.column_names if not name.startswith(_OF_COLUMNS)]
         rows = files.select(names).to_pylist()
         return [{**row, "path": unquote(row["path"])} for row in rows]
 
@@ -440,7 +440,7 @@ class DeltaLog:
         self.reload()
         assert self._table is not None
         later = self._table.version() - before
-        names = {each["operation"] for each in self._table.history(later)} if later else {""}
+        names = {commit["operation"] for commit in self._table.history(later)} if later else {""}
         return names <= _REARRANGING
 
     def exchange(
@@ -453,13 +453,13 @@ class DeltaLog:
         of them were found: delta-rs would retry it on a later version without that check.
         """
         actions = [_action(part, changes=False) for part in parts]
-        removed = [_removal(each) for each in former]
+        removed = [_removal(file) for file in former]
         for _ in range(_EXCHANGES):
             self.reload()
-            found = self.paths()
-            if actions and all(each.path in found for each in actions):
+            paths = self.paths()
+            if actions and all(action.path in paths for action in actions):
                 return True  # the store has committed without a reply
-            if not all(each["path"] in found for each in former):
+            if not all(file["path"] in paths for file in former):
                 return False
             assert self._table is not None
             with self.stream_errors(), suppress(CommitFailedError):
@@ -489,15 +489,15 @@ class DeltaLog:
         self.reload()
         assert self._table is not None
         with self.stream_errors():
-            found = set(self._table.vacuum())
+            removed = set(self._table.vacuum())
             if full:
-                found |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
+                removed |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
             # The log names files for a while after this object or another program has deleted them.
-            left, count = found - self._deleted, 0
+            left, count = removed - self._deleted, 0
             for old in self._existing(left, f"old files of {self.name} deleted"):
                 Folder(self.address).remove(*old)
                 count += len(old)
-        self._deleted = found
+        self._deleted = removed
         return count
 
     def _existing(self, paths: Collection[str], what: str) -> Iterator[list[str]]:
@@ -509,8 +509,8 @@ class DeltaLog:
         every = sorted(paths)
         for start in range(0, len(every), _PATHS_LOOKED_UP):
             chosen = every[start : start + _PATHS_LOOKED_UP]
-            found = files.get_file_info(chosen)
-            yield [each.path for each in found if each.type == fs.FileType.File]
+            infos = files.get_file_info(chosen)
+            yield [info.path for info in infos if info.type == fs.FileType.File]
             REPORT_PROGRESS.get()(what, start + len(chosen), len(every))
 
     def _create(
@@ -536,8 +536,8 @@ class DeltaLog:
 
     def _add_columns(self, schema: pa.Schema) -> None:
         assert self._table is not None
-        known = {each.name: each.type for each in self._table.schema().fields}
-        changed = [each for each in _schema(schema).fields if known.get(each.name) != each.type]
+        known = {field.name: field.type for field in self._table.schema().fields}
+        changed = [field for field in _schema(schema).fields if known.get(field.name) != field.type]
         if not changed:
             return
         try:
@@ -546,8 +546,8 @@ class DeltaLog:
         except SchemaMismatchError as error:
             raise OptionError(
                 f"the table at {self.address} has other types of "
-                f"{', '.join(each.name for each in changed)}: start the query with the options of "
-                "before, or write to another folder",
+                f"{', '.join(field.name for field in changed)}: start the query with the options "
+                "of before, or write to another folder",
                 error,
             ) from None
         self.reload()
@@ -573,7 +573,7 @@ class DeltaLog:
             raise
         except (DeltaError, OSError, pa.ArrowException) as error:
             remedy = "correct the path or the access to it, or restore it if files are lost"
-            if any(each in str(error) for each in FULL_DISK):
+            if any(message in str(error) for message in FULL_DISK):
                 remedy = "the disk is full. Free space, and start again; nothing is lost"
             raise StreamError(
                 f"the table at {self.address} cannot be read or written: {remedy}", error
@@ -596,14 +596,14 @@ def _with_rows(files: pa.Table, name: str, operator: str, value: Any) -> pa.Tabl
     for side in sides.get(operator, ("min.", "max.")):
         if side + name in files.column_names:
             compare = pc.less_equal if side == "min." else pc.greater_equal
-            found = compare(files[side + name], pa.scalar(value))
-            files = files.filter(pc.fill_null(found, fill_value=True))
+            matches = compare(files[side + name], pa.scalar(value))
+            files = files.filter(pc.fill_null(matches, fill_value=True))
     return files
 
 
 def _schema(schema: pa.Schema) -> Schema:
     """Return Delta's schema of columns, all of which may be null."""
-    return Schema.from_arrow(pa.schema([each.with_nullable(True) for each in schema]))
+    return Schema.from_arrow(pa.schema([field.with_nullable(True) for field in schema]))
 
 
 def _removal(action: Mapping[str, Any]) -> RemoveAction:

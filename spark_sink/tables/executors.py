@@ -37,17 +37,17 @@ def run_tasks(
 
     REPORT_PROGRESS is called with `what` and the number of tasks that are done.
     """
-    found: list[_Report] = []
+    reports: list[_Report] = []
     step = 1 if spark is None else _TASKS_PER_CORE * spark.sparkContext.defaultParallelism
     for start in range(0, len(tasks), step):
         chosen = tasks[start : start + step]
         if spark is None:
-            found += [task() for task in chosen]
+            reports += [task() for task in chosen]
         else:
-            works = [partial(reported, each) for each in chosen]
-            found += reports_in(kind, rows_of(spark, works, REPORT))
-        REPORT_PROGRESS.get()(what, len(found), len(tasks))
-    return found
+            works = [partial(reported, task) for task in chosen]
+            reports += reports_in(kind, rows_of(spark, works, REPORT))
+        REPORT_PROGRESS.get()(what, len(reports), len(tasks))
+    return reports
 
 
 def reported(task: Callable[..., Any], *batches: Iterable[pa.RecordBatch]) -> MadeRows:

@@ -133,7 +133,7 @@ class _State:
         if self.document is None:
             return False
         document, key = (
-            bson.decode(each, CODEC) for each in (self.document, fields[b"documentKey"].value)
+            bson.decode(data, CODEC) for data in (self.document, fields[b"documentKey"].value)
         )
         if any(
             _has(document, name) and bson.encode({"": _at(document, name)}) != bson.encode({"": v})
@@ -228,7 +228,7 @@ class Fold:
         """
         if not self.renamed:
             return rows
-        names = pa.array([".".join(each) for each in self.renamed])
+        names = pa.array([".".join(name) for name in self.renamed])
         which = pc.index_in(rows["namespace"], value_set=names)
         # The token of a deleted document stays that of its delete.
         which = pc.if_else(rows[DELETED], pa.scalar(None, pa.int32()), which)
@@ -270,10 +270,12 @@ def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
         return _FOLDED.empty_table(), prepared
     known = (chosen[name] for name in _GIVEN.names[:5])
     rest = pa.nulls(len(documents), pa.string()), pa.repeat(pa.scalar(False), len(documents))
-    found = _folded((*known, documents, *rest))
+    folded = _folded((*known, documents, *rest))
     if chosen.num_rows == prepared.num_rows:
-        return found, prepared.slice(0, 0)
-    return found, prepared.filter(pc.invert(pc.is_in(prepared["place"], value_set=chosen["place"])))
+        return folded, prepared.slice(0, 0)
+    return folded, prepared.filter(
+        pc.invert(pc.is_in(prepared["place"], value_set=chosen["place"]))
+    )
 
 
 def without_superseded(prepared: pa.Table) -> pa.Table:
@@ -326,8 +328,8 @@ def _documents_in(events: pa.Array) -> pa.Array:
             continue
         documents = full.column()
         kinds, codes = kind.distinct()
-        if any(each.value == _DELETE for each in kinds):
-            living = pa.array([each.value != _DELETE for each in kinds]).take(pa.array(codes))
+        if any(kind.value == _DELETE for kind in kinds):
+            living = pa.array([kind.value != _DELETE for kind in kinds]).take(pa.array(codes))
             documents = pc.if_else(living, documents, None)
         parts.append((layout.rows, documents))
     return in_order(parts)
@@ -337,7 +339,7 @@ def _folded(given: Iterable[Any]) -> pa.Table:
     """Return rows of FOLDED, made from the columns _GIVEN as lists or arrays."""
     rows = pa.table(dict(zip(_GIVEN.names, given, strict=True)), _GIVEN)
     seconds = pc.utf8_slice_codeunits(rows["token"].combine_chunks(), 2, 10).dictionary_encode()
-    known = pa.array([int(each, 16) for each in seconds.dictionary.to_pylist()], pa.int64())
+    known = pa.array([int(digits, 16) for digits in seconds.dictionary.to_pylist()], pa.int64())
     times = pc.multiply(known.take(seconds.indices), 1_000_000)
     names = pc.binary_join_element_wise(rows["database"], rows["collection"], ".")
     derived = {"namespace": names, "clusterTime": times}

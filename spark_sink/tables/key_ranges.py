@@ -37,19 +37,19 @@ _KEY_CHARACTERS = 1024
 
 def places_of(rows: pa.Table | pa.RecordBatch, *names: str) -> pa.Array:
     """Return the places of rows with the columns `names`, by default KEY_COLUMNS."""
-    found = pc.binary_join_element_wise(*(rows[name] for name in names or KEY_COLUMNS), "\0")
-    return found.combine_chunks() if isinstance(found, pa.ChunkedArray) else found
+    places = pc.binary_join_element_wise(*(rows[name] for name in names or KEY_COLUMNS), "\0")
+    return places.combine_chunks() if isinstance(places, pa.ChunkedArray) else places
 
 
 def partitions_of(actions: pa.Table) -> set[str]:
     """Return the partitions of files, which are given as in `DeltaLog.files`."""
-    return {each or "" for each in _text(actions, f"partition.{KEY_RANGE}").to_pylist()}
+    return {name or "" for name in _text(actions, f"partition.{KEY_RANGE}").to_pylist()}
 
 
 def partition_digest(partitions: Collection[str]) -> int:
     """Return a number for a set of partitions: the XOR of a hash of each."""
-    hashes = (blake2b(each.encode(), digest_size=6).digest() for each in partitions)
-    return reduce(xor, (int.from_bytes(each) for each in hashes), 0)
+    hashes = (blake2b(name.encode(), digest_size=6).digest() for name in partitions)
+    return reduce(xor, (int.from_bytes(hashed) for hashed in hashes), 0)
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,7 @@ class Merge:
     @property
     def size(self) -> int:
         """The bytes of files and changes that the task reads."""
-        return self.base.size + sum(each.size for each in self.changes)
+        return self.base.size + sum(group.size for group in self.changes)
 
 
 class KeyRanges:
@@ -112,7 +112,7 @@ class KeyRanges:
         self, files: Mapping[str, list[Any]] | None = None, ranges: Sequence[range] = ()
     ) -> None:
         self._files, self._ranges = files or {}, ranges
-        self._first: list[str] = [self._files["first"][each.start] for each in ranges]
+        self._first: list[str] = [self._files["first"][span.start] for span in ranges]
 
     @classmethod
     def of(
@@ -174,19 +174,19 @@ class KeyRanges:
 
     def index(self, place: str) -> int:
         """Return the index of the range that a place belongs to."""
-        found = max(0, bisect_right(self._first, place) - 1)
-        is_in_next = found + 1 < len(self) and self._lower(found + 1) <= place
-        return found + is_in_next
+        index = max(0, bisect_right(self._first, place) - 1)
+        is_in_next = index + 1 < len(self) and self._lower(index + 1) <= place
+        return index + is_in_next
 
     def older(self, token: str, prefixes: Iterable[str]) -> set[int]:
         """Return the indexes of ranges that may have rows below a token at places with prefixes."""
-        found: set[int] = set()
+        indexes: set[int] = set()
         for prefix in prefixes:
             begin = bisect_left(range(len(self._ranges)), prefix, key=self._last)
             for index in range(begin, bisect_left(self._first, prefix + LAST)):
-                if any((each or "") < token for each in self._of_range(index, "token")):
-                    found.add(index)
-        return found
+                if any((known or "") < token for known in self._of_range(index, "token")):
+                    indexes.add(index)
+        return indexes
 
     def without(self, indexes: Collection[int]) -> KeyRanges:
         """Return the ranges of the files that are not in the ranges with these indexes."""
@@ -206,7 +206,7 @@ class KeyRanges:
             return ""
         first, before = self._first[index], self._last(index - 1)
         database, collection = parents_of(first)
-        return next((each for each in (database, collection) if before < each <= first), first)
+        return next((bound for bound in (database, collection) if before < bound <= first), first)
 
 
 def merges_of(
@@ -224,21 +224,21 @@ def merges_of(
     def upper_of(index: int) -> str | None:
         return ranges[index].upper
 
-    spanned = (_indexes(each, ranges.index, upper_of, places) for each in changes)
-    indexes = {index for each in spanned for index in each}
+    spanned = (_indexes(group, ranges.index, upper_of, places) for group in changes)
+    indexes = {index for part in spanned for index in part}
     touched = [ranges[index] for index in sorted(indexes)]
     bounds: dict[str, tuple[str | None, KeyRange]] = {}  # where it ends, and what has its rows
-    for each in touched:
-        bounds[each.lower] = each.upper, each
-        if each.size >= FILE_BYTES // 2 and not each.last.endswith(LAST):  # it is exact
-            bounds.setdefault(each.last + _END, (each.upper, KeyRange()))
+    for base in touched:
+        bounds[base.lower] = base.upper, base
+        if base.size >= FILE_BYTES // 2 and not base.last.endswith(LAST):  # it is exact
+            bounds.setdefault(base.last + _END, (base.upper, KeyRange()))
     _divide(bounds, changes)
     lowers = sorted(bounds)
     uppers = [*lowers[1:], *([None] if lowers else [])]
     merges = []
     for lower, upper in zip(lowers, uppers, strict=True):
         end, rows = bounds[lower]
-        ends = [each for each in (upper, end) if each is not None]
+        ends = [bound for bound in (upper, end) if bound is not None]
         merges.append(Merge(lower, min(ends, default=None), rows))
 
     def index_of(place: str) -> int:
@@ -247,16 +247,16 @@ def merges_of(
     for group in changes:
         for index in _indexes(group, index_of, uppers.__getitem__, places):
             merges[index].changes.append(group)
-    written = {each.base.lower for each in merges if each.base.paths and each.changes}
+    written = {merge.base.lower for merge in merges if merge.base.paths and merge.changes}
     return [e for e in merges if e.changes or (e.base.paths and e.base.lower in written)]
 
 
 def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
     """Return merges without changes of all files that the given merges do not write again."""
-    written = {each.base.lower for each in merges if each.base.paths}
+    written = {merge.base.lower for merge in merges if merge.base.paths}
     every = (ranges[index] for index in range(len(ranges)))
-    rest = (each for each in every if each.paths and each.lower not in written)
-    return [Merge(each.lower, each.upper, each) for each in rest]
+    rest = (base for base in every if base.paths and base.lower not in written)
+    return [Merge(base.lower, base.upper, base) for base in rest]
 
 
 def _divide(bounds: dict[str, tuple[str | None, KeyRange]], changes: Iterable[ChangeGroup]) -> None:
@@ -283,13 +283,13 @@ def _indexes(
     first, last = index_of(group.first), index_of(group.last)
     if last - first < 2:
         return range(first, last + 1)
-    found, ordered, start = [], places(group), 0
+    indexes, ordered, start = [], places(group), 0
     while start < len(ordered):
         index = index_of(ordered[start])
-        found.append(index)
+        indexes.append(index)
         upper = upper_of(index)
         start = len(ordered) if upper is None else bisect_left(ordered, upper, start)
-    return found
+    return indexes
 
 
 def with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> PartFile:
@@ -375,5 +375,5 @@ def _text(actions: pa.Table, name: str) -> pa.Array:
     """Return a column of texts; nulls if the log lacks it."""
     if name not in actions.column_names:
         return pa.nulls(actions.num_rows, pa.string())
-    found: Any = actions[name].combine_chunks().cast(pa.string())
-    return found
+    column: Any = actions[name].combine_chunks().cast(pa.string())
+    return column

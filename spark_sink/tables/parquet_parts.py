@@ -224,9 +224,9 @@ class _Part:
     def give_up(self) -> None:
         """Close the file, whose contents do not matter."""
         self._writer.is_open = False  # otherwise its destructor tries again, and prints the failure
-        for each in (self._writer.writer, self._stream):
+        for opened in (self._writer.writer, self._stream):
             with suppress(OSError, RuntimeError):
-                each.close()
+                opened.close()
 
     def close(self, statistics_columns: Sequence[str]) -> PartFile:
         """Complete the file, and return it, with statistics of these columns."""
@@ -256,7 +256,7 @@ def partition_in(action: Mapping[str, Any]) -> dict[str, Any]:
 
 def checksum_of(parts: Iterable[Mapping[str, Any]]) -> Checksum:
     """Return the checksum of all rows of files."""
-    return sum((from_document(Checksum, each["checksum"]) for each in parts), NO_ROWS)
+    return sum((from_document(Checksum, part["checksum"]) for part in parts), NO_ROWS)
 
 
 def statistics(metadata: pq.FileMetaData, columns: Sequence[str]) -> dict[str, Any]:
@@ -267,14 +267,16 @@ def statistics(metadata: pq.FileMetaData, columns: Sequence[str]) -> dict[str, A
     groups = [metadata.row_group(number) for number in range(metadata.num_row_groups)]
     for index in range(metadata.num_columns):
         name = metadata.schema.column(index).path
-        found = [group.column(index).statistics for group in groups]
-        if name not in columns or not all(each and each.has_null_count for each in found):
+        summaries = [group.column(index).statistics for group in groups]
+        if name not in columns or not all(
+            summary and summary.has_null_count for summary in summaries
+        ):
             continue
-        nulls[name] = sum(each.null_count for each in found)
-        filled = [each for each in found if each.num_values]
-        if filled and all(each.has_min_max for each in filled):
-            least[name] = _json_value(min(each.min for each in filled))
-            greatest[name] = _json_value(max(each.max for each in filled))
+        nulls[name] = sum(summary.null_count for summary in summaries)
+        filled = [summary for summary in summaries if summary.num_values]
+        if filled and all(summary.has_min_max for summary in filled):
+            least[name] = _json_value(min(summary.min for summary in filled))
+            greatest[name] = _json_value(max(summary.max for summary in filled))
         elif filled and filled[0].physical_type == "BYTE_ARRAY":  # texts of more than 4 KiB
             least[name], greatest[name] = "", _LAST_TEXT
     return {
@@ -287,9 +289,9 @@ def statistics(metadata: pq.FileMetaData, columns: Sequence[str]) -> dict[str, A
 
 def _by_value(rows: pa.Table, name: str) -> Iterator[tuple[Any, pa.Table]]:
     """Return the values of a column, each with its rows."""
-    found = rows[name].unique().to_pylist()
-    for value in found:
-        if len(found) == 1:
+    values = rows[name].unique().to_pylist()
+    for value in values:
+        if len(values) == 1:
             yield value, rows
             continue
         column = rows[name]
@@ -359,7 +361,7 @@ class TableScan:
 
 def _has_views(file: ds.Fragment) -> bool:
     """Return whether a file has types that delta-rs writes, and that pyarrow cannot compare."""
-    return bool(_VIEWS & {each.type for each in file.physical_schema})
+    return bool(_VIEWS & {field.type for field in file.physical_schema})
 
 
 def _condition(partition: Mapping[str, Any]) -> pc.Expression:

@@ -56,7 +56,7 @@ class Prepare:
     ddl_events: Sequence[DdlEvent]
 
     def __post_init__(self) -> None:
-        self._tokens = [each.token for each in self.ddl_events]
+        self._tokens = [event.token for event in self.ddl_events]
         # Their indexes by prefixes of places: a batch may drop thousands of collections.
         self._concerning: dict[str, list[int]] = {}
         for index, event in enumerate(self.ddl_events):
@@ -115,8 +115,8 @@ class Prepare:
         except UNREADABLE:
             if len(documents) == 1:
                 return _inapplicable(1)
-        each = (documents.chosen(np.array([row])) for row in range(len(documents)))
-        return pa.concat_batches(map(self._keys_of, each))
+        singles = (documents.chosen(np.array([row])) for row in range(len(documents)))
+        return pa.concat_batches(map(self._keys_of, singles))
 
     def _read_keys(self, documents: Values) -> pa.RecordBatch:
         texts = JsonColumns(canonical=True)
@@ -139,8 +139,8 @@ class Prepare:
         """
         if not self.ddl_events:
             return prepared
-        found = (self._after_ddl(*row, keeps_deleted=keeps_deleted) for row in rows_in(prepared))
-        return batch_of((row for row in found if row is not None), _PREPARED_ARROW)
+        followed = (self._after_ddl(*row, keeps_deleted=keeps_deleted) for row in rows_in(prepared))
+        return batch_of((row for row in followed if row is not None), _PREPARED_ARROW)
 
     def _after_ddl(
         self, database: str, collection: str, key: str, token: str, *rest: Any, keeps_deleted: bool
@@ -148,27 +148,27 @@ class Prepare:
         """Return a row after the DDL events with larger tokens; None if they remove it."""
         document_key, kind, payload = rest
         index = bisect_right(self._tokens, token)
-        while (found := self._next(database, collection, index)) is not None:
-            each, index = self.ddl_events[found], found + 1
-            if each.token <= token:
+        while (number := self._next(database, collection, index)) is not None:
+            event, index = self.ddl_events[number], number + 1
+            if event.token <= token:
                 continue
-            after = each.result(database, collection)
+            after = event.result(database, collection)
             if after is not None:
                 database, collection = after
-            elif keeps_deleted and each.kind == SNAPSHOT_END:
-                token, kind = (token if kind == DELETED_ROW else each.token), DELETED_ROW
+            elif keeps_deleted and event.kind == SNAPSHOT_END:
+                token, kind = (token if kind == DELETED_ROW else event.token), DELETED_ROW
             else:
                 return None
         return database, collection, key, token, document_key, kind, payload
 
     def _next(self, database: str, collection: str, index: int) -> int | None:
         """Return the index, from `index` on, of the next event that concerns a namespace."""
-        found: list[int] = []
+        numbers: list[int] = []
         for prefix in (f"{database}\0{collection}\0", f"{database}\0", ""):
             indexes = self._concerning.get(prefix, [])
             first = bisect_left(indexes, index)
-            found += indexes[first : first + 1]
-        return min(found, default=None)
+            numbers += indexes[first : first + 1]
+        return min(numbers, default=None)
 
 
 def _changed_keys(layout: Layout) -> dict[int, bytes]:
@@ -182,16 +182,16 @@ def _changed_keys(layout: Layout) -> dict[int, bytes]:
         return {}
     replaces = np.flatnonzero(codes == kinds.index(_REPLACE))
     chosen = layout.chosen(replaces)
-    found = {}
-    keys, documents = (chosen.fields[each].to_list() for each in (b"documentKey", b"fullDocument"))
+    changed = {}
+    keys, documents = (chosen.fields[name].to_list() for name in (b"documentKey", b"fullDocument"))
     pairs = zip(keys, documents, strict=True)
     for index, (key, document) in zip(replaces.tolist(), pairs, strict=True):
         if document.startswith(key[4:-1], 4):
             continue
         before, identifier = fields_of(key), field_of(document, b"_id")
         if identifier is not None and before.get(b"_id") not in (None, identifier):
-            found[index] = document_of({**before, b"_id": identifier}.items())
-    return found
+            changed[index] = document_of({**before, b"_id": identifier}.items())
+    return changed
 
 
 def _inapplicable(size: int) -> pa.RecordBatch:
@@ -214,7 +214,7 @@ def _delete_of(key: bytes) -> bytes:
 
 def _between(arrays: Sequence[pa.Array]) -> list[str | pa.Array]:
     """Return arrays with commas between them."""
-    return [part for each in arrays for part in (",", each)][1:]
+    return [part for array in arrays for part in (",", array)][1:]
 
 
 def problem_of(document_key: Slice | None) -> str:

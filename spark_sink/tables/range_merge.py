@@ -103,11 +103,11 @@ class MergeTask:
     def _unordered(self, formed: FormedRows) -> Iterator[tuple[pa.Table, pa.Array]]:
         """Return the rows of the merge, a row group at a time, and their places."""
         files = Folder(self.address).files
-        merge, found = self.merge, self.merge.base
+        merge, base = self.merge, self.merge.base
         # The first and the last merge of a range keep rows that its statistics do not show.
-        lower = "" if merge.lower == found.lower else merge.lower
-        upper = None if merge.upper == found.upper else merge.upper
-        for path in found.paths:
+        lower = "" if merge.lower == base.lower else merge.lower
+        upper = None if merge.upper == base.upper else merge.upper
+        for path in base.paths:
             with files.open_input_file(path) as stream:
                 file = pq.ParquetFile(stream)
                 names = formed.names(file.schema_arrow.names)
@@ -185,17 +185,17 @@ class _Merging:
             return changes.take(order[start:end])
 
         with self._table.files, self._problems:
-            for group, found in chain(self._groups, [(self._formed.none, _NO_PLACES)]):
-                end = bisect_right(places, found[-1].as_py(), start) if len(found) else len(places)
+            for group, keys in chain(self._groups, [(self._formed.none, _NO_PLACES)]):
+                end = bisect_right(places, keys[-1].as_py(), start) if len(keys) else len(places)
                 while end - start > _CHANGES_PER_STEP:
                     last = places[start + _CHANGES_PER_STEP - 1]
-                    until, size = bisect_right(places, last, start), _count_through(found, last)
-                    self._apply(group.slice(0, size), found.slice(0, size), part(start, until))
-                    group, found, start = group.slice(size), found.slice(size), until
+                    until, size = bisect_right(places, last, start), _count_through(keys, last)
+                    self._apply(group.slice(0, size), keys.slice(0, size), part(start, until))
+                    group, keys, start = group.slice(size), keys.slice(size), until
                 if end == start:
                     self._table.add(group)
                 else:
-                    self._apply(group, found, part(start, end))
+                    self._apply(group, keys, part(start, end))
                 start = end
             parts, problems = self._table.close(), self._problems.close()
         wanted = None if self._formed.wanted is None else self._formed.wanted.jsonValue()
@@ -305,7 +305,7 @@ class _RangeFiles:
 
     def _begin(self, first: str) -> None:
         self._range, self._former, self._first = uuid.uuid4().hex[:12], self._last, first
-        within = (each for each in reversed(parents_of(first)) if self._last > each)
+        within = (parent for parent in reversed(parents_of(first)) if self._last > parent)
         self._end_before = next(within, "") + LAST
 
     def _write(self, rows: pa.Table) -> None:
@@ -318,7 +318,7 @@ class _RangeFiles:
         if self._range:
             key = self._form.column("key")
             places = self._former, self._first, self._last
-            self._parts += (with_keys(each, key, *places) for each in self.files.close())
+            self._parts += (with_keys(part, key, *places) for part in self.files.close())
             self._range = ""
 
 
@@ -336,7 +336,7 @@ def _count_through(places: pa.Array, last: str) -> int:
 def _limit(merge: Merge) -> int:
     """Return the bytes after which a file ends, so that no file is much smaller than the others."""
     # `size` counts changes once, but a document is in a row twice: as JSON and as BSON.
-    expected = merge.size + sum(each.size for each in merge.changes)
+    expected = merge.size + sum(group.size for group in merge.changes)
     files = -(-expected // FILE_BYTES)
     return max(FILE_BYTES // 2, expected // files) if files > 1 else FILE_BYTES
 

@@ -58,10 +58,10 @@ class ChangeReport:
     @classmethod
     def total(cls, reports: Iterable[ChangeReport]) -> ChangeReport:
         """Return what several tasks have read."""
-        found = cls()
-        for each in reports:
-            found.add(each)
-        return found
+        total = cls()
+        for report in reports:
+            total.add(report)
+        return total
 
     def add(self, other: ChangeReport) -> None:
         """Add what another task has read."""
@@ -69,7 +69,7 @@ class ChangeReport:
         self.ddl += other.ddl
         self.removed += other.removed
         self.through = max(self.through, other.through)
-        begun = [each for each in (self.streamed, other.streamed) if each]
+        begun = [streamed for streamed in (self.streamed, other.streamed) if streamed]
         self.streamed = min(begun, default="")
 
 
@@ -125,8 +125,8 @@ class ChangeStage:
         if not rows.num_rows or rows["token"][0].as_py() >= self._first_read:
             return
         self._first_read = rows["token"][0].as_py()
-        found = field_of(rows["event"][0].as_py(), b"signal")
-        signal = {} if found is None else fields_of(found.value)
+        data = field_of(rows["event"][0].as_py(), b"signal")
+        signal = {} if data is None else fields_of(data.value)
         streamed = signal.get(b"streamed")
         self._report.streamed = (streamed and streamed.text()) or self._first_read
 
@@ -204,8 +204,8 @@ def read_groups(
     """
     files = Folder(address).files
     numbers: dict[str, list[int]] = {}
-    for each in groups:
-        numbers.setdefault(each.path, []).append(each.number)
+    for group in groups:
+        numbers.setdefault(group.path, []).append(group.number)
     tables = []
     for path, wanted in numbers.items():
         with files.open_input_file(path) as stream:
@@ -216,7 +216,7 @@ def read_groups(
 
 def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
     """Remove the files of staged changes that have been applied. Raises OSError."""
-    Folder(address).remove(*(each.path for each in groups))
+    Folder(address).remove(*(group.path for group in groups))
 
 
 def remove_interrupted(address: str, before: int) -> None:
@@ -226,5 +226,5 @@ def remove_interrupted(address: str, before: int) -> None:
     """
     folder = Folder(address)
     staged = folder.listed(_FOLDER)
-    old = (each.path for each in staged if int(each.base_name.partition("-")[0]) < before)
+    old = (file.path for file in staged if int(file.base_name.partition("-")[0]) < before)
     folder.remove(*old)

@@ -37,10 +37,10 @@ from spark_sink.tables.parquet_parts import WITH_STATISTICS
 from spark_sink.tables.prepare import DELETED
 
 _DERIVED = ("namespace", "fullDocument")  # columns that a typed table does not have
-_OWN = tuple(each for each in TABLE.fields if each.name not in _DERIVED)
+_OWN = tuple(field for field in TABLE.fields if field.name not in _DERIVED)
 _COMPARABLE = (StringType, ByteType, ShortType, IntegerType, LongType, DateType, TimestampType)
 """The types of key columns that can have statistics in Delta's log."""
-_RESERVED = (*(f"_{each.name}" for each in _OWN), RESCUED, DELETED, KEY_RANGE)
+_RESERVED = (*(f"_{field.name}" for field in _OWN), RESCUED, DELETED, KEY_RANGE)
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class TableForm:
 
         `statistics_columns` are the columns with statistics in its commits.
         """
-        fields = [each for each in schema.fields if each.name not in _RESERVED]
+        fields = [field for field in schema.fields if field.name not in _RESERVED]
         is_typed = RESCUED in schema.names
         return cls(
             StructType(fields) if is_typed else None,
@@ -102,7 +102,7 @@ class TableForm:
         marks += [StructField(DELETED, BooleanType())] if self.keeps_deleted else []
         if self.document_schema is None:
             return StructType([*TABLE.fields, *marks])
-        own = (StructField(f"_{each.name}", each.dataType) for each in _OWN)
+        own = (StructField(f"_{field.name}", field.dataType) for field in _OWN)
         return StructType([*self.document_schema.fields, *marks, *own])
 
     @property
@@ -115,9 +115,9 @@ class TableForm:
         """The columns whose least and greatest values are in the commits."""
         if self.document_schema is None:
             return WITH_STATISTICS
-        kinds = {each.name: type(each.dataType) for each in self.document_schema.fields}
+        kinds = {field.name: type(field.dataType) for field in self.document_schema.fields}
         keys = [name for name in self.keys if kinds.get(name) in _COMPARABLE]
-        return [*keys, *(f"_{each.name}" for each in _OWN if each.name in WITH_STATISTICS)]
+        return [*keys, *(f"_{field.name}" for field in _OWN if field.name in WITH_STATISTICS)]
 
     @property
     def base_columns(self) -> tuple[str, ...]:
@@ -137,7 +137,7 @@ class TableForm:
         """Return the form of a table that gets documents of another schema as well."""
         assert self.document_schema is not None
         if not self.document_schema.fields:
-            known = {each.name: each for each in wanted.fields}
+            known = {field.name: field for field in wanted.fields}
             names = dict.fromkeys([*(name for name in self.keys if name in known), *known])
             wanted = StructType([known[name] for name in names])
         return replace(self, document_schema=grown(self.document_schema, wanted, _RESERVED))
@@ -174,10 +174,10 @@ class FormedRows:
     @property
     def wanted(self) -> StructType | None:
         """The schema that the documents need, if the form infers one and its own is too narrow."""
-        found = self._seen.type()
-        if not self._form.infers or not isinstance(found, StructType):
+        kind = self._seen.type()
+        if not self._form.infers or not isinstance(kind, StructType):
             return None
-        wanted = self._form.grown(found).document_schema
+        wanted = self._form.grown(kind).document_schema
         return None if wanted == self._form.document_schema else wanted
 
     def names(self, names: Collection[str]) -> list[str]:
@@ -186,17 +186,17 @@ class FormedRows:
 
     def from_file(self, rows: pa.Table, *, again: bool = False) -> pa.Table:
         """Return rows of a file; with `again` the columns of documents are made again."""
-        known = {each.name: each.type for each in rows.schema}
+        known = {field.name: field.type for field in rows.schema}
         kinds = {name: self._schema.field(name).type for name in self._fields}
         again = again or any(known.get(name, kind) != kind for name, kind in kinds.items())
         made = self._made(rows[self._form.column("document")]) if again else {}
         missing = {n: pa.nulls(rows.num_rows, kinds[n]) for n in kinds.keys() - {*known}}
         columns = {**{name: rows[name] for name in known}, **missing, **made}
-        found = pa.table([columns[name] for name in self._schema.names], self._schema.names)
-        found = found.cast(self._schema)
+        table = pa.table([columns[name] for name in self._schema.names], self._schema.names)
+        table = table.cast(self._schema)
         if again:
-            self.changed += Checksum.of(found) - Checksum.of(rows)
-        return found
+            self.changed += Checksum.of(table) - Checksum.of(rows)
+        return table
 
     def from_fold(self, rows: pa.Table) -> tuple[pa.Table, dict[int, str]]:
         """Return rows of FOLDED in the form, and by index why some of them cannot be read.
@@ -217,19 +217,19 @@ class FormedRows:
     def _from_fold(self, rows: pa.Table) -> pa.Table:
         own = {self._form.column(name): rows[name] for name in rows.schema.names}
         columns = {**own, **self._made(rows["document"])}
-        found = pa.table([columns[name] for name in self._schema.names], self._schema.names)
-        return found.cast(self._schema)
+        table = pa.table([columns[name] for name in self._schema.names], self._schema.names)
+        return table.cast(self._schema)
 
     def _made(self, column: pa.ChunkedArray) -> dict[str, pa.Array]:
         """Return the columns of documents: their JSON, or their fields with what does not fit."""
         if self._documents is None:
-            found = Values.of(column.combine_chunks())
-            return {"fullDocument": JsonColumns().texts(found)}
+            values = Values.of(column.combine_chunks())
+            return {"fullDocument": JsonColumns().texts(values)}
         documents: list[bytes] = column.to_pylist()
         alike: dict[int, dict[bytes, Slice]] = {}
         if self._form.flattens:
             pairs = list(map(flattened, documents))
-            documents = [each for each, _ in pairs]
+            documents = [document for document, _ in pairs]
             alike = {index: fields for index, (_, fields) in enumerate(pairs) if fields}
         structs, misfits = self._documents.read_all(documents)
         rescued: list[str | None] = [None] * len(documents)

@@ -36,27 +36,27 @@ def scans_of(
 
     `files` are the files to read, as `DeltaLog.actions` describes them; None for all files.
     """
-    found: list[list[tuple[str, Mapping[str, Any]]]] = []
+    portions: list[list[tuple[str, Mapping[str, Any]]]] = []
     size = _SCAN_BYTES
     for action in log.actions(chosen) if files is None else files:
         if size >= _SCAN_BYTES:
-            found.append([])
+            portions.append([])
             size = 0
         size += action["size_bytes"]
-        found[-1].append((action["path"], partition_in(action)))
+        portions[-1].append((action["path"], partition_in(action)))
     schema = arrow_schema(log.schema)
     terms = [pq.filters_to_expression([e]) if isinstance(e, tuple) else e for e in chosen]
     rows = reduce(and_, terms) if terms else None
-    return [TableScan(log.address, schema, columns, each, rows) for each in found]
+    return [TableScan(log.address, schema, columns, portion, rows) for portion in portions]
 
 
 def scan(log: DeltaLog, columns: Sequence[str], chosen: Chosen = ()) -> Iterator[pa.RecordBatch]:
     """Return columns of the chosen rows of a version. Raises StreamError."""
     with log.stream_errors():
         scans = scans_of(log, columns, chosen)
-        files = [file for each in scans for file in each.files]
-        for each in scans[:1]:
-            yield from replace(each, files=files).together()
+        files = [file for part in scans for file in part.files]
+        for first in scans[:1]:
+            yield from replace(first, files=files).together()
 
 
 def read_rows(
@@ -70,18 +70,18 @@ def read_rows(
     names = [name for name in every.names if name != KEY_RANGE] if columns is None else columns
     scans = scans_of(log, names, chosen)
     schema = StructType([every[name] for name in names])
-    return rows_of(spark, [partial(iter, each) for each in scans], schema)
+    return rows_of(spark, [partial(iter, part) for part in scans], schema)
 
 
 def namespaces_in(log: DeltaLog) -> set[tuple[str, str]]:
     """Return the collections, by database and name, whose documents a table has."""
     form = TableForm.of(log.schema) if log.exists else TableForm()
     names = [form.column(name) for name in ("database", "collection")]
-    found: set[tuple[str, str]] = set()
+    namespaces: set[tuple[str, str]] = set()
     for batch in scan(log, names) if log.exists else ():
         rows = pa.Table.from_batches([batch]).group_by(names).aggregate([])
-        found |= set(zip(*rows.to_pydict().values(), strict=True))
-    return found
+        namespaces |= set(zip(*rows.to_pydict().values(), strict=True))
+    return namespaces
 
 
 def require_whole(log: DeltaLog, name: str = "") -> None:

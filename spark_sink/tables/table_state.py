@@ -55,9 +55,11 @@ class TableState:
 
     def with_lost(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""
-        namespaces = {each: (each.database, each.collection) for each in lost}
-        kept = [each for each, name in namespaces.items() if not token_in(self.unread, *name)]
-        if sum(len(each.key) for each in kept) <= _LOST_BYTES:
+        namespaces = {document: (document.database, document.collection) for document in lost}
+        kept = [
+            document for document, name in namespaces.items() if not token_in(self.unread, *name)
+        ]
+        if sum(len(document.key) for document in kept) <= _LOST_BYTES:
             return replace(self, lost=tuple(kept))
         since: CollectionTokens = {
             namespaces[e]: e.token for e in sorted(kept, key=lambda each: each.token)
@@ -67,27 +69,27 @@ class TableState:
     @property
     def unread_or_lost(self) -> CollectionTokens:
         """The collections that lack documents in the table, and the tokens after which they do."""
-        found: CollectionTokens = {
-            (each.database, each.collection): each.token for each in self.lost
+        tokens: CollectionTokens = {
+            (document.database, document.collection): document.token for document in self.lost
         }
-        return {**found, **self.unread}
+        return {**tokens, **self.unread}
 
     @property
     def document(self) -> dict[str, Any]:
         """The state for a commit, with the cluster time of `through` for readers."""
-        found: dict[str, Any] = to_document(self)
+        document: dict[str, Any] = to_document(self)
         if self.through:
-            found["clusterTime"] = cluster_time_of(self.through).as_datetime().isoformat()
-        return found
+            document["clusterTime"] = cluster_time_of(self.through).as_datetime().isoformat()
+        return document
 
     def after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:
         """Return the state after what tasks have read, with these DDL events."""
         ends = [e for e in map(bson.decode, read.ddl) if e["operationType"] == SNAPSHOT_END]
         # The events after a snapshot of the mode begin at its time, though it may be read later.
-        begun = [each["clusterTime"] for each in ends if not each.get("requested")]
+        begun = [end["clusterTime"] for end in ends if not end.get("requested")]
         before = [high_water_mark(next_tick(time)) for time in begun] or [self.through]
         # A snapshot of some collections ends at a time that the stream may not have reached yet.
-        reached = (each.token for each in ddl_events if each.collections is None)
+        reached = (event.token for event in ddl_events if event.collections is None)
         # Later events are beyond `through`, so that one mark stands for those up to there.
         ahead = {name: mark for name, mark in self.complete_in.items() if mark > self.through}
         passed = (mark for mark in self.complete_in.values() if mark <= self.through)
@@ -102,7 +104,7 @@ class TableState:
             collections = collections_of(event)
             if collections is None:
                 state = replace(state, complete_from=max(state.complete_from, token))
-            gains = (each for each in self.unread if isinstance(each, Gained))
+            gains = (gain for gain in self.unread if isinstance(gain, Gained))
             parts = [e for e in gains if e.id == event.get("requested")] or collections or ()
             state = replace(state, complete_in={**state.complete_in, **dict.fromkeys(parts, token)})
         return state

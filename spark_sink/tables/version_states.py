@@ -69,8 +69,8 @@ class Batch:
     @property
     def fields(self) -> dict[str, Any]:
         """The fields that a table's state has from the batch, without empty ones."""
-        found: dict[str, Any] = to_document(self)
-        return found
+        document: dict[str, Any] = to_document(self)
+        return document
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Batch | None:
@@ -124,15 +124,15 @@ class StateFiles:
                 "it is in the stream: restore the file from a backup, or remove a table current "
                 "for job rebuild to make it again"
             )
-        found: dict[str, Any] = json.loads(text)
-        return found
+        state: dict[str, Any] = json.loads(text)
+        return state
 
     def clean(self, newest: int) -> None:
         """Remove the states that are older than that of the newest version by an hour. OSError.
 
         The state of a commit in progress is younger.
         """
-        files = {each.path: each.mtime for each in self._folder.listed(_FOLDER)}
+        files = {file.path: file.mtime for file in self._folder.listed(_FOLDER)}
         if (time := files.get(_path(newest))) is not None:
             old = [path for path, modified in files.items() if modified < time - _KEPT]
             self._folder.remove(*old)
@@ -152,14 +152,14 @@ def newest_state(address: str) -> dict[str, Any]:
     try:
         for _, state in states_in(folder, _newest_version(folder, _last_checkpoint(folder))):
             return state
-        names = sorted((each.base_name for each in folder.listed(_LOG)), reverse=True)
-        newest = next((each for each in names if re.fullmatch(r"\d{20}\.json", each)), "-1")
+        names = sorted((file.base_name for file in folder.listed(_LOG)), reverse=True)
+        newest = next((name for name in names if re.fullmatch(r"\d{20}\.json", name)), "-1")
         for _, state in states_in(folder, int(newest[:20])):  # the hint was missing, or wrong
             return state
         for name in (e for e in names if ".checkpoint." in e and e.endswith(".parquet")):
-            for each in _transactions_in(folder, name):
-                if each["appId"] == APPLICATION:
-                    return StateFiles(address).read(int(each["version"]))
+            for transaction in _transactions_in(folder, name):
+                if transaction["appId"] == APPLICATION:
+                    return StateFiles(address).read(int(transaction["version"]))
     except OSError as error:
         raise StreamError(
             f"the table at {address} cannot be read: correct the path or the access to it", error
@@ -187,8 +187,8 @@ def _newest_version(folder: Folder, known: int) -> int:
 def _transactions_in(folder: Folder, name: str) -> list[dict[str, Any]]:
     """Return the application transactions in a file of a checkpoint of the log."""
     with folder.files.open_input_file(f"{_LOG}/{name}") as stream:
-        found = pq.ParquetFile(stream).read(["txn"])["txn"]
-    valid: list[dict[str, Any]] = found.filter(pc.is_valid(found)).to_pylist()
+        column = pq.ParquetFile(stream).read(["txn"])["txn"]
+    valid: list[dict[str, Any]] = column.filter(pc.is_valid(column)).to_pylist()
     return valid
 
 
@@ -202,8 +202,8 @@ def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, An
     for version in range(newest, -1, -1):
         if (text := folder.text(commit_path(version))) is None:
             return
-        infos = (json.loads(each) for each in text.splitlines() if '"commitInfo"' in each)
-        yield version, next((each["commitInfo"] for each in infos if "commitInfo" in each), {})
+        infos = (json.loads(line) for line in text.splitlines() if '"commitInfo"' in line)
+        yield version, next((info["commitInfo"] for info in infos if "commitInfo" in info), {})
 
 
 def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -220,20 +220,20 @@ def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:
     `newest` is the table's version. The result is empty if a restore has undone all known states,
     and None if the commits that are kept have neither a state nor a restore. Raises OSError.
     """
-    found: dict[str, Any] | None = None
+    latest: dict[str, Any] | None = None
     kept, until = newest, math.inf
     for version, info in _commits_in(folder, newest):
         if version > kept or info.get("timestamp", 0) > until:
             continue
         if info.get("operation") == RESTORE:
-            given, found = info["operationParameters"], {}
+            given, latest = info["operationParameters"], {}
             if given.get("version") is None:
                 until = int(given.get("datetime", 0))
             else:
                 kept = int(given["version"])
         elif STATE in info:
             return dict(info[STATE])
-    return found
+    return latest
 
 
 def restored_error(address: str) -> StreamError:

@@ -81,9 +81,9 @@ def verify(spark: SparkSession, target: str, **options: str) -> DataFrame:
     StreamError, and HistoryLostError if the table is too far behind.
     """
     for compared in Comparison(spark, target, options).steps():
-        found = compared.first
+        differences = compared.first
     names = DIFFERENCES.fieldNames()
-    rows = [tuple(each[name] for name in names) for each in found]
+    rows = [tuple(difference[name] for name in names) for difference in differences]
     return spark.createDataFrame(rows, DIFFERENCES).drop("token")
 
 
@@ -189,16 +189,16 @@ class Comparison:
         The result is None unless it is one of these documents with this table.
         """
         try:
-            found = from_json(Compared, text or "")
+            begun = from_json(Compared, text or "")
         except (ValueError, KeyError, TypeError):  # no file, or one of another version
             return None
-        if found.ended or (found.options, found.table) != (self.selection, self._table.log.id):
+        if begun.ended or (begun.options, begun.table) != (self.selection, self._table.log.id):
             return None
         say(
-            f"continues the comparison that has begun at {found.begin}, of which {found.rows:,} "
+            f"continues the comparison that has begun at {begun.begin}, of which {begun.rows:,} "
             f"rows and keys are done: remove {name} to begin again"
         )
-        return found
+        return begun
 
     def steps(self, compared: Compared | None = None) -> Iterator[Compared]:
         """Continue a comparison, or begin one, to its end; return the progress after each step."""
@@ -225,7 +225,7 @@ class Comparison:
             plan = planner.next_batch(compared.plan or planner.begin(now, accepts), accepts)
             compared = replace(compared, plan=plan)
             chunks = chain.from_iterable(planner.tasks(plan, accepts))
-            tasks = [partial(range_tasks.compare_keys, each) for each in chunks]
+            tasks = [partial(range_tasks.compare_keys, chunk) for chunk in chunks]
         if not tasks:
             return compared
         with ExitStack() as held:
@@ -260,8 +260,8 @@ class Comparison:
         )
         wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
         with ExitStack() as held:
-            found = _held(held, self._unequal(held, client, range_tasks, wanted).union(doubled))
-            return found.count(), [each.asDict() for each in found.take(max(0, most))]
+            rows = _held(held, self._unequal(held, client, range_tasks, wanted).union(doubled))
+            return rows.count(), [row.asDict() for row in rows.take(max(0, most))]
 
     def _unequal(
         self, held: ExitStack, client: RouterClient, range_tasks: RangeTasks, wanted: DataFrame

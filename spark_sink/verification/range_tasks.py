@@ -106,16 +106,16 @@ class RangeTasks:
         tasks, left, reached = list[Callable[[], MadeRows]](), most, place
         small = replace(self, files=())  # which these tasks do not need
         for index in range(ranges.index(place), len(ranges)):
-            found = ranges[index]
-            if not found.paths or found.last <= place:
+            key_range = ranges[index]
+            if not key_range.paths or key_range.last <= place:
                 continue
-            size = most + 1 if found.rows is None else found.rows
+            size = most + 1 if key_range.rows is None else key_range.rows
             if tasks and size > left:
                 break
             tasks.append(
-                partial(small.compare_rows, found.paths, place, most if size > most else None)
+                partial(small.compare_rows, key_range.paths, place, most if size > most else None)
             )
-            left, reached = left - size, found.last
+            left, reached = left - size, key_range.last
         return reached, tasks
 
     def compare_rows(self, paths: Sequence[str], after: str, most: int | None) -> MadeRows:
@@ -125,15 +125,15 @@ class RangeTasks:
         places are compared; None for all rows.
         """
         every = [rows[_PLACE] for rows in self._scan(paths, KEY_COLUMNS, deleted=True)]
-        places = pa.chunked_array([part for each in every for part in each.chunks], pa.string())
-        found = pa.Table.from_batches([pa.RecordBatch.from_struct_array(pc.value_counts(places))])
-        found = found.filter(pc.greater(found["values"], after)).sort_by("values").slice(0, most)
-        if not found.num_rows:
+        places = pa.chunked_array([part for column in every for part in column.chunks], pa.string())
+        counts = pa.Table.from_batches([pa.RecordBatch.from_struct_array(pc.value_counts(places))])
+        counts = counts.filter(pc.greater(counts["values"], after)).sort_by("values").slice(0, most)
+        if not counts.num_rows:
             yield _report(0, 0)
             return
-        doubled = found["values"].filter(pc.greater(found["counts"], 1)).to_pylist()
+        doubled = counts["values"].filter(pc.greater(counts["counts"], 1)).to_pylist()
         yield _suspects((*place.split("\0"), None, True) for place in doubled)
-        last, size = found["values"][-1], 0
+        last, size = counts["values"][-1], 0
         with closing(RouterClient(self.options)) as client:
             for read in self._scan(paths, BASE, self._between(after, last.as_py())):
                 keys = read[_PLACE]
@@ -142,7 +142,7 @@ class RangeTasks:
                     unlike, bytes_ = self._unlike(client, rows.slice(start, _KEYS).to_pylist())
                     size += bytes_
                     yield _suspects(unlike)
-        yield _report(found.num_rows, size, last.as_py())
+        yield _report(counts.num_rows, size, last.as_py())
 
     def compare_keys(self, chunk: Chunk) -> MadeRows:
         """Look for the keys of a chunk of a collection in the table: SUSPECTS."""
@@ -151,8 +151,8 @@ class RangeTasks:
         with closing(RouterClient(self.options)) as client:
             for batch in read_chunks(client, [task], self.options):
                 keys = {place_of_row(row): row for row in self._prepared(batch)}
-                found = self._find(keys, KEY_COLUMNS)
-                present = {place for each in found for place in each[_PLACE].to_pylist()}
+                batches = self._find(keys, KEY_COLUMNS)
+                present = {place for batch in batches for place in batch[_PLACE].to_pylist()}
                 missing = [row for place, row in keys.items() if place not in present]
                 yield _suspects(
                     (*place_of_row(e).split("\0"), self._id_of(e), False) for e in missing
@@ -163,8 +163,8 @@ class RangeTasks:
     def table_rows(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
         """Return the table's rows with some keys as ROWS: a function for `mapInArrow`."""
         for batch in batches:
-            for found in self._find(set(map(place_of_row, batch.to_pylist())), BASE):
-                yield from found.select(_ROWS.names).cast(_ROWS).to_batches()
+            for rows in self._find(set(map(place_of_row, batch.to_pylist())), BASE):
+                yield from rows.select(_ROWS.names).cast(_ROWS).to_batches()
 
     def documents(self, batches: Iterable[pa.RecordBatch]) -> MadeRows:
         """Return the documents with some keys as DOCUMENTS: a function for `mapInArrow`."""
@@ -197,7 +197,7 @@ class RangeTasks:
         for field, begin, end in reversed([*bounds]):
             is_after = (field > begin) | ((field == begin) & is_after)
             is_before = (field < end) | ((field == end) & is_before)
-        return (is_after & is_before) | reduce(or_, (each.is_null() for each in fields))
+        return (is_after & is_before) | reduce(or_, (field.is_null() for field in fields))
 
     def _scan(
         self,
@@ -232,23 +232,25 @@ class RangeTasks:
             {**e, "id": self._id_of(e)} for e in rows if accepts(e["database"], e["collection"])
         ]
         for batch in read_chunks(client, self._tasks(rows), self.options):
-            for each in self._prepared(batch):
-                documents[place_of_row(each)] = fields_of(each["payload"])[b"fullDocument"].value
+            for change in self._prepared(batch):
+                documents[place_of_row(change)] = fields_of(change["payload"])[
+                    b"fullDocument"
+                ].value
             size += batch["event"].nbytes
-        found = []
+        unlike = []
         for row in rows:
             stored, document = row["document"], documents.get(place_of_row(row))
             alike = stored == document or (document and not unequal_fields(stored, document))
             if not alike or not row["token"]:
-                found.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
-        return found, size
+                unlike.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
+        return unlike, size
 
     def _tasks(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[SnapshotTask]:
         """Return what reads the documents with the keys and `id`s of rows."""
         by_collection: dict[tuple[str, str], list[str]] = {}
-        for each in rows:
-            ids = by_collection.setdefault((each["database"], each["collection"]), [])
-            ids += [each["id"]] if each["id"] else []
+        for row in rows:
+            ids = by_collection.setdefault((row["database"], row["collection"]), [])
+            ids += [row["id"]] if row["id"] else []
         key = () if self.keys == ("_id",) else self.keys
         for names, ids in by_collection.items():
             task = chunk_task(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
@@ -261,19 +263,19 @@ class RangeTasks:
         """Return rows of the source as rows of PREPARED."""
         [prepared] = Prepare(self.keys, ()).events([batch.select(DOCUMENTS.names)])
         rows: list[dict[str, Any]] = prepared.to_pylist()
-        for each in rows:
-            if each["kind"] == INAPPLICABLE:
-                raise StreamError(problem_of(fields_of(each["payload"]).get(b"documentKey")))
+        for row in rows:
+            if row["kind"] == INAPPLICABLE:
+                raise StreamError(problem_of(fields_of(row["payload"]).get(b"documentKey")))
         return rows
 
     def _id_of(self, row: Mapping[str, Any]) -> str | None:
         """Return the `_id` of a row as extended JSON; None if another program has damaged it."""
         with suppress(*UNREADABLE):
-            found = str(row["key"])
+            key = str(row["key"])
             if self.keys != ("_id",):
-                found = json.dumps(json.loads(row["documentKey"])["_id"])
-            filter_of([found])
-            return found
+                key = json.dumps(json.loads(row["documentKey"])["_id"])
+            filter_of([key])
+            return key
         return None
 
 
@@ -282,8 +284,8 @@ def place_of_row(row: Mapping[str, Any]) -> str:
     return "\0".join(row[name] for name in KEY_COLUMNS)
 
 
-def _suspects(found: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
-    return batch_of(((*each, 0, 0, None) for each in found), _SUSPECTS)
+def _suspects(keys: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
+    return batch_of(((*key, 0, 0, None) for key in keys), _SUSPECTS)
 
 
 def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
@@ -300,7 +302,7 @@ def differing(
     neither missing nor extra.
     """
     for batch in batches:
-        found = []
+        rows = []
         for namespace, key, token, table, collection in zip(
             *(batch[n].to_pylist() for n in ("namespace", "key", "token", "table", "collection")),
             strict=True,
@@ -314,8 +316,8 @@ def differing(
             if table is not None and collection is not None:
                 kind, fields = "different", unequal_fields(table, collection)
             if fields or kind != "different":
-                found.append((namespace, key, kind, fields, token))
-        yield batch_of(found, _DIFFERENCES)
+                rows.append((namespace, key, kind, fields, token))
+        yield batch_of(rows, _DIFFERENCES)
 
 
 def unequal_fields(table: bytes, collection: bytes) -> list[str]:
@@ -327,10 +329,10 @@ def unequal_fields(table: bytes, collection: bytes) -> list[str]:
 
 def _by_name(document: bytes) -> dict[bytes, list[Any]]:
     """Return the values of each name in a document, in their order."""
-    found: dict[bytes, list[Any]] = {}
+    values: dict[bytes, list[Any]] = {}
     for name, value in elements_of(document):
-        found.setdefault(name, []).append(_comparable(value))
-    return found
+        values.setdefault(name, []).append(_comparable(value))
+    return values
 
 
 def _comparable(value: Slice) -> Any:
@@ -338,7 +340,7 @@ def _comparable(value: Slice) -> Any:
     if value.kind == DOCUMENT:
         return _by_name(value.value)
     if value.kind == ARRAY:
-        return [_comparable(each) for _, each in elements_of(value.value)]
+        return [_comparable(element) for _, element in elements_of(value.value)]
     return value
 
 
@@ -365,11 +367,11 @@ def unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRo
                 if str(_bare(left)) != str(_bare(right)):
                     fields.setdefault(row, []).append(name)
         keys = rows.select(map(form.column, (*KEY_COLUMNS, "token"))).to_pylist()
-        found = ((*keys[row].values(), names) for row, names in fields.items())
+        unlike = ((*keys[row].values(), names) for row, names in fields.items())
         yield batch_of(
             (
                 (f"{db}.{name}", key, "columns", names, token)
-                for db, name, key, token, names in found
+                for db, name, key, token, names in unlike
             ),
             _DIFFERENCES,
         )
@@ -381,6 +383,6 @@ def _bare(value: Any) -> Any:
     Rows that are older than the column have null instead.
     """
     if isinstance(value, dict):
-        found = {name: _bare(each) for name, each in value.items()}
-        return {name: each for name, each in found.items() if each is not None} or None
-    return [_bare(each) for each in value] or None if isinstance(value, list) else value
+        bare = {name: _bare(item) for name, item in value.items()}
+        return {name: item for name, item in bare.items() if item is not None} or None
+    return [_bare(item) for item in value] or None if isinstance(value, list) else value

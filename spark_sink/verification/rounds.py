@@ -79,8 +79,8 @@ class Verifier:
         self._done = done
         self._ending = threading.Event()
         self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
-        found = DeltaLog(self._address).state().get("verified", {})
-        self.findings = Findings(self._address, found)
+        verified = DeltaLog(self._address).state().get("verified", {})
+        self.findings = Findings(self._address, verified)
         """What the last complete round has found, and what its repair removes."""
 
     def __enter__(self) -> Verifier:
@@ -110,42 +110,42 @@ class Verifier:
                 return
         of_table = self._spark, self._address, self._options
         comparison = Comparison(*of_table, self._settings.verify_rate, _MOST_KEPT)
-        found = comparison.compare(self._folder.address, ROUND, self._ending.wait)
-        if not found.ended:
+        compared = comparison.compare(self._folder.address, ROUND, self._ending.wait)
+        if not compared.ended:
             return
-        for each in found.first[:_SHOWN]:
-            fields = " ".join([each["difference"], *each["fields"]])
-            token = each["token"] or "none"
-            say(f"difference: {each['namespace']} {each['key']} {fields} (token {token})")
+        for row in compared.first[:_SHOWN]:
+            fields = " ".join([row["difference"], *row["fields"]])
+            token = row["token"] or "none"
+            say(f"difference: {row['namespace']} {row['key']} {fields} (token {token})")
         if self._settings.repair:
-            extra = [each for each in found.first if each["difference"] == "extra"]
-            self._remove(extra, found.through)
-            self._request([each for each in found.first if each["difference"] != "extra"])
-            if left := found.count - len(found.first):
-                say(f"repair: {len(found.first):,} differences now, {left:,} in the next rounds")
+            extra = [row for row in compared.first if row["difference"] == "extra"]
+            self._remove(extra, compared.through)
+            self._request([row for row in compared.first if row["difference"] != "extra"])
+            if left := compared.count - len(compared.first):
+                say(f"repair: {len(compared.first):,} differences now, {left:,} in the next rounds")
         self.findings.verified = {
-            "through": found.begin,
-            "rows": found.rows,
-            "differences": found.count,
-            "first": [*found.first[:_SHOWN]],
+            "through": compared.begin,
+            "rows": compared.rows,
+            "differences": compared.count,
+            "first": [*compared.first[:_SHOWN]],
         }
         say(f"verified {verified_line(self.findings.verified)}")
-        self._done(found.through.time, found.rows, found.count)
+        self._done(compared.through.time, compared.rows, compared.count)
 
     def _remove(self, differences: Sequence[Mapping[str, Any]], when: Timestamp) -> None:
         """Let the next batch remove documents that did not exist at or after a cluster time."""
         payload = bson.encode({"operationType": "delete"})
         change = {"token": high_water_mark(after(when).time), "kind": EVENT, "payload": payload}
-        for each in differences:
-            database, _, name = each["namespace"].partition(".")
-            key = {"database": database, "collection": name, "key": each["key"]}
+        for row in differences:
+            database, _, name = row["namespace"].partition(".")
+            key = {"database": database, "collection": name, "key": row["key"]}
             self.findings.gone.put({**key, "documentKey": None, **change})
 
     def _request(self, differences: Sequence[Mapping[str, Any]]) -> None:
         """Request a snapshot of the documents that the table lacks, or has in another version."""
         by_name: dict[str, list[str]] = {}
-        for each in differences:
-            by_name.setdefault(each["namespace"], []).append(each["key"])
+        for row in differences:
+            by_name.setdefault(row["namespace"], []).append(row["key"])
         for name, keys in by_name.items():
             pattern, longest = re.escape(name), max(map(len, keys))
             step = min(_KEYS_OF_SIGNAL, _KEY_CHARACTERS // longest) or len(keys)

@@ -97,8 +97,8 @@ def bronze_differences(kept: DataFrame, events: Events) -> DataFrame:
     """
     kept = kept.where(~F.col("token").rlike(MARKS) & (F.col("token") >= events.first))
     shown = ["token", "namespace", "operationType"]
-    found = _differences(kept, _dated(events.rows), ["token"], shown, events.whole)
-    return _of_one_version(found).orderBy("token")
+    differing = _differences(kept, _dated(events.rows), ["token"], shown, events.whole)
+    return _of_one_version(differing).orderBy("token")
 
 
 def message_differences(kept: DataFrame, events: Events, options: Mapping[str, str]) -> DataFrame:
@@ -107,13 +107,13 @@ def message_differences(kept: DataFrame, events: Events, options: Mapping[str, s
     `options` are those of the messages. Columns: token, index, topic, and those of
     `bronze_differences`.
     """
-    rows = [each for each in kept.schema.fields if each.name in MESSAGE_ROWS.names]
+    rows = [field for field in kept.schema.fields if field.name in MESSAGE_ROWS.names]
     schema = StructType(rows).add(_CERTAIN, "boolean")
     made = events.rows.mapInArrow(partial(_made, dict(options), schema), schema)
     is_event = ~F.col("token").rlike(MARKS) & (F.col("token") >= events.first)
     without_clock = F.regexp_replace("value", _CLOCK, "")
     kept, made = (
-        each.where(is_event).withColumn("value", without_clock) for each in (kept, _dated(made))
+        rows.where(is_event).withColumn("value", without_clock) for rows in (kept, _dated(made))
     )
     shown = ["token", "index", "topic"]
     return _differences(kept, made, ["token", "index"], shown, events.whole).drop("times")
@@ -124,10 +124,10 @@ def transaction_differences(kept: DataFrame, events: Events) -> DataFrame:
 
     A transaction may have several rows. Columns: id, and those of `bronze_differences`.
     """
-    schema = StructType([each for each in kept.schema.fields if each.name in COUNTED.names])
+    schema = StructType([field for field in kept.schema.fields if field.name in COUNTED.names])
     counted = events.rows.select(*COUNT_COLUMNS).mapInArrow(_counted, schema)
     kept, counted = (
-        _whole_transactions(each).where(F.col("token") >= events.first) for each in (kept, counted)
+        _whole_transactions(rows).where(F.col("token") >= events.first) for rows in (kept, counted)
     )
     return _differences(kept, counted, ["id"], ["id"], events.whole).drop("times")
 
@@ -190,7 +190,7 @@ def _differences(
     right = sent.select(*keys, F.struct(*names).alias("sent"), *certain)
     pairs = left.join(right, list(keys), "full_outer").drop(*keys)
     unequal = pairs.where(~F.col("kept").eqNullSafe(F.col("sent")) | (F.col("times") > 1))
-    kinds = [each for each in sent.schema.fields if each.name in shown]
+    kinds = [field for field in sent.schema.fields if field.name in shown]
     schema = StructType(kinds).add("difference", "string")
     schema = schema.add("fields", ArrayType(StringType())).add("times", "long")
     return unequal.mapInArrow(partial(_differing, shown, schema, whole), schema)
@@ -198,9 +198,9 @@ def _differences(
 
 def _comparable(rows: DataFrame) -> DataFrame:
     """Return rows with maps as JSON, because Spark does not compare them."""
-    for each in rows.schema.fields:
-        if "map<" in each.dataType.simpleString():
-            rows = rows.withColumn(each.name, F.to_json(F.struct(each.name)))
+    for field in rows.schema.fields:
+        if "map<" in field.dataType.simpleString():
+            rows = rows.withColumn(field.name, F.to_json(F.struct(field.name)))
     return rows
 
 
@@ -209,8 +209,8 @@ def _differing(
 ) -> MadeRows:
     """Say how pairs of rows differ: a function for `mapInArrow`."""
     for batch in batches:
-        pairs = ((each, _difference(each, whole)) for each in batch.to_pylist())
-        found = [
+        pairs = ((row, _difference(row, whole)) for row in batch.to_pylist())
+        differing = [
             {
                 **{name: (pair["sent"] or pair["kept"])[name] for name in shown},
                 "difference": difference[0],
@@ -220,7 +220,7 @@ def _differing(
             for pair, difference in pairs
             if difference is not None
         ]
-        yield pa.RecordBatch.from_pylist(found, arrow_schema(schema))
+        yield pa.RecordBatch.from_pylist(differing, arrow_schema(schema))
 
 
 def _difference(pair: Mapping[str, Any], whole: str) -> tuple[str, list[str]] | None:
@@ -243,13 +243,13 @@ def _unequal(kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool)
         return names
     left = {*_IMAGES, "value"}
     if "event" in names and kept["event"] is not None:
-        events = [fields_of(each["event"]) for each in (kept, sent)]
-        rest = [{k: v for k, v in each.items() if k.decode() not in _IMAGES} for each in events]
+        events = [fields_of(row["event"]) for row in (kept, sent)]
+        rest = [{k: v for k, v in fields.items() if k.decode() not in _IMAGES} for fields in events]
         left |= {"event"} if rest[0] == rest[1] else set()
     return [name for name in names if name not in left]
 
 
-def _of_one_version(found: DataFrame) -> DataFrame:
+def _of_one_version(differing: DataFrame) -> DataFrame:
     """Return differences without those that come from two tokens of one event.
 
     Servers of 6.0 give an event another token in streams that split large events
@@ -266,5 +266,5 @@ def _of_one_version(found: DataFrame) -> DataFrame:
     place = F.row_number().over(Window.partitionBy(*of_event, "difference").orderBy("token"))
     known = (is_extra | is_missing) & (place <= others)
     difference = F.when(~known, F.col("difference")).when(F.col("times") > 1, DOUBLED)
-    found = found.withColumn("difference", difference).drop("times")
-    return found.where(F.col("difference").isNotNull())
+    differing = differing.withColumn("difference", difference).drop("times")
+    return differing.where(F.col("difference").isNotNull())

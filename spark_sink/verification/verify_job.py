@@ -81,8 +81,8 @@ class Outcome:
 
     def to_document(self) -> dict[str, Any]:
         """Return the outcome for json.dumps."""
-        found = {"differences": self.count, "first": self.first, "compared": self.compared}
-        return {**found, "remark": self.remark, "failed": self.failed}
+        document = {"differences": self.count, "first": self.first, "compared": self.compared}
+        return {**document, "remark": self.remark, "failed": self.failed}
 
     @property
     def remark(self) -> str:
@@ -100,8 +100,8 @@ class Outcome:
 
     def __str__(self) -> str:
         outcome = f"{self.count} differences" if self.count else "no difference"
-        rows = (" ".join(str(each) for each in row.values() if each != []) for row in self.first)
-        compared = (f"compared: {each}" for each in self.compared)
+        rows = (" ".join(str(value) for value in row.values() if value != []) for row in self.first)
+        compared = (f"compared: {source}" for source in self.compared)
         lines = [*rows, *compared, *self.remarks]
         if not (self.count or self.compared):
             return self.remark
@@ -136,27 +136,27 @@ def verify_job(
     for name in wanted:
         if name not in logs:
             raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
-    found = {name: Outcome() for name in wanted}
-    for name in found.keys() & {*lost}:
-        found[name].failed = True
-        found[name].remarks.append(
+    outcomes = {name: Outcome() for name in wanted}
+    for name in outcomes.keys() & {*lost}:
+        outcomes[name].failed = True
+        outcomes[name].remarks.append(
             "the table lacks batches that the job has written: the next start says what to do"
         )
-    present = {name: logs[name] for name in found if logs[name].exists}
-    for name in found.keys() - present:
-        found[name].remarks.append("not compared: there is no Delta table yet")
+    present = {name: logs[name] for name in outcomes if logs[name].exists}
+    for name in outcomes.keys() - present:
+        outcomes[name].remarks.append("not compared: there is no Delta table yet")
     options = record.source_options(uri)
-    job = _Verification(spark, folder.address, record, options, present, found, shown)
+    job = _Verification(spark, folder.address, record, options, present, outcomes, shown)
     for name in present:
         job.compare_with_written(name)
     if last is None or last.end.scope not in (None, parse_options(options).scope):
         why = "no batch is committed yet" if last is None else "the job has not changed them yet"
         for name in present:
-            found[name].remarks.append(f"not compared with the collections: {why}")
-        return found
+            outcomes[name].remarks.append(f"not compared with the collections: {why}")
+        return outcomes
     job.compare_with_stream(last, since)
     job.compare_with_collections(rate)
-    return found
+    return outcomes
 
 
 @dataclass
@@ -190,41 +190,43 @@ class _Verification:
 
     def compare_with_written(self, name: str) -> None:
         """Compare the checksum of a table's rows with that of those that were written."""
-        log, found = self.logs[name], self.outcomes[name]
+        log, outcome = self.logs[name], self.outcomes[name]
         with self._failures(name):
             rows = log.checksum.rows
             if difference := checksum_difference(self.spark, log):
-                found.first.append(difference)
-                found.count += 1
-            found.compared.append(f"all rows with the checksum of the {rows:,} that were written")
+                outcome.first.append(difference)
+                outcome.count += 1
+            outcome.compared.append(f"all rows with the checksum of the {rows:,} that were written")
 
     def compare_with_collections(self, rate: float | None) -> None:
         """Compare the current table, if there is one, at the rate of `verify_job`."""
         if CURRENT not in self.logs:
             return
-        log, found, record = self.logs[CURRENT], self.outcomes[CURRENT], self.record
+        log, outcome, record = self.logs[CURRENT], self.outcomes[CURRENT], self.record
         with self._failures(CURRENT):
             given = document_options({**namespace_options(record.namespaces), **self.options})
             given = {"uri": self.options["uri"], **given}
             comparison = Comparison(self.spark, log.address, given, rate, self.shown)
             compared = comparison.compare(self.folder, COMMAND)
-            found.count += compared.count
-            found.first += [{n: t for n, t in e.items() if n != "token"} for e in compared.first]
+            outcome.count += compared.count
+            outcome.first += [{n: t for n, t in e.items() if n != "token"} for e in compared.first]
             log = DeltaLog(log.address)  # hours later, the files of its version may be deleted
             form = replace(
                 TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
             )
             names = form.file_schema.names
-            tasks = [partial(unlike_columns, form, each) for each in scans_of(log, names)]
-            found.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
+            tasks = [
+                partial(unlike_columns, form, table_scan) for table_scan in scans_of(log, names)
+            ]
+            outcome.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
             now = datetime.now(UTC).isoformat(timespec="seconds")
-            found.compared.append(
+            outcome.compared.append(
                 f"the documents with the collections, from {compared.begin} to {now} "
                 f"({compared.rows:,} rows and keys, for which {compared.bytes:,} bytes were read), "
                 "and with their columns"
             )
             if names := unread_names(CurrentTable.existing(log.address).state.unread):
-                found.remarks.append(f"not compared: {names}, which the job must read again")
+                outcome.remarks.append(f"not compared: {names}, which the job must read again")
 
     def compare_with_stream(self, last: LoggedBatch, since: Timestamp | None) -> None:
         """Compare the rows of tables up to a batch with the stream, from a time on if it is given.
@@ -267,11 +269,11 @@ class _Verification:
             try:
                 for name in names:
                     with self._failures(name):
-                        found = self.outcomes[name]
-                        found.add(compare[name](rows[name], events), self.shown)
-                        found.compared.append(f"the events from {begin} to {end} with the stream")
+                        outcome = self.outcomes[name]
+                        outcome.add(compare[name](rows[name], events), self.shown)
+                        outcome.compared.append(f"the events from {begin} to {end} with the stream")
                         if self.record.since > first:
-                            found.compared.append(
+                            outcome.compared.append(
                                 f"of the events up to {whole} only whether they are there, because "
                                 "the job had other options"
                             )
@@ -290,12 +292,12 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     `spark` the work is done in this process. Raises StreamError and OSError.
     """
     names = [name for name in log.schema.names if name != KEY_RANGE]
-    tasks = [partial(rows_checksum, each) for each in scans_of(log, names)]
-    found = sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS)
+    tasks = [partial(rows_checksum, part) for part in scans_of(log, names)]
+    checksum = sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS)
     written = log.checksum
-    if found == written:
+    if checksum == written:
         return None
-    return {"difference": "checksum", "rows": found.rows, "written": written.rows}
+    return {"difference": "checksum", "rows": checksum.rows, "written": written.rows}
 
 
 def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
@@ -313,10 +315,10 @@ def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
     events = rows.where(~F.col(token).rlike(MARKS))
     if name == BRONZE:
         ends = sorted(
-            (each for each in snapshot_ends(log) if not each.get("requested")),
+            (end for end in snapshot_ends(log) if not end.get("requested")),
             key=lambda event: str(event["_id"]["_data"]),
         )
-        yield from (key_of(after(each["clusterTime"])) for each in ends[:1])
+        yield from (key_of(after(end["clusterTime"])) for end in ends[:1])
     least = events.agg(F.min(token)).collect()[0][0]
     if least is not None:
         yield least
