@@ -55,8 +55,8 @@ def connect_schemas(options: MessageOptions, topic: str) -> tuple[dict[str, Any]
 def _heads(options: MessageOptions, topic: str) -> tuple[str, str]:
     """Return what precedes the payload of a topic's keys and of its values."""
     key, value = (
-        f'{{"schema":{json.dumps(each, separators=(",", ":"))},"payload":'
-        for each in connect_schemas(options, topic)
+        f'{{"schema":{json.dumps(schema, separators=(",", ":"))},"payload":'
+        for schema in connect_schemas(options, topic)
     )
     return key, value
 
@@ -64,9 +64,9 @@ def _heads(options: MessageOptions, topic: str) -> tuple[str, str]:
 def with_schemas(messages: pa.RecordBatch, options: MessageOptions) -> pa.RecordBatch:
     """Return messages with the columns topic, key and value whose texts have their schemas."""
     topics = messages.column("topic").dictionary_encode()
-    found = [_heads(options, topic) for topic in topics.dictionary.to_pylist()]
+    pairs = [_heads(options, topic) for topic in topics.dictionary.to_pylist()]
     columns = [messages.column("topic")]
     for index, name in enumerate(("key", "value")):
-        heads = pa.array([each[index] for each in found], pa.string()).take(topics.indices)
+        heads = pa.array([pair[index] for pair in pairs], pa.string()).take(topics.indices)
         columns.append(pc.binary_join_element_wise(heads, messages.column(name), "}", ""))
     return pa.RecordBatch.from_arrays(columns, names=["topic", "key", "value"])

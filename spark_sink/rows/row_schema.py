@@ -122,10 +122,10 @@ def schema_from_json(text: str) -> StructType:
     Raises ValueError.
     """
     try:
-        found = StructType.fromJson(json.loads(text))
+        kind = StructType.fromJson(json.loads(text))
     except (KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"is not a schema of Spark as JSON: {error}") from None
-    return nullable(found)
+    return nullable(kind)
 
 
 def nullable(kind: StructType) -> StructType:
@@ -136,6 +136,6 @@ def nullable(kind: StructType) -> StructType:
 def ddl_of(kind: DataType) -> str:
     """Return a type in Spark's DDL, with all names quoted."""
     if isinstance(kind, StructType):
-        fields = (f"`{each.name}`: {ddl_of(each.dataType)}" for each in kind.fields)
+        fields = (f"`{field.name}`: {ddl_of(field.dataType)}" for field in kind.fields)
         return f"STRUCT<{', '.join(fields)}>"
     return kind.simpleString()

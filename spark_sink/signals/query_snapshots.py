@@ -255,7 +255,9 @@ class QuerySnapshots:
         state, names = state.with_request(request), names_of(collections)
         return self._notified_of(state, request, "STARTED", data_collections=names)
 
-    def _problem(self, request: SnapshotRequest, found: Sequence[SnapshotCollection]) -> str | None:
+    def _problem(
+        self, request: SnapshotRequest, collections: Sequence[SnapshotCollection]
+    ) -> str | None:
         if not collections:
             return "no collection of the query's scope matches data-collections"
         names = [str(collection) for collection in collections]
