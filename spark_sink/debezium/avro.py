@@ -18,9 +18,9 @@ from typing import Any
 import fastavro
 import pyarrow as pa
 
+from spark_sink.debezium.connect_schemas import connect_schemas
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.schema_registry import addresses_in, register_schema
-from spark_sink.debezium.schemas import connect_schemas
 
 try:
     import orjson

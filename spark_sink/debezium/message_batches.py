@@ -21,11 +21,11 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F  # noqa: N812
 from pyspark.sql.pandas.types import from_arrow_schema
 
+from spark_sink.debezium.connect_schemas import with_schemas
 from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.envelope import NO_TRANSACTION
 from spark_sink.debezium.messages import MESSAGE, MessageMaker
 from spark_sink.debezium.options import MessageOptions
-from spark_sink.debezium.schemas import with_schemas
 from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.events.heartbeats import HEARTBEAT
 from spark_sink.rows.arrow_types import batch_of, rows_in

@@ -22,9 +22,9 @@ from spark_sink.errors import StreamError, without_traceback
 from spark_sink.events.documents import from_document, from_json
 from spark_sink.jobs.job_folder import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
-from spark_sink.options.scope import Scope, Tokens
+from spark_sink.options.scope import CollectionTokens, Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.rows.typed_documents import from_json as schema_from_json
+from spark_sink.rows.row_schema import schema_from_json
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offset_planner import Output
@@ -82,9 +82,9 @@ class JobOutput(Output):
     def __init__(self, tables: TaskTables) -> None:
         self._current = tables.addresses.get(CURRENT)
         self._namespaces = tables.namespaces
-        self._seen: tuple[Offset, Tokens, Sequence[LostDocument]] | None = None
+        self._seen: tuple[Offset, CollectionTokens, Sequence[LostDocument]] | None = None
 
-    def unread(self, start: Offset) -> tuple[Tokens, Sequence[LostDocument]]:
+    def unread(self, start: Offset) -> tuple[CollectionTokens, Sequence[LostDocument]]:
         """Return what the current table lacks, as the state of its newest version says."""
         if self._current is None:
             return {}, ()

@@ -49,8 +49,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.rows.typed_documents import from_json as schema_from_json
-from spark_sink.rows.typed_documents import is_json, nullable
+from spark_sink.rows.row_schema import is_json_schema, nullable, schema_from_json
 from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
@@ -363,7 +362,7 @@ def _with_schema(options: Mapping[str, str]) -> tuple[dict[str, str], StructType
 
 def _documents_of(text: str) -> StructType:
     """Return a schema that is given as DDL or JSON. Raises ValueError."""
-    if is_json(text):
+    if is_json_schema(text):
         return schema_from_json(text)
     try:
         kind = StructType.fromDDL(text)

@@ -142,7 +142,7 @@ class Gained:
         return f"collections of {self.scope}" + (f" outside of {self.before}" * bool(self.before))
 
 
-Tokens = Mapping[tuple[str, str] | Gained, str]
+CollectionTokens = Mapping[tuple[str, str] | Gained, str]
 """A token for each collection, by database and name, and for all that a scope gains.
 
 For unread collections it is the one after which the table lacks documents.

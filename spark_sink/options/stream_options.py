@@ -24,7 +24,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
 from spark_sink.options.values import canonical, option, option_names, parsed, parsed_option
 from spark_sink.rows.field_edits import FieldEdit, excluded_fields, masked_fields, renamed_fields
-from spark_sink.rows.typed_documents import document_schema
+from spark_sink.rows.row_schema import document_schema
 
 SPLIT_STAGE = "$changeStreamSplitLargeEvent"
 

@@ -12,7 +12,8 @@ from pyspark.sql.types import StringType, StructField, StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.runs import Run
 from spark_sink.rows.event_rows import EventRows
-from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments, nullable
+from spark_sink.rows.row_schema import nullable
+from spark_sink.rows.typed_documents import RESCUED, TYPED_COLUMNS, TypedDocuments
 
 
 def parse_documents(

@@ -19,7 +19,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import Position, position_document, time_of
-from spark_sink.options.scope import Gained, Tokens
+from spark_sink.options.scope import CollectionTokens, Gained
 from spark_sink.signals.signal import (
     EXECUTE,
     LOG,
@@ -31,7 +31,7 @@ from spark_sink.signals.signal import (
     signal_of,
 )
 from spark_sink.signals.state import LOGGED, SignalState, SnapshotRequest
-from spark_sink.snapshot.plan import Collection, LostDocument, SnapshotPlan
+from spark_sink.snapshot.plan import LostDocument, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 
 REFUSAL = (
@@ -126,7 +126,7 @@ class QuerySnapshots:
     def require(
         self,
         state: SignalState,
-        unread: Tokens,
+        unread: CollectionTokens,
         lost: Iterable[LostDocument] = (),
     ) -> SignalState:
         """Return the state with a request for what a table lacks.
@@ -255,7 +255,9 @@ class QuerySnapshots:
         state, names = state.with_request(request), names_of(collections)
         return self._notified_of(state, request, "STARTED", data_collections=names)
 
-    def _problem(self, request: SnapshotRequest, collections: Sequence[Collection]) -> str | None:
+    def _problem(
+        self, request: SnapshotRequest, collections: Sequence[SnapshotCollection]
+    ) -> str | None:
         if not collections:
             return "no collection of the query's scope matches data-collections"
         names = [str(collection) for collection in collections]
@@ -326,7 +328,7 @@ class QuerySnapshots:
         return replace(state, notifications=(*state.notifications, notification))
 
 
-def names_of(collections: Sequence[Collection]) -> str:
+def names_of(collections: Sequence[SnapshotCollection]) -> str:
     """Return the names of collections, as far as they fit into an offset."""
     text = ", ".join(map(str, collections[:_MAX_LENGTH]))
     if len(text) <= _MAX_LENGTH and len(collections) <= _MAX_LENGTH:

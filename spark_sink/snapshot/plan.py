@@ -33,7 +33,7 @@ _NEVER = Timestamp(0, 0)
 
 
 @dataclass(frozen=True)
-class Collection:
+class SnapshotCollection:
     """A collection of a snapshot.
 
     Its UUID, in hexadecimal digits or "", finds it after a rename. `key` has the fields of its
@@ -78,7 +78,7 @@ class Chunk:
     The bounds are extended JSON; None is an open end.
     """
 
-    collection: Collection
+    collection: SnapshotCollection
     lower: str | None = None
     upper: str | None = None
 

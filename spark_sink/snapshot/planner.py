@@ -26,9 +26,9 @@ from spark_sink.errors import within_limit
 from spark_sink.options.scope import Scope
 from spark_sink.snapshot.plan import (
     Chunk,
-    Collection,
     Mark,
     Progress,
+    SnapshotCollection,
     SnapshotPlan,
     bound_text,
     value_of,
@@ -95,7 +95,7 @@ class SnapshotPlanner:
         self._scope = scope
         self._tasks = tasks
         self._rows = rows
-        self._listed: dict[str, Collection] = {}
+        self._listed: dict[str, SnapshotCollection] = {}
         self._names: dict[str, set[tuple[str, str]]] = {}
         # The pieces of collections that are being read, from one of them on up to the end.
         self._sampled: dict[str, list[_Piece]] = {}
@@ -112,7 +112,7 @@ class SnapshotPlanner:
 
     def collections(
         self, wanted: Wanted | None = None, plan: SnapshotPlan | None = None
-    ) -> list[Collection]:
+    ) -> list[SnapshotCollection]:
         """Return the collections of a snapshot in the order in which it reads them.
 
         `plan` is the snapshot's. A collection that got another UUID after its beginning, because it
@@ -246,7 +246,7 @@ class SnapshotPlanner:
             yield from pieces
 
     def _between(
-        self, collection: Collection, lower: str | None, upper: str | None
+        self, collection: SnapshotCollection, lower: str | None, upper: str | None
     ) -> list[_Piece]:
         """Return the pieces of a collection from a key up to another one."""
         pieces = self._sampled.get(collection.id, [])
@@ -260,7 +260,7 @@ class SnapshotPlanner:
 
     def _sample(
         self,
-        collection: Collection,
+        collection: SnapshotCollection,
         lower: str | None,
         upper: str | None = None,
         within: float | None = None,
@@ -331,7 +331,9 @@ class SnapshotPlanner:
             return rows, rows * _UNKNOWN_SIZE
         return int(stats["count"]), int(stats["size"])
 
-    def problem(self, collection: Collection, condition: Mapping[str, Any] | None) -> str | None:
+    def problem(
+        self, collection: SnapshotCollection, condition: Mapping[str, Any] | None
+    ) -> str | None:
         """Return why documents of a collection cannot be read with a filter; None if they can.
 
         The server parses the filter and reads nothing.
@@ -349,7 +351,7 @@ class SnapshotPlanner:
 
     def _list(self) -> None:
         """Find the collections of the scope, with their shard keys."""
-        scope, collections = self._scope, list[Collection]()
+        scope, collections = self._scope, list[SnapshotCollection]()
         if scope.database is None:
             names = self._client.list_database_names()
             databases = [name for name in names if name not in SYSTEM_DATABASES]
@@ -364,7 +366,9 @@ class SnapshotPlanner:
                 if not name.startswith("system.") and scope.accepts(database, name):
                     collated = "collation" in entry.get("options", {})
                     uuid = _uuid_of(entry)
-                    collections.append(Collection(database, name, uuid, has_collation=collated))
+                    collections.append(
+                        SnapshotCollection(database, name, uuid, has_collation=collated)
+                    )
         sharded = self._sharded([str(collection) for collection in collections])
         for collection in collections:
             known = sharded.get(str(collection), {})
@@ -384,7 +388,7 @@ class SnapshotPlanner:
         return {str(entry["_id"]): entry for entry in entries}
 
 
-def current_name(client: MongoClient[Any], collection: Collection) -> str | None:
+def current_name(client: MongoClient[Any], collection: SnapshotCollection) -> str | None:
     """Return the current name of a collection; None if it was dropped. Raises PyMongoError.
 
     `reshardCollection` and `movePrimary` replace a collection by a copy with another UUID, without

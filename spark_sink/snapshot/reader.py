@@ -34,7 +34,7 @@ from spark_sink.events.positions import after
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import Slice, document_of, value_at, values_in
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.snapshot.plan import Chunk, Collection
+from spark_sink.snapshot.plan import Chunk, SnapshotCollection
 from spark_sink.snapshot.planner import current_name
 from spark_sink.stream.raw_replies import replies
 from spark_sink.stream.retries import Retries, is_transient
@@ -130,7 +130,7 @@ class DocumentEvents:
     """
 
     def __init__(
-        self, collection: Collection, point: Timestamp, signal: dict[str, Any] | None = None
+        self, collection: SnapshotCollection, point: Timestamp, signal: dict[str, Any] | None = None
     ) -> None:
         # The fields of an event in the servers' order, each encoded as a separate document.
         self._token = high_water_mark(after(point).time)

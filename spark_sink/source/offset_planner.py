@@ -21,7 +21,7 @@ from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
-from spark_sink.options.scope import Gained, Scope, Tokens
+from spark_sink.options.scope import CollectionTokens, Gained, Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import SignalReceiver
@@ -62,8 +62,13 @@ class Planners:
             raise
 
     def advanced(self, state: SignalState, end: Position) -> SignalState:
-        """Return the state with what a batch reads of a snapshot, whose events end at `end`."""
-        if state.running is None:
+        """Return the state with what a batch reads of a snapshot, whose events end at `end`.
+
+        While more signals wait, it reads only of the initial snapshot: one of them may stop chunks
+        that a repeated batch has left out already.
+        """
+        running = state.running
+        if running is None or (self.signals.has_more and running.kind != "initial"):
             return state
 
         def advanced() -> SignalState:
@@ -86,7 +91,7 @@ class Output:
     follows_scope = False
     """Whether the options may have another scope than the checkpoint; what it gains is read."""
 
-    def unread(self, start: Offset) -> tuple[Tokens, Sequence[LostDocument]]:
+    def unread(self, start: Offset) -> tuple[CollectionTokens, Sequence[LostDocument]]:
         """Return the collections that the output lacks, each with a token.
 
         The output lacks documents from that token on. Also return documents of other collections
@@ -137,49 +142,56 @@ class OffsetPlanner:
 
         The batch has about `max_events` events at most; None is no limit.
         """
-        scope = self._options.scope
         if not self._output.follows_scope:
-            start.require_scope(scope)
-        start = replace(start, scope=start.scope or scope)
-        signals, planners = start.signals.without_batch(), self.planners
-        position, is_in_snapshot = start.position, signals.initial_plan is not None
+            start.require_scope(self._options.scope)
+        start = replace(start, scope=start.scope or self._options.scope)
+        signals, position = start.signals.without_batch(), start.position
+        is_in_snapshot = signals.initial_plan is not None
         policy = self._policy or self._begun(QueryStart(time_of(position), is_in_snapshot))
         if is_in_snapshot:
             self._snapshot = _InitialSnapshot.READ
-            if start.scope != scope:
+            if self._has_other_scope(start):
                 return self._change_scope(start, signals)
             return self._moved(start, PlannedBatch(position, position, 0), signals)
-        signals = planners.snapshots.require(signals, *self._output.unread(start))
+        signals = self.planners.snapshots.require(signals, *self._output.unread(start))
         is_due = self._snapshot is _InitialSnapshot.DUE
         if policy.at_first if isinstance(position, FromNow) else is_due:
             return self._begin_snapshot(start, signals)
         if not policy.streams:
             return None
         try:
-            if start.scope != scope or start.sought is not None:
+            if self._has_other_scope(start) or start.sought is not None:
                 return self._change_scope(start, signals)
             if not self._is_at_end:
-                signals = planners.signals.receive(signals, position)
-            if signals.blocks_stream:
-                planners.batches.close()
-                batch = PlannedBatch(position, position, 0)
-            else:
-                advances = signals.asks_present
-                batch = planners.batches.next_batch(position, max_events, advances=advances)
-                is_empty = batch.end == batch.start and not planners.signals.has_more
-                self._is_at_end = planners.batches.ends_at_present and is_empty
+                signals = self.planners.signals.receive(signals, position)
+            batch = self._next_batch(position, signals, max_events)
         except HistoryLostError:
             ended = start.signals.ending
-            if (
-                self._snapshot is _InitialSnapshot.READ
-                and ended is not None
-                and ended.kind == "initial"
-            ):
+            is_read = self._snapshot is _InitialSnapshot.READ
+            if is_read and ended is not None and ended.kind == "initial":
                 raise HistoryLostError(_OUTLIVED) from None
             if not policy.if_history_is_lost:
                 raise
             return self._begin_snapshot(start, replace(signals, position=None))
         return self._moved(start, batch, signals)
+
+    def _has_other_scope(self, start: Offset) -> bool:
+        """Return whether the options request another scope than that of an offset."""
+        return start.scope != self._options.scope
+
+    def _next_batch(
+        self, position: Position, signals: SignalState, max_events: int | None
+    ) -> PlannedBatch:
+        """Return the events of the batch after a position: none beside a blocking snapshot."""
+        planners = self.planners
+        if signals.blocks_stream:
+            planners.batches.close()
+            return PlannedBatch(position, position, 0)
+        advances = signals.asks_present
+        batch = planners.batches.next_batch(position, max_events, advances=advances)
+        is_empty = batch.end == batch.start and not planners.signals.has_more
+        self._is_at_end = planners.batches.ends_at_present and is_empty
+        return batch
 
     def _begun(self, start: QueryStart) -> SnapshotPolicy:
         """Return the policy of this start of the query."""

@@ -17,7 +17,7 @@ from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.errors import StreamError
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.events.positions import Position, Token, after, time_of
-from spark_sink.options.scope import Gained, Scope, Tokens
+from spark_sink.options.scope import CollectionTokens, Gained, Scope
 from spark_sink.signals.state import SignalState
 
 
@@ -83,13 +83,13 @@ class Offset:
         return PlannedBatch(before.position, self.position, self.events, self.quiet_until)
 
     @property
-    def gained(self) -> Tokens:
+    def gained(self) -> CollectionTokens:
         """What the scope has gained and the job is about to read, with tokens as below."""
         gains = (request.gained for request in self.signals.requests)
         return {gain: gain.token for gain in gains if gain is not None}
 
     @property
-    def unread_at_end(self) -> Tokens:
+    def unread_at_end(self) -> CollectionTokens:
         """The collections that the job is about to read, because it gained or must reread them.
 
         Each has the token from which the table lacks documents of it.

@@ -22,7 +22,9 @@ from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import SignalReceiver
+from spark_sink.signals.query_snapshots import QuerySnapshots
 from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.source.offset_planner import OffsetPlanner, Output, Planners
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
@@ -112,22 +114,25 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         if offset.signals.reading is not None or offset.signals.ending is not None:
             planners, position, options = self._planner.planners, before.position, self.options
             planner, present = planners.chunks, planners.client.present
+            if offset.scope not in (None, options.scope):  # a repeated batch keeps its scope
+                scoped = replace(options, scope=offset.scope)
+                planner = snapshot_planner(planners.client, scoped)
             state = offset.signals
             if state.reading is not None and not self._planner.has_planned:
-                state = self._without_stopped(offset)
+                state = self._without_stopped(offset, planner)
             tasks += planners.client.with_retries(
                 lambda: snapshot_tasks(state, position, options, planner, present)
             )
         return tasks
 
-    def _without_stopped(self, offset: Offset) -> SignalState:
+    def _without_stopped(self, offset: Offset, planner: SnapshotPlanner) -> SignalState:
         """Return the state of a repeated batch, without the chunks that a waiting signal stops.
 
         Spark repeats a batch that has failed before it plans the next one, which processes the
         signal. A snapshot with a filter that fails for a document can be stopped so.
         """
-        planners, signals = self._planner.planners, offset.signals
-        receiver = SignalReceiver(planners.client, self.options, planners.snapshots)
+        client, signals = self._planner.planners.client, offset.signals
+        receiver = SignalReceiver(client, self.options, QuerySnapshots(planner))
         with closing(receiver):
             later = receiver.receive(signals, offset.position)
             while receiver.has_more:

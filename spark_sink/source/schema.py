@@ -16,14 +16,8 @@ from pyspark.sql.types import StringType, StructType
 from spark_sink.errors import OptionError
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.inferred_schema import schema_of
-from spark_sink.rows.row_schema import row_schema
-from spark_sink.rows.typed_documents import (
-    TYPED_COLUMNS,
-    TypedDocuments,
-    ddl_of,
-    from_json,
-    is_json,
-)
+from spark_sink.rows.row_schema import ddl_of, is_json_schema, row_schema, schema_from_json
+from spark_sink.rows.typed_documents import TYPED_COLUMNS, TypedDocuments
 from spark_sink.stream.router_client import RouterClient
 
 _SAMPLE = 1000
@@ -57,8 +51,8 @@ def declared_schema(options: StreamOptions) -> StructType | str:
     given = options.document_schema
     if given is None:
         return schema_for(options)
-    if is_json(given):
-        return schema_for(replace(options, document_type=from_json(given)))
+    if is_json_schema(given):
+        return schema_for(replace(options, document_type=schema_from_json(given)))
     anything = StructType().add("any", StringType())
     rows = schema_for(replace(options, document_type=anything))
     columns = []

@@ -19,7 +19,7 @@ import bson
 from shard_client.bson.resume_token import high_water_mark, next_tick
 from spark_sink.events.documents import from_document, to_document
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.options.scope import Gained, Tokens
+from spark_sink.options.scope import CollectionTokens, Gained
 
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 """The operation types that change many rows."""
@@ -92,7 +92,7 @@ def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[Namespace, ...] | N
 
 
 def unread_after(
-    unread: Tokens, events: Iterable[DdlEvent], in_scope: Callable[[str, str], bool]
+    unread: CollectionTokens, events: Iterable[DdlEvent], in_scope: Callable[[str, str], bool]
 ) -> dict[Namespace | Gained, str]:
     """Return the collections in scope that are unread after events, which are sorted by token.
 
@@ -132,23 +132,23 @@ class TableScope:
     """
 
     contains: Callable[[str, str], bool]
-    unread: Tokens = field(default_factory=dict)
+    unread: CollectionTokens = field(default_factory=dict)
 
 
-def token_in(tokens: Tokens, database: str, collection: str) -> str:
+def token_in(tokens: CollectionTokens, database: str, collection: str) -> str:
     """Return the latest token that `tokens` have for a collection; empty for none."""
     gains = (gain for gain in tokens if isinstance(gain, Gained))
     matching = [tokens[gain] for gain in gains if gain.accepts(database, collection)]
     return max([*matching, tokens.get((database, collection), "")])
 
 
-def unread_names(unread: Tokens) -> str:
+def unread_names(unread: CollectionTokens) -> str:
     """Return the names of the first unread collections, for messages; empty for none."""
     names = (str(name) if isinstance(name, Gained) else ".".join(name) for name in unread)
     return ", ".join(sorted(names)[:20])
 
 
-def tokens_document(tokens: Tokens) -> list[list[Any]]:
+def tokens_document(tokens: CollectionTokens) -> list[list[Any]]:
     """Return tokens as a part of a state's document."""
     pairs = (
         [to_document(part), token] if isinstance(part, Gained) else [*part, token]
@@ -157,7 +157,7 @@ def tokens_document(tokens: Tokens) -> list[list[Any]]:
     return sorted(pairs, key=str)
 
 
-def tokens_from(document: Sequence[Sequence[Any]]) -> Tokens:
+def tokens_from(document: Sequence[Sequence[Any]]) -> CollectionTokens:
     """Return what `tokens_document` wrote."""
     return {
         (part[0], part[1]) if part[1:] else from_document(Gained, part[0]): token

@@ -25,7 +25,7 @@ from shard_client.bson.values import DOCUMENT
 from spark_sink.events.apply_update import updated
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.events.slices import CODEC, Slice, fields_of
-from spark_sink.options.scope import Tokens
+from spark_sink.options.scope import CollectionTokens
 from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
@@ -198,7 +198,7 @@ class Fold:
     """
 
     complete_from: str = ""
-    complete_in: Tokens = field(default_factory=dict)
+    complete_in: CollectionTokens = field(default_factory=dict)
     keeps_deleted: bool = False
     renamed: Mapping[Namespace, str] = field(default_factory=dict)
 

@@ -11,7 +11,7 @@ import bson
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
 from spark_sink.events.documents import stored, to_document
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.options.scope import Gained, Tokens
+from spark_sink.options.scope import CollectionTokens, Gained
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import (
@@ -47,8 +47,8 @@ class TableState:
     keys: tuple[str, ...]
     through: str = ""
     complete_from: str = ""
-    complete_in: Tokens = field(default_factory=dict, metadata=_TOKENS)
-    unread: Tokens = field(default_factory=dict, metadata=_TOKENS)
+    complete_in: CollectionTokens = field(default_factory=dict, metadata=_TOKENS)
+    unread: CollectionTokens = field(default_factory=dict, metadata=_TOKENS)
     checksum: Checksum = NO_ROWS
     partitions: int = 0
     lost: tuple[LostDocument, ...] = ()
@@ -61,13 +61,15 @@ class TableState:
         ]
         if sum(len(document.key) for document in kept) <= _LOST_BYTES:
             return replace(self, lost=tuple(kept))
-        since: Tokens = {namespaces[e]: e.token for e in sorted(kept, key=lambda each: each.token)}
+        since: CollectionTokens = {
+            namespaces[e]: e.token for e in sorted(kept, key=lambda each: each.token)
+        }
         return replace(self, unread={**self.unread, **since}, lost=())
 
     @property
-    def unread_or_lost(self) -> Tokens:
+    def unread_or_lost(self) -> CollectionTokens:
         """The collections that lack documents in the table, and the tokens after which they do."""
-        tokens: Tokens = {
+        tokens: CollectionTokens = {
             (document.database, document.collection): document.token for document in self.lost
         }
         return {**tokens, **self.unread}

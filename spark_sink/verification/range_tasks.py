@@ -25,13 +25,12 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
-from spark_sink.options.scope import Scope, Tokens
+from spark_sink.options.scope import CollectionTokens, Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.arrow_types import arrow_schema, batch_of
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
-from spark_sink.snapshot.plan import Chunk, filter_of
-from spark_sink.snapshot.plan import Collection as SnapshotCollection
+from spark_sink.snapshot.plan import Chunk, SnapshotCollection, filter_of
 from spark_sink.snapshot.reader import SnapshotTask
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
@@ -293,7 +292,9 @@ def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
     return batch_of([(None, None, None, None, False, rows, size, place)], _SUSPECTS)
 
 
-def differing(scope: Scope, unread: Tokens, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+def differing(
+    scope: Scope, unread: CollectionTokens, batches: Iterable[pa.RecordBatch]
+) -> MadeRows:
     """Return how the BSON in `table` differs from that in `collection`: for `mapInArrow`.
 
     Null stands for a missing document. Collections outside of the scope, and those that the table

@@ -16,7 +16,7 @@ from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import join_fragments
 from spark_sink.options.stream_options import large_event_stages
 from spark_sink.rows.event_rows import EventRows
-from spark_sink.snapshot.plan import Collection
+from spark_sink.snapshot.plan import SnapshotCollection
 from spark_sink.snapshot.reader import DocumentEvents
 from tests.debezium.engine import Message
 from tests.doubles.event_history import runs_of
@@ -89,7 +89,7 @@ def of_collection(
 ) -> list[Message]:
     """Return the messages of a snapshot of a collection."""
     signal = {"type": "incremental"} if incremental else None
-    made = DocumentEvents(Collection(database, name), Timestamp(1_700_000_000, 1), signal)
+    made = DocumentEvents(SnapshotCollection(database, name), Timestamp(1_700_000_000, 1), signal)
     with pymongo.MongoClient[Any](uri, document_class=RawBSONDocument) as client:
         run = made.run([bytes(each.raw) for each in client[database][name].find()], set())
     return of_events(list(map(RawBSONDocument, run.events)), options)

@@ -23,7 +23,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot import reader as snapshot_reader
-from spark_sink.snapshot.plan import Chunk, Collection, SnapshotPlan
+from spark_sink.snapshot.plan import Chunk, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, DocumentEvents, SnapshotTask
 from spark_sink.source.offsets import Offset
@@ -266,7 +266,7 @@ def test_the_servers_filter_by_debeziums_lists(shop: Shop, lists, expected) -> N
 
 
 MARK, LATER = Timestamp(100, 1), Timestamp(900, 1)
-CHUNK = Chunk(Collection("db", "c"))
+CHUNK = Chunk(SnapshotCollection("db", "c"))
 
 
 def chunk_reader(documents: Any, clock: Any = lambda: 0.0) -> ChunkReader:
@@ -310,7 +310,7 @@ def test_a_collection_that_is_renamed_as_its_read_begins_is_read() -> None:
 def test_a_shard_key_within_the_id_is_read_with_the_id() -> None:
     documents: Any = ServerReplies([])
     documents.find = MagicMock(wraps=documents.find)
-    chunk = Chunk(Collection("db", "c", key=("_id.a", "b")))
+    chunk = Chunk(SnapshotCollection("db", "c", key=("_id.a", "b")))
     identifiers(ChunkReader(documents, SnapshotTask(chunk, MARK, keys_only=True), lambda: LATER))
     assert documents.find.call_args.args[1] == {"_id": 1, "b": 1}
 

@@ -19,7 +19,7 @@ PACKAGES = ("router", "shard_client", "spark_sink")
 """Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""
 DOUBLES = {
     "Batch",
-    "document_of", "from_json",
+    "document_of",
     "seek", "status", "verify",
 }  # fmt: skip
 """Public names that occur twice. This list only becomes shorter: one meaning, one name."""

@@ -19,9 +19,9 @@ from bson.timestamp import Timestamp
 from spark_sink import debezium
 from spark_sink.debezium import schema_registry
 from spark_sink.debezium.avro import adjusted, avro_schema
+from spark_sink.debezium.connect_schemas import connect_schemas
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.debezium.schema_registry import addresses_in, register_schema
-from spark_sink.debezium.schemas import connect_schemas
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import heartbeat

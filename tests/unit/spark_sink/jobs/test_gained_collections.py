@@ -21,7 +21,7 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.signals.query_snapshots import QuerySnapshots
 from spark_sink.signals.state import SignalState, SnapshotRequest
-from spark_sink.snapshot.plan import Chunk, Collection, Mark, SnapshotPlan
+from spark_sink.snapshot.plan import Chunk, Mark, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
@@ -46,11 +46,15 @@ class Collections(SnapshotPlanner):
         self.all = names
 
     def _list(self) -> None:
-        found = [Collection("shop", name) for name in self.all if self._scope.accepts("shop", name)]
+        found = [
+            SnapshotCollection("shop", name)
+            for name in self.all
+            if self._scope.accepts("shop", name)
+        ]
         self._listed = {each.id: each for each in found}
         self._names = {each.id: {(each.database, each.name)} for each in found}
 
-    def _sample(self, collection: Collection, lower: str | None, *_: Any) -> list[_Piece]:
+    def _sample(self, collection: SnapshotCollection, lower: str | None, *_: Any) -> list[_Piece]:
         return [_Piece(Chunk(collection), 1.0, 1 / 1024, 1)]
 
     def problem(self, *_: Any) -> None:

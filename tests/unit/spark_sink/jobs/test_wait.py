@@ -18,7 +18,7 @@ from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.waiting import position_to_reach, wait_until
-from spark_sink.options.scope import Tokens
+from spark_sink.options.scope import CollectionTokens
 from spark_sink.signals.signal import digest
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
@@ -98,7 +98,7 @@ def test_all_tables_must_have_the_events(folder: JobFolder, script: Script, lost
     ],
 )
 def test_documents_that_are_still_to_be_read_are_waited_for(
-    tmp_path: Path, offset: dict[str, Any], unread: Tokens, told: str
+    tmp_path: Path, offset: dict[str, Any], unread: CollectionTokens, told: str
 ) -> None:
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("current",)))

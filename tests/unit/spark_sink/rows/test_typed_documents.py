@@ -50,12 +50,10 @@ from pyspark.sql.types import (
 from spark_sink.events.slices import CODEC
 from spark_sink.rows import inferred_schema
 from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of
+from spark_sink.rows.row_schema import ddl_of, document_schema, schema_from_json
 from spark_sink.rows.typed_documents import (
     InferredDocuments,
     TypedDocuments,
-    ddl_of,
-    document_schema,
-    from_json,
 )
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.version_states import Batch
@@ -192,7 +190,7 @@ def test_a_document_that_fits_is_in_its_struct_without_loss(document, schema):
 
 def test_a_schema_as_json_becomes_nullable():
     point = StructType([StructField("x", LongType(), nullable=False), POINT["y"]])
-    found = from_json(StructType([StructField("p", point, nullable=False)]).json())
+    found = schema_from_json(StructType([StructField("p", point, nullable=False)]).json())
     assert found["p"].nullable
     assert found["p"].dataType == POINT
     assert ddl_of(found) == "STRUCT<`p`: STRUCT<`x`: bigint, `y`: bigint>>"

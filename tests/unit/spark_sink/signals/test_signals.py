@@ -21,7 +21,7 @@ from spark_sink.signals.channels import SignalCollection
 from spark_sink.signals.query_snapshots import QuerySnapshots
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signal_of
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import Chunk, Collection, LostDocument, bound_text
+from spark_sink.snapshot.plan import Chunk, LostDocument, SnapshotCollection, bound_text
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
 from spark_sink.source.offset_planner import OffsetPlanner, Output, _InitialSnapshot
 from spark_sink.source.offsets import Offset
@@ -104,16 +104,16 @@ class Collections(SnapshotPlanner):
 
     def _list(self) -> None:
         names = [("a", "x"), ("a", "y"), ("b", "z")]
-        self._listed = {".".join(name): Collection(*name) for name in names}
+        self._listed = {".".join(name): SnapshotCollection(*name) for name in names}
         self._names = {".".join(name): {name} for name in names}
         self._names["a.x"].add(("a", "x2"))  # it was renamed
 
-    def _sample(self, collection: Collection, lower: str | None, *_: Any) -> list[_Piece]:
+    def _sample(self, collection: SnapshotCollection, lower: str | None, *_: Any) -> list[_Piece]:
         keys = [None, *map(bound_text, range(1, 40)), None]
         bounds = pairwise(keys[keys.index(lower) :])
         return [_Piece(Chunk(collection, *each), 1 / 40, 4.0 / 40, 1) for each in bounds]
 
-    def problem(self, collection: Collection, condition: Any) -> str | None:
+    def problem(self, collection: SnapshotCollection, condition: Any) -> str | None:
         return "no such operator" if condition and "$no" in condition else None
 
 

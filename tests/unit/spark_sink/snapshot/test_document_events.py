@@ -9,7 +9,7 @@ import pytest
 from bson import SON, ObjectId
 from bson.timestamp import Timestamp
 
-from spark_sink.snapshot.plan import Collection
+from spark_sink.snapshot.plan import SnapshotCollection
 from spark_sink.snapshot.reader import DocumentEvents, KeyFinder
 
 FIRST, SECOND = ObjectId("0" * 24), ObjectId("1" * 24)
@@ -61,7 +61,7 @@ def test_the_document_key_is_found_wherever_its_fields_lie(
 
 
 def test_documents_with_the_same_id_on_two_shards_are_all_read() -> None:
-    events = DocumentEvents(Collection("shop", "orders", key=("s",)), Timestamp(7, 1))
+    events = DocumentEvents(SnapshotCollection("shop", "orders", key=("s",)), Timestamp(7, 1))
     documents = [bson.encode({"_id": 1, "s": number}) for number in (1, 2, 1)]
     found = [
         bson.decode(event)["fullDocument"]["s"] for event in events.run(documents, set()).events
@@ -70,7 +70,9 @@ def test_documents_with_the_same_id_on_two_shards_are_all_read() -> None:
 
 
 def test_an_event_contains_its_document_and_each_key_occurs_once() -> None:
-    events = DocumentEvents(Collection("shop", "orders", key=("s",)), Timestamp(7, 1), {"id": "a"})
+    events = DocumentEvents(
+        SnapshotCollection("shop", "orders", key=("s",)), Timestamp(7, 1), {"id": "a"}
+    )
     seen: set[bytes] = set()
     documents = [bson.encode({"_id": number, "s": 1}) for number in (1, 2, 1)]
     run = events.run(documents, seen)

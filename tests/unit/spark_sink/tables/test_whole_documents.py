@@ -17,7 +17,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.documents import from_document
-from spark_sink.options.scope import Tokens
+from spark_sink.options.scope import CollectionTokens
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.ddl_events import (
@@ -210,7 +210,9 @@ def test_collections_that_were_read_leave_the_state_once_the_stream_has_passed_t
         ({A: "1"}, [read("3", A), rename("5", B, A)], {A: "5"}),
     ],
 )
-def test_what_is_unread_after_events(before: Tokens, events: list[DdlEvent], after: Tokens) -> None:
+def test_what_is_unread_after_events(
+    before: CollectionTokens, events: list[DdlEvent], after: CollectionTokens
+) -> None:
     found = unread_after(before, events, covers)
     assert found == after
     assert tokens_from(tokens_document(found)) == found
