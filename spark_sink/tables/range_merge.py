@@ -236,14 +236,14 @@ class _Merging:
     def _formed_rows(self, folded: pa.Table, changes: pa.Table) -> pa.Table:
         """Return the rows of documents; a document that cannot be read leaves the table."""
         new, problems = self._formed.from_fold(self._task.fold.moved(folded))
+        places = places_of(folded)
         for index, problem in problems.items():
             [row] = folded.slice(index, 1).to_pylist()
             problem = (
                 f"a document of {row['namespace']} cannot be read (key {row['key']}): {problem}"
             )
-            is_last = pc.equal(changes["token"], row["token"])
-            is_last = pc.and_(is_last, pc.equal(changes["key"], row["key"]))
-            event = changes.filter(is_last)["payload"][0].as_py()
+            of_document = changes.filter(pc.equal(changes["place"], places[index]))
+            event = of_document["payload"][-1].as_py()
             of_event = {**row, "document": event, "problem": problem}
             self._quarantine(pa.Table.from_pylist([of_event], folded.schema))
         return new

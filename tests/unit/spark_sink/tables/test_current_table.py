@@ -482,6 +482,24 @@ def test_a_document_that_cannot_be_read_leaves_the_table(tmp_path: Path, form: T
         apply(folder, [stream.change(3) | {"fullDocument": unreadable}])
 
 
+def test_the_quarantine_gets_the_event_of_the_document_that_cannot_be_read(tmp_path: Path) -> None:
+    """Rows of a snapshot have one token, and a rename gives its token to the rows that it moves."""
+    stream, folder = RandomChanges(5), tmp_path / "current"
+    one, two = (
+        with_field({"_id": number}, b"\x05b\0\x02\0\0\0\x02ab")  # subtype 2 without its size
+        for number in (1, 2)
+    )
+    stream.collections = {("b", 1): {"_id": 1}, ("d", 1): {"_id": 1}}
+    [of_b, of_d] = stream.part("bd", 1)
+    moved = stream.change(2) | {"fullDocument": two}
+    events = [of_b, of_d | {"fullDocument": one}, moved, stream.rename("a", "c")]
+    apply(folder, events, 0)
+    rows = DeltaTable(tmp_path / "quarantine").to_pyarrow_table().to_pylist()
+    told = {row["collection"]: row["event"] for row in rows}
+    assert told == {"d": bson.encode(events[1]), "c": bson.encode(moved)}
+    assert set(documents_in(folder)) == {("b", 1)}
+
+
 def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(tmp_path: Path) -> None:
     stream = RandomChanges(1)
     apply(tmp_path, [stream.change(number, n=1) for number in range(5)], 0)
