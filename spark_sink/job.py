@@ -52,7 +52,7 @@ def run_jobs(
     A failure of one ends all, after their batches in progress, and is raised. With `once` each
     reads a snapshot alone, and ends. Raises SourceError, and what Spark raises.
     """
-    failures: list[Exception] = []
+    failures: list[Exception | None] = []
     try:
         with router_beside(settings), ExitStack() as held:
             jobs = enumerate(settings.jobs())
@@ -61,18 +61,28 @@ def run_jobs(
             spark = spark or held.enter_context(job_session("run", settings.conf))
             stop.begin()
             if len(starts) == 1:  # in the thread that gets the signals
-                failures += starts[0].run(spark)
-                return
-            with ThreadPoolExecutor(len(starts)) as pool:
-                running = [pool.submit(start.run, spark) for start in starts]
-                for future in as_completed(running):
-                    for error in future.result():
-                        failures.append(error)
-                        stop.request(after_failure=True)
-                        say(f"a job has failed, and the others end: {cause_of(error)}")
-    finally:  # also if the end of the session fails
-        for error in failures:
-            raise error
+                failures.append(starts[0].run(spark))
+            else:
+                failures += _run_together(starts, spark, stop)
+    except Exception:
+        if not any(failures):  # the end of the session fails after a failed job
+            raise
+    for error in filter(None, failures):
+        raise error
+
+
+def _run_together(
+    starts: Sequence[_Start], spark: SparkSession, stop: StopRequest
+) -> list[Exception | None]:
+    """Run jobs in threads until all have ended; the first failure requests the end of all."""
+    failures: list[Exception | None] = []
+    with ThreadPoolExecutor(len(starts)) as pool:
+        for future in as_completed([pool.submit(start.run, spark) for start in starts]):
+            failures.append(error := future.result())
+            if error is not None:
+                stop.request(after_failure=True)
+                say(f"a job has failed, and the others end: {cause_of(error)}")
+    return failures
 
 
 def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
@@ -113,15 +123,15 @@ class _Start:
         folder.begin(record, once=once)
         replace_lost_batch(folder, settings.uri)
 
-    def run(self, spark: SparkSession) -> list[Exception]:
+    def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
         try:
             with quiet_stop(self._stop, _WITH_JVM):
                 self._run_query(spark)
         except Exception as error:  # noqa: BLE001 - it is raised once all jobs have ended
             self._router.failed(cause_of(error))
-            return [error]
-        return []
+            return error
+        return None
 
     def _run_query(self, spark: SparkSession) -> None:
         settings, folder, router = self._settings, self._folder, self._router
@@ -215,12 +225,11 @@ class Job:
     def start(self, spark: SparkSession | None = None) -> Self:
         """Run the job in a thread of this process, in a session of Spark, or in the active one.
 
-        A failure is raised by the next `start`, `wait` or `stop`.
+        A failure is raised by the next `start`, `wait` or `stop`. A job that runs goes on.
         """
-        if self._running is not None:
-            if self._running.done():
-                self.stop()
+        if self._running is not None and not self._running.done():
             return self
+        self.stop()
         stop = self._stop = StopRequest(handles_signals=False)
         session = spark or SparkSession.getActiveSession()
         running = self._running = Future[None]()

@@ -171,13 +171,16 @@ class RouterClient:
         return [Shard(entry["_id"], entry.get("topologyTime")) for entry in reply["shards"]]
 
     def cluster_id(self) -> str:
-        """Return the id that the cluster or the set was made with; empty if it cannot be read."""
+        """Return the id that the cluster or the set was made with; empty if it may not be read.
+
+        Raises PyMongoError.
+        """
         try:
             version = self._client.config.version.find_one()
             if version is not None:
                 return str(version.get("clusterId", ""))
             reply = self._client.admin.command("replSetGetConfig", codec_options=_PLAIN)
-        except PyMongoError:  # not allowed, or a router without a mongos
+        except OperationFailure:  # not allowed, or a router without a mongos
             return ""
         return str(reply["config"].get("settings", {}).get("replicaSetId", ""))
 
@@ -363,4 +366,4 @@ def require_cluster(options: dict[str, str]) -> str:
     """
     with closing(RouterClient(parse_options(options))) as client:
         client.require_stream()
-        return client.cluster_id()
+        return client.with_retries(client.cluster_id)

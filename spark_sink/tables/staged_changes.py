@@ -226,5 +226,5 @@ def remove_interrupted(address: str, before: int) -> None:
     """
     folder = Folder(address)
     staged = folder.listed(_FOLDER)
-    old = (file.path for file in staged if int(file.base_name.partition("-")[0]) < before)
-    folder.remove(*old)
+    epochs = ((file.base_name.partition("-")[0], file.path) for file in staged)
+    folder.remove(*(path for epoch, path in epochs if epoch.isdecimal() and int(epoch) < before))

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -17,7 +20,9 @@ from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.job import Job
 from spark_sink.jobs.job_settings import load_job_settings
+from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.options.stream_options import parse_options
+from tests.harness.until import wait_for
 
 LAKE: dict[str, Any] = {
     "out": "lake",
@@ -232,6 +237,29 @@ def test_a_failure_of_a_job_in_python_is_raised(
         made.start().wait("2026-01-31T12:00:00Z", timeout=60)
     with pytest.raises(OptionError, match="the table is lost"), made.start():
         pass
-    monkeypatch.setattr(running, "run_jobs", lambda *_: None)
+    runs: list[object] = []
+    monkeypatch.setattr(running, "run_jobs", lambda settings, *_: runs.append(settings))
     with made.start() as job:
+        wait_for(lambda: len(runs) == 1 and job._running and job._running.done(), "its end")
+        job.start()  # as after an end of its query, which is no failure
         job.stop()
+    assert len(runs) == 2
+
+
+def test_a_job_s_failure_is_raised_although_its_session_cannot_end(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @contextmanager
+    def session(*_: object) -> Iterator[Mock]:
+        yield Mock()
+        raise OSError("the JVM is gone")
+
+    start = Mock(return_value=Mock(run=lambda _: OptionError("the table is lost")))
+    monkeypatch.setattr(running, "_Start", start)
+    monkeypatch.setattr(running, "job_session", session)
+    settings, stop = Job(str(tmp_path / "job")).settings, StopRequest(handles_signals=False)
+    with pytest.raises(OptionError, match="the table is lost"):
+        running.run_jobs(settings, stop)
+    start.return_value.run = lambda _: None
+    with pytest.raises(OSError, match="the JVM is gone"):
+        running.run_jobs(settings, stop)
