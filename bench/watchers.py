@@ -40,9 +40,10 @@ class Client(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Fail ``done`` if it has not finished."""
-        if not self.done.done():
-            self.done.set_exception(exc or ConnectionError("the server closed a connection"))
+        """Fail what waits for a reply, and ``done`` if it has not finished."""
+        for waiting in (self._reply, self.done):
+            if not waiting.done():
+                waiting.set_exception(exc or ConnectionError("the server closed a connection"))
 
     def data_received(self, data: bytes) -> None:
         """Collect a reply, and take it when it is whole."""
@@ -110,7 +111,7 @@ class Totals:
             nonlocal got
             now = time.perf_counter()
             self.batches += 1
-            if is_decoded:
+            if is_decoded or b"\x01ok\0\0\0\0\0\0\0\0\0" in body:
                 reply = bson.decode(body)
                 if not reply["ok"]:
                     raise SystemExit(f"a stream failed: {reply}")

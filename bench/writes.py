@@ -145,7 +145,7 @@ def main() -> None:
             number = next(numbers)
             documents.insert_one({"_id": number, "s": shard, "pad": "x" * 200})
             acknowledged[number] = time.perf_counter()
-            # On a machine that is too slow, drop the backlog.
+            # A writer that is late makes no pauses until it has caught up.
             if stop.wait(max(0.0, begun + done * step - time.perf_counter())):
                 return
 

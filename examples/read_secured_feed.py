@@ -28,12 +28,14 @@ def exchange(feed: TextIO, **login: str) -> dict[str, Any]:
 
 def log_in(feed: TextIO, user: str, password: str) -> None:
     """Log in as RFC 7677 describes it; the password is not sent."""
-    name = user.replace("=", "=3D").replace(",", "=2C")
-    first = f"n={name},r={secrets.token_urlsafe(24)}"
+    name, nonce = user.replace("=", "=3D").replace(",", "=2C"), secrets.token_urlsafe(24)
+    first = f"n={name},r={nonce}"
     answer = exchange(feed, mechanism="SCRAM-SHA-256", authSource="admin", payload=f"n,,{first}")
     challenge = answer["payload"]
     values = dict(part.split("=", 1) for part in challenge.split(","))
     salt, rounds = base64.b64decode(values["s"]), int(values["i"])
+    if not values["r"].startswith(nonce) or rounds < 4096:
+        raise SystemExit("the server's challenge is none of this login")
     final = f"c=biws,r={values['r']}"
     signed = f"{first},{challenge},{final}".encode()
     salted = hashlib.pbkdf2_hmac("sha256", password.encode(), salt, rounds)

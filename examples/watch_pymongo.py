@@ -15,7 +15,7 @@ from bson import json_util
 
 
 def main(uri: str = "mongodb://127.0.0.1:27020", state: str = "resume-token.json") -> None:
-    """Print each change of shop.orders, and then store its resume token."""
+    """Print each change of shop.orders, and store how far the stream is."""
     place = Path(state)
     token = json_util.loads(place.read_text()) if place.exists() else None
     client: pymongo.MongoClient[dict[str, Any]] = pymongo.MongoClient(uri)
@@ -24,12 +24,17 @@ def main(uri: str = "mongodb://127.0.0.1:27020", state: str = "resume-token.json
         client.shop.orders.watch(start_after=token, full_document="updateLookup") as changes,
     ):
         print("watching", flush=True)
-        for change in changes:
-            key = change.get("documentKey", {}).get("_id")
-            print(change["operationType"], key, flush=True)
-            # A rename is atomic: the file always holds one whole token.
+        while changes.alive:
+            change = changes.try_next()  # None after a second without a change
+            if change is not None:
+                key = change.get("documentKey", {}).get("_id")
+                print(change["operationType"], key, flush=True)
+            if changes.resume_token == token:
+                continue
+            # The token moves on without changes, too. The file always holds a whole one.
+            token = changes.resume_token
             written = place.with_suffix(".new")
-            written.write_text(json_util.dumps(changes.resume_token))
+            written.write_text(json_util.dumps(token))
             written.replace(place)
 
 

@@ -155,11 +155,9 @@ async def split(request: Request) -> Document:
     Raises:
         CommandError: 118 if the collection is not sharded; 2 BadValue for an invalid split point.
     """
-    collection = _collection(request, "split")
-    key = collection.key
-    async with request.state.locks.exclusive(collection.namespace):
-        at = key.bound(request.field("middle", dict))
-        collection.chunks.split(at)
+    async with request.state.locks.exclusive(_collection(request, "split").namespace):
+        collection = _collection(request, "split")  # it may have been dropped meanwhile
+        collection.chunks.split(collection.key.bound(request.field("middle", dict)))
     return {}
 
 
@@ -170,9 +168,9 @@ async def move(request: Request) -> Document:
         CommandError: 118 if the collection is not sharded; 2 BadValue if no chunk has the bounds; a
             shard's error.
     """
-    collection = _collection(request, request.name)
     to = request.catalog.shard(request.field("to", str))
-    async with request.state.locks.exclusive(collection.namespace):
+    async with request.state.locks.exclusive(_collection(request, request.name).namespace):
+        collection = _collection(request, request.name)
         chunk = _named_chunk(request, collection)
         await move_chunk(request, collection, chunk, to)
     request.touched[to] = None

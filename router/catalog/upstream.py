@@ -180,17 +180,17 @@ class UpstreamMongos:
         failures = []
         for step in range(len(self.addresses)):
             index = (first + step) % len(self.addresses)
-            host, port = address = self.addresses[index]
+            address = self.addresses[index]
             try:
                 connection = await connect(address)
             except (NetworkError, CommandError) as error:
-                failures.append(f"{host}:{port}: {error}")
+                failures.append(f"{format_address(address)}: {error}")
                 continue
             if index != self.chosen and generation == self.generation:
                 log.warning(
                     "Upstream mongos has failed; using the next",
                     failures=failures,
-                    next=f"{host}:{port}",
+                    next=format_address(address),
                 )
                 self.chosen, self.generation = index, generation + 1
                 if self._moved is not None:

@@ -269,7 +269,6 @@ class OpenStreams:
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
         self._closed = True
-        await self.resources.noop_writer.close()
         for locating in self._locating.values():
             locating.cancel()
         for key, streams in list(self._by_key.items()):
@@ -278,3 +277,4 @@ class OpenStreams:
         await self.cluster_time.close()
         while self._tasks:
             await asyncio.wait(self._tasks)
+        await self.resources.noop_writer.close()  # streams write no-ops until they are closed

@@ -36,6 +36,7 @@ _DIRECTLY = "directly to a shard"
 """Part of the message with which MongoDB 8.0 and newer refuse a read on a shard itself."""
 
 _HELLO: Final = {"hello": 1}
+_LARGEST_ID = 0x7FFFFFFF
 
 _MOST_SAID = 200
 """Maximum number of characters quoted from a refusal, which contains the command."""
@@ -261,7 +262,7 @@ class Connection:
 
     def send_raw(self, body: bytes) -> None:
         """Send the raw command; call ``receive_raw`` next. Raises NetworkError."""
-        request_id = next(self._request_ids)
+        request_id = next(self._request_ids) & _LARGEST_ID
         message = build_msg(body, request_id=request_id)
         self._begin(request_id)
         try:
@@ -285,7 +286,7 @@ class Connection:
         request itself has moreToCome. Ending it earlier closes the connection; ``aclose`` it to
         control when. Raises NetworkError.
         """
-        request_id = next(self._request_ids)
+        request_id = next(self._request_ids) & _LARGEST_ID
         self._begin(request_id)
         more = not more_to_come(message)
         try:
