@@ -12,7 +12,6 @@ from router.catalog.cluster import CONFIG, WIRE_VERSION_OF_8_0, Cluster
 from router.catalog.upstream import UpstreamMongos
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
 from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError, plain_text
-from shard_client.replica_set.replica_set import why_no_member
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, format_address
 
@@ -321,8 +320,7 @@ def _failed(place: Check, error: Exception, remedy: str) -> Check:
     if isinstance(error, CommandError) and error.code in _REFUSALS:
         hint = "" if error.code == ErrorCode.Unauthorized else f". {_LET_IN}"
         return replace(place, usable=False, problem=f"refuses the router: {error}{hint}")
-    known = why_no_member(error) if isinstance(error, CommandError) else str(error)
-    problem = f"does not answer: {plain_text(known)}. {remedy}"
+    problem = f"does not answer: {plain_text(error)}. {remedy}"
     return replace(place, usable=False, problem=problem)
 
 

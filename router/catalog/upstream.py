@@ -28,7 +28,7 @@ from shard_client.errors import (
     WrongServerError,
     is_resumable,
 )
-from shard_client.replica_set.replica_set import PRIMARY, why_no_member
+from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import OPEN, Access, Credentials
 from shard_client.wire.bson_slices import find
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
@@ -241,7 +241,7 @@ class CatalogPrimary:
         """Look for another primary if an error of a reply, None without one, says so."""
         replica_set = self._cluster.replica_set(self._cluster.catalog)
         if code in NOT_PRIMARY_CODES and replica_set is not None and replica_set.primary:
-            replica_set.invalidate(replica_set.primary)
+            replica_set.distrust(replica_set.primary)
 
     def as_mongos(self, command: bytes, reply: bytes) -> bytes:
         """Return the reply to a client's command with a recovery token in a transaction.
@@ -277,8 +277,7 @@ def _search_for_primary(target: str) -> Iterator[None]:
     except (CommandError, NetworkError) as error:
         if isinstance(error, CommandError) and not is_resumable(error):
             raise
-        known = why_no_member(error) if isinstance(error, CommandError) else error
-        why = f"no primary of {target} answers: {known}"
+        why = f"no primary of {target} answers: {error}"
         raise CommandError(ErrorCode.HostUnreachable, why) from error
 
 
