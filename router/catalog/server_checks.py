@@ -174,13 +174,12 @@ class ServerChecks:
     async def _refresh(self) -> None:
         try:
             self._results = await self._check_all()
-            self._at = self._loop.time()
         except Exception as error:  # without a result, all would seem well
             log.exception("Unexpected error", component="SHARDING")
             problem = f"have failed: {error!r}"
             self._results = [Check("checks of the servers", problem=problem, serves=True)]
         finally:
-            self._running = None
+            self._at, self._running = self._loop.time(), None
 
     async def _check_all(self) -> Sequence[Check]:
         addresses = () if self._upstream is None else self._upstream.addresses
