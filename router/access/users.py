@@ -90,10 +90,8 @@ class Users:
     async def get(self, name: UserName) -> User:
         """Return the user as it is now, which may be another one than that of older connections.
 
-        If the config server does not answer, it is the user that another connection has.
-
-        Raises:
-            CommandError: the user does not exist any more, or the config server does not answer.
+        If the config server does not answer, it is the user that another connection has. Raises
+        CommandError: the user does not exist any more, or the config server does not answer.
         """
         if name == (MEMBER, MEMBER_SOURCE):
             member = User(name)

@@ -49,8 +49,7 @@ _MONGOS = "isdbgrid"
 def parse_upstream(uri: str) -> tuple[Address, ...]:
     """Return the hosts of ``mongodb://host:port[,host:port][/]``.
 
-    Raises:
-        ValueError: the string is not of that form, or has credentials, a database or options.
+    Raises ValueError: the string is not of that form, or has credentials, a database or options.
     """
     hosts, _slash, rest = uri.removeprefix(_SCHEME).partition("/")
     if not uri.startswith(_SCHEME) and not {"@", "?"} & {*uri}:
@@ -115,8 +114,7 @@ class UpstreamMongos:
     async def connect(self) -> Connection:
         """Open a connection to the mongos in use, or to the next one that answers; no login.
 
-        Raises:
-            CommandError: HostUnreachable, none of them answers.
+        Raises CommandError: HostUnreachable, none of them answers.
         """
         return await self._first(self.connect_to)
 
@@ -124,8 +122,7 @@ class UpstreamMongos:
     async def lend(self) -> AsyncIterator[Connection]:
         """Lend a connection, logged in as the router's own user if it has one, for a block.
 
-        Raises:
-            CommandError: HostUnreachable, no mongos answers or accepts the login.
+        Raises CommandError: HostUnreachable, no mongos answers or accepts the login.
         """
         connection = await self._first(lambda address: self._pool.take(address, _TIMEOUT))
         try:
@@ -260,8 +257,7 @@ class CatalogPrimary:
     async def connect(self) -> Connection:
         """Open a connection that is not logged in.
 
-        Raises:
-            CommandError: HostUnreachable, no primary answers within five seconds.
+        Raises CommandError: HostUnreachable, no primary answers within five seconds.
         """
         target = self._cluster.catalog
         with _search_for_primary(target):
@@ -345,8 +341,7 @@ class ServerLink:
     async def is_local(self) -> bool:
         """Return whether the other server sees this connection as local to its machine.
 
-        Raises:
-            CommandError: HostUnreachable; nothing was sent.
+        Raises CommandError: HostUnreachable; nothing was sent.
         """
         async with self._in_use:
             return (await self._open()).from_loopback

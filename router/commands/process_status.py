@@ -139,8 +139,7 @@ _OF_A_JOB = frozenset({"job", "batch", "through", "rate", "waits", "error", "end
 async def report_job(call: Call) -> Answer:
     """Keep what a job says of itself, from a user who may open the job's stream.
 
-    Raises:
-        CommandError: 13, the user may not; 2 or 40415, a field is wrong or unknown.
+    Raises CommandError: 13, the user may not; 2 or 40415, a field is wrong or unknown.
     """
     command = call.command
     check_known(command, call.name, _OF_A_JOB)
