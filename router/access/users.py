@@ -13,13 +13,7 @@ import structlog
 
 from router.catalog.cluster import Cluster
 from router.catalog.shared_answer import SharedAnswer
-from router.privileges import (
-    EVERYTHING,
-    NOTHING,
-    STREAM_ACTIONS,
-    Privileges,
-    stream_resource_of,
-)
+from router.privileges import EVERYTHING, NOTHING, STREAM_ACTIONS, Privileges, stream_resource_of
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
 
