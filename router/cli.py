@@ -4,13 +4,7 @@ import re
 import shlex
 import sys
 from collections.abc import Callable, Collection, Sequence
-from importlib.metadata import (
-    EntryPoint,
-    PackageNotFoundError,
-    entry_points,
-    requires,
-    version,
-)
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
 from typing import Annotated, Any
 
 import typer

@@ -117,8 +117,7 @@ class AcceptingPort(OwnedTasks):
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
 
-        Raises:
-            OSError: the port is in use or a host is not an address of this machine.
+        Raises OSError: the port is in use or a host is not an address of this machine.
         """
         if self._handshakes is None:
             for host in hosts:

@@ -20,10 +20,8 @@ class WrongServersError(Exception):
 async def run_until_signalled(settings: Settings) -> None:
     """Run the router until SIGTERM or SIGINT; a second signal ends it immediately.
 
-    With TLS, SIGHUP exchanges the certificates.
-
-    Raises:
-        WrongServersError: a server that the settings name is another one than it should be.
+    With TLS, SIGHUP exchanges the certificates. Raises WrongServersError: a server that the
+    settings name is another one than it should be.
     """
     options = settings.given()
     log.info("Options set by command line", id=21951, options=options)
@@ -54,10 +52,8 @@ async def run_until_signalled(settings: Settings) -> None:
 async def _servers_fit(settings: Settings, stop: asyncio.Event) -> bool:
     """Check the servers that the settings name; return False if ``stop`` was set meanwhile.
 
-    Servers that do not answer yet are logged: the router waits for them as it runs.
-
-    Raises:
-        WrongServersError: another server answers, which waiting does not change.
+    Servers that do not answer yet are logged: the router waits for them as it runs. Raises
+    WrongServersError: another server answers, which waiting does not change.
     """
     checking = asyncio.ensure_future(check_servers(settings))
     stopping = asyncio.ensure_future(stop.wait())

@@ -232,13 +232,10 @@ class CommandError(Exception):
 
     def with_labels(self, *labels: str, message: str | None = None) -> Self:
         """Return a copy of the error with further labels, and with another message if given."""
-        return type(self)(
-            self.code,
-            self.message if message is None else message,
-            code_name=self.code_name,
-            labels=self.labels.union(labels),
-            extra=self.extra,
-        )
+        copied = type(self).__new__(type(self))
+        vars(copied).update(vars(self), labels=self.labels.union(labels))
+        copied.message = self.message if message is None else message
+        return copied
 
     def with_change_stream_label(self) -> Self:
         """Return the error as mongos labels it on a change stream (docs/protocol.md#opening)."""

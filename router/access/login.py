@@ -247,8 +247,7 @@ class Login:
     def _user_of_certificate(self, database: object, command: Mapping[str, Any]) -> UserName:
         """Return the user whose name is the subject of the client's certificate.
 
-        Raises:
-            CommandError: mongos's error for an ``authenticate`` that is malformed or refused.
+        Raises CommandError: mongos's error for an ``authenticate`` that is malformed or refused.
         """
         if "mechanism" not in command:
             raise missing_field("authenticate.mechanism")

@@ -120,10 +120,7 @@ class SignedTimes:
 
         ``is_cluster_time`` has accepted its form. A time that the clock has reached needs no proof.
         Without the cluster's keys nothing can be checked; the router uses no client's time in any
-        case.
-
-        Raises:
-            CommandError: 211, no such key; 204, the signature is not that of the time.
+        case. Raises CommandError: 211, no such key; 204, the signature is not that of the time.
         """
         time, signature = cluster_time["clusterTime"], cluster_time["signature"]
         key_id = int(signature["keyId"])

@@ -13,13 +13,7 @@ import structlog
 
 from router.catalog.cluster import Cluster
 from router.catalog.shared_answer import SharedAnswer
-from router.privileges import (
-    EVERYTHING,
-    NOTHING,
-    STREAM_ACTIONS,
-    Privileges,
-    stream_resource_of,
-)
+from router.privileges import EVERYTHING, NOTHING, STREAM_ACTIONS, Privileges, stream_resource_of
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
 
@@ -90,10 +84,8 @@ class Users:
     async def get(self, name: UserName) -> User:
         """Return the user as it is now, which may be another one than that of older connections.
 
-        If the config server does not answer, it is the user that another connection has.
-
-        Raises:
-            CommandError: the user does not exist any more, or the config server does not answer.
+        If the config server does not answer, it is the user that another connection has. Raises
+        CommandError: the user does not exist any more, or the config server does not answer.
         """
         if name == (MEMBER, MEMBER_SOURCE):
             member = User(name)

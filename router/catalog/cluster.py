@@ -31,11 +31,10 @@ from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.replica_set.motor_control import MotorReplicaSet
 from shard_client.replica_set.replica_set import (
     PRIMARY,
+    NoMemberError,
     ReadPreference,
     ReplicaSet,
-    no_member,
     parse_hosts,
-    why_no_member,
 )
 from shard_client.wire.authentication import OPEN, Access
 from shard_client.wire.connection import Address, Connection, format_address
@@ -134,7 +133,7 @@ class Cluster:
                 return await self._list.get()
         except TimeoutError:
             config = self._sets[CONFIG]
-            raise self._list_error or no_member(PRIMARY, config.name, config.causes) from None
+            raise self._list_error or NoMemberError(PRIMARY, config.name, config.causes) from None
 
     async def _listed(self) -> ShardList:
         """Read the list, again and again, while the failure may be over soon and a caller waits."""
@@ -175,7 +174,7 @@ class Cluster:
                 try:
                     connection = await self.pool.take(address, most)
                 except NetworkError as error:
-                    known.invalidate(address)
+                    known.distrust(address)
                     raise from_network(error, format_address(address)) from error
             else:
                 dialer = MemberDialer(self, target, None if known else host)
@@ -187,7 +186,7 @@ class Cluster:
         except (CommandError, NetworkError, ProtocolError) as error:
             if not isinstance(error, CommandError) or blames_member(error):
                 if (followed := self._sets.get(target)) is not None:
-                    followed.invalidate(connection.address)
+                    followed.distrust(connection.address)
                 self.pool.forget(connection.address)
             raise
         finally:
@@ -379,7 +378,7 @@ class MemberDialer:
                 return await self._attempt(left if failed else left / 2, fresh=failed)
             except CommandError as error:
                 report = log.debug if failed else log.warning
-                report("cannot connect", target=self.target, error=why_no_member(error))
+                report("cannot connect", target=self.target, error=str(error))
                 failed = True
                 pause = backoff.next_pause()
                 if not is_resumable(error) or loop.time() + pause >= deadline:
@@ -393,10 +392,10 @@ class MemberDialer:
         """
         return self._identified(await self.pool.take(address, timeout))
 
-    def suspect(self, address: Address) -> None:
-        """Require a new lookup of the member's role before it is selected again."""
+    def distrust(self, address: Address) -> None:
+        """Do not connect to this member again before a new hello has shown its role."""
         if self._replica_set is not None:
-            self._replica_set.invalidate(address)
+            self._replica_set.distrust(address)
 
     def kill_later(self, cursor: OpenCursor) -> None:
         """Kill a cursor soon, or once its member answers again."""
@@ -410,7 +409,7 @@ class MemberDialer:
             left = min(timeout, self.cluster.connect_timeout)
             connection = await self.pool.take(address, left, greet=True)
         except NetworkError as error:
-            replica_set.invalidate(address)
+            replica_set.distrust(address)
             raise from_network(error, format_address(address)) from error
         hello = self._identified(connection).hello
         replica_set.observe(address, hello)
@@ -422,7 +421,7 @@ class MemberDialer:
         else:
             return connection
         self.pool.give_back(connection)
-        replica_set.invalidate(address)
+        replica_set.distrust(address)
         raise CommandError(ErrorCode.NotWritablePrimary, f"{format_address(address)} {problem}")
 
     def _identified(self, connection: Connection) -> Connection:

@@ -12,7 +12,6 @@ from router.catalog.cluster import CONFIG, WIRE_VERSION_OF_8_0, Cluster
 from router.catalog.upstream import UpstreamMongos
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
 from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError, plain_text
-from shard_client.replica_set.replica_set import why_no_member
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, format_address
 
@@ -175,13 +174,12 @@ class ServerChecks:
     async def _refresh(self) -> None:
         try:
             self._results = await self._check_all()
-            self._at = self._loop.time()
         except Exception as error:  # without a result, all would seem well
             log.exception("Unexpected error", component="SHARDING")
             problem = f"have failed: {error!r}"
             self._results = [Check("checks of the servers", problem=problem, serves=True)]
         finally:
-            self._running = None
+            self._at, self._running = self._loop.time(), None
 
     async def _check_all(self) -> Sequence[Check]:
         addresses = () if self._upstream is None else self._upstream.addresses
@@ -321,8 +319,7 @@ def _failed(place: Check, error: Exception, remedy: str) -> Check:
     if isinstance(error, CommandError) and error.code in _REFUSALS:
         hint = "" if error.code == ErrorCode.Unauthorized else f". {_LET_IN}"
         return replace(place, usable=False, problem=f"refuses the router: {error}{hint}")
-    known = why_no_member(error) if isinstance(error, CommandError) else str(error)
-    problem = f"does not answer: {plain_text(known)}. {remedy}"
+    problem = f"does not answer: {plain_text(error)}. {remedy}"
     return replace(place, usable=False, problem=problem)
 
 

@@ -28,7 +28,7 @@ from shard_client.errors import (
     WrongServerError,
     is_resumable,
 )
-from shard_client.replica_set.replica_set import PRIMARY, why_no_member
+from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import OPEN, Access, Credentials
 from shard_client.wire.bson_slices import find
 from shard_client.wire.connection import Address, Connection, format_address, parse_address
@@ -49,8 +49,7 @@ _MONGOS = "isdbgrid"
 def parse_upstream(uri: str) -> tuple[Address, ...]:
     """Return the hosts of ``mongodb://host:port[,host:port][/]``.
 
-    Raises:
-        ValueError: the string is not of that form, or has credentials, a database or options.
+    Raises ValueError: the string is not of that form, or has credentials, a database or options.
     """
     hosts, _slash, rest = uri.removeprefix(_SCHEME).partition("/")
     if not uri.startswith(_SCHEME) and not {"@", "?"} & {*uri}:
@@ -115,8 +114,7 @@ class UpstreamMongos:
     async def connect(self) -> Connection:
         """Open a connection to the mongos in use, or to the next one that answers; no login.
 
-        Raises:
-            CommandError: HostUnreachable, none of them answers.
+        Raises CommandError: HostUnreachable, none of them answers.
         """
         return await self._first(self.connect_to)
 
@@ -124,8 +122,7 @@ class UpstreamMongos:
     async def lend(self) -> AsyncIterator[Connection]:
         """Lend a connection, logged in as the router's own user if it has one, for a block.
 
-        Raises:
-            CommandError: HostUnreachable, no mongos answers or accepts the login.
+        Raises CommandError: HostUnreachable, no mongos answers or accepts the login.
         """
         connection = await self._first(lambda address: self._pool.take(address, _TIMEOUT))
         try:
@@ -241,7 +238,7 @@ class CatalogPrimary:
         """Look for another primary if an error of a reply, None without one, says so."""
         replica_set = self._cluster.replica_set(self._cluster.catalog)
         if code in NOT_PRIMARY_CODES and replica_set is not None and replica_set.primary:
-            replica_set.invalidate(replica_set.primary)
+            replica_set.distrust(replica_set.primary)
 
     def as_mongos(self, command: bytes, reply: bytes) -> bytes:
         """Return the reply to a client's command with a recovery token in a transaction.
@@ -260,8 +257,7 @@ class CatalogPrimary:
     async def connect(self) -> Connection:
         """Open a connection that is not logged in.
 
-        Raises:
-            CommandError: HostUnreachable, no primary answers within five seconds.
+        Raises CommandError: HostUnreachable, no primary answers within five seconds.
         """
         target = self._cluster.catalog
         with _search_for_primary(target):
@@ -277,8 +273,7 @@ def _search_for_primary(target: str) -> Iterator[None]:
     except (CommandError, NetworkError) as error:
         if isinstance(error, CommandError) and not is_resumable(error):
             raise
-        known = why_no_member(error) if isinstance(error, CommandError) else error
-        why = f"no primary of {target} answers: {known}"
+        why = f"no primary of {target} answers: {error}"
         raise CommandError(ErrorCode.HostUnreachable, why) from error
 
 
@@ -346,8 +341,7 @@ class ServerLink:
     async def is_local(self) -> bool:
         """Return whether the other server sees this connection as local to its machine.
 
-        Raises:
-            CommandError: HostUnreachable; nothing was sent.
+        Raises CommandError: HostUnreachable; nothing was sent.
         """
         async with self._in_use:
             return (await self._open()).from_loopback

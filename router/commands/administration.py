@@ -46,8 +46,7 @@ def refused(name: str) -> CommandError:
 async def shutdown(call: Call) -> AnyAnswer:
     """Refuse shutdown: if relayed, it would end the upstream but not the router.
 
-    Raises:
-        CommandError: always; with mongos's message for a remote client.
+    Raises CommandError: always; with mongos's message for a remote client.
     """
     if not call.client.is_local:
         raise CommandError(
@@ -69,8 +68,7 @@ async def shutdown(call: Call) -> AnyAnswer:
 async def rotate_certificates(call: Call) -> AnyAnswer:
     """Read the certificates of all processes again; without TLS, pass through to the upstream.
 
-    Raises:
-        CommandError: a file is unusable; the former certificates stay in use.
+    Raises CommandError: a file is unusable; the former certificates stay in use.
     """
     if call.node.certificates is None:
         return PASS_THROUGH

@@ -30,8 +30,7 @@ _OF_THE_CLUSTER = frozenset({"config", "local"})
 def refuse_early(command: bytes, user: User | None) -> None:
     """Refuse a large ``aggregate``, or its ``explain``, without rights or with too many stages.
 
-    Raises:
-        CommandError: 13, or 9; mongos 6.0 ends with half a million stages.
+    Raises CommandError: 13, or 9; mongos 6.0 ends with half a million stages.
     """
     if len(command) <= LONGEST:
         return
@@ -70,8 +69,7 @@ def _text(command: bytes, element: Element | None) -> str | None:
 async def aggregate(call: Call) -> AnyAnswer:
     """Open a change stream (docs/protocol.md#cursor-replies and docs/protocol.md#opening).
 
-    Raises:
-        CommandError: as mongos answers the same request, with the labels of change streams.
+    Raises CommandError: as mongos answers the same request, with the labels of change streams.
     """
     node = call.node
     request = _parsed(call, call.command)
@@ -119,8 +117,7 @@ async def aggregate(call: Call) -> AnyAnswer:
 async def explain(call: Call) -> AnyAnswer:
     """Return the plan of a change stream.
 
-    Raises:
-        CommandError: as mongos answers the same request.
+    Raises CommandError: as mongos answers the same request.
     """
     inner = call.command[call.name]
     _check_same_database(call.database, inner)
@@ -151,11 +148,8 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrou
     of its own version, and requests that only its version allows succeed. It never receives a
     stream on a database of the cluster's own, which crashed a real mongos. An upstream without
     change streams, such as the embedded cluster's, does not know the command; then the client gets
-    the router's own refusal.
-
-    Raises:
-        CommandError: the request is invalid, and either there is no upstream or the database is the
-            cluster's own.
+    the router's own refusal. Raises CommandError: the request is invalid, and either there is no
+    upstream or the database is the cluster's own.
     """
     try:
         if not call.decoded_exactly():

@@ -31,8 +31,7 @@ _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
 async def sasl_step(call: Call) -> AnyAnswer:
     """Relay saslStart or saslContinue with all its own fields, which the server checks in order.
 
-    Raises:
-        CommandError: the server's error; a refused login is answered late (authFailedDelayMs).
+    Raises CommandError: the server's error; a refused login is answered late (authFailedDelayMs).
     """
     if call.client.login is None:
         return PASS_THROUGH
@@ -49,8 +48,7 @@ async def sasl_step(call: Call) -> AnyAnswer:
 async def authenticate(call: Call) -> AnyAnswer:
     """Log in by the certificate that the client has presented (MONGODB-X509, docs/security.md).
 
-    Raises:
-        CommandError: the certificate stands for no user, or the command is malformed.
+    Raises CommandError: the certificate stands for no user, or the command is malformed.
     """
     login = call.client.login
     if login is None:
@@ -84,8 +82,7 @@ async def connection_status(call: Call) -> AnyAnswer:
 async def fields_of_hello(call: Call) -> Mapping[str, Any]:
     """Return what a hello's reply says about logins; nothing without authorization.
 
-    Raises:
-        CommandError: a field is malformed.
+    Raises CommandError: a field is malformed.
     """
     login = call.client.login
     asked = {name: call.command[name] for name in _OF_HELLO if name in call.command}

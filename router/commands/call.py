@@ -148,9 +148,8 @@ class Call:
     async def check_generic_fields(self) -> None:
         """Check the fields that any command may have, of one that the router answers.
 
-        Raises:
-            CommandError: mongos's error; without an upstream, and before a login, which opens no
-                connection to it, that the router does not know a value.
+        Raises CommandError: mongos's error; without an upstream, and before a login, which opens no
+        connection to it, that the router does not know a value.
         """
         unknown = {
             name: self.command[name]
@@ -167,10 +166,7 @@ class Call:
         """Let the upstream refuse a command with fields that only it can check.
 
         It does not know the cursor of a getMore, and says so if the fields are valid. If it does
-        not answer, they have no effect.
-
-        Raises:
-            CommandError: a field is invalid.
+        not answer, they have no effect. Raises CommandError: a field is invalid.
         """
         link = self.upstream_link
         assert link is not None
@@ -185,10 +181,7 @@ class Call:
         """Check the client's ``$clusterTime``, and its signature if the client is logged in.
 
         A malformed one is refused with the other fields. A user who may advance the clock needs no
-        signature.
-
-        Raises:
-            CommandError: mongos's error.
+        signature. Raises CommandError: mongos's error.
         """
         value = self.command["$clusterTime"]
         if not is_cluster_time(value):

@@ -60,8 +60,7 @@ _Lists = dict[str, list[Int64]]
 async def get_more(call: Call) -> AnyAnswer:
     """Return the next batch of a merged cursor (docs/protocol.md#cursor-replies).
 
-    Raises:
-        CommandError: invalid fields, an unknown cursor or another client's, or a failed stream.
+    Raises CommandError: invalid fields, an unknown cursor or another client's, or a failed stream.
     """
     command, node = call.command, call.node
     cursor_id = command["getMore"]
@@ -112,8 +111,7 @@ async def kill_cursors(call: Call) -> AnyAnswer:
     """Kill merged cursors and ask the upstream to kill the others
     (docs/protocol.md#cursor-replies).
 
-    Raises:
-        CommandError: invalid fields, or the upstream refuses.
+    Raises CommandError: invalid fields, or the upstream refuses.
     """
     command, node = call.command, call.node
     cursor_ids = required(command, "killCursors", "cursors")
@@ -164,10 +162,8 @@ def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
 async def end_sessions(call: Call) -> AnyAnswer:
     """Kill the merged cursors of the named sessions, then pass the command to the upstream.
 
-    Only killSessions kills one whose getMore is in flight, as at mongos.
-
-    Raises:
-        CommandError: the sessions are not a list of documents with an id.
+    Only killSessions kills one whose getMore is in flight, as at mongos. Raises CommandError: the
+    sessions are not a list of documents with an id.
     """
     busy = call.name == "killSessions"
     call.node.cursors.end_sessions(_session_ids(call), call.user_name, busy=busy)
@@ -178,8 +174,7 @@ async def end_sessions(call: Call) -> AnyAnswer:
 async def refresh_sessions(call: Call) -> AnyAnswer:
     """Restart the idle time of the named sessions, here and in the upstream.
 
-    Raises:
-        CommandError: the sessions are not a list of documents with an id.
+    Raises CommandError: the sessions are not a list of documents with an id.
     """
     call.node.cursors.refresh_sessions(_session_ids(call), call.user_name)
     return await _everywhere_else(call)

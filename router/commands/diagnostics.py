@@ -32,8 +32,7 @@ async def get_cmd_line_opts(call: Call) -> Answer:
 async def get_log(call: Call) -> Answer:
     """Return the last lines of the log.
 
-    Raises:
-        CommandError: no log has that name, or it is not a string.
+    Raises CommandError: no log has that name, or it is not a string.
     """
     asked = text(call.command, "getLog", "getLog")
     if asked == "*":

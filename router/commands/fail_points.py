@@ -115,8 +115,7 @@ class FailPoints:
     def after_checkout(self, call: Call) -> None:
         """Apply ``failGetMoreAfterCursorCheckout`` to a getMore that holds its cursor.
 
-        Raises:
-            CommandError: the configured error, InternalError by default; not yet labelled.
+        Raises CommandError: the configured error, InternalError by default; not yet labelled.
         """
         point = self._points[_FAIL_GET_MORE]
         if _concerns(point.data, call) and point.fires():

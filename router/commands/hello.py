@@ -25,9 +25,8 @@ _REQUIRED = {"driver": ("name", "version"), "os": ("type",)}
 def check_client_metadata(metadata: object) -> Mapping[str, Any]:
     """Check and return the ``client`` document of a hello, by MongoDB's handshake specification.
 
-    Raises:
-        CommandError: it is not a document or has a field of the wrong type (14), is longer than 512
-            bytes (185), lacks a field (183), or has an application name above 128 bytes (184).
+    Raises CommandError: it is not a document or has a field of the wrong type (14), is longer than
+    512 bytes (185), lacks a field (183), or has an application name above 128 bytes (184).
     """
     if not isinstance(metadata, Mapping):
         raise CommandError(
@@ -96,8 +95,7 @@ async def hello(call: Call) -> Answer:
     """Answer as mongos does, with waiting and streaming on request
     (docs/protocol.md#wire-protocol).
 
-    Raises:
-        CommandError: invalid fields or metadata, metadata sent twice, or the router shuts down.
+    Raises CommandError: invalid fields or metadata, metadata sent twice, or the router shuts down.
     """
     command, node, client = call.command, call.node, call.client
     _accept_metadata(client, command)

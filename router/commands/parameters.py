@@ -24,10 +24,8 @@ async def get_parameter(call: Call) -> AnyAnswer:
     """Return the parameters named in the command, or all for ``*`` and ``allParameters``.
 
     Other parameters than the router's own come from the upstream. Without an upstream, those named
-    come from a server of the cluster: feature flags are the same on all servers.
-
-    Raises:
-        CommandError: 40415 or 14, the flags are invalid; or the server cannot answer.
+    come from a server of the cluster: feature flags are the same on all servers. Raises
+    CommandError: 40415 or 14, the flags are invalid; or the server cannot answer.
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
@@ -111,8 +109,8 @@ def log_parameters() -> dict[str, Any]:
 async def set_parameter(call: Call) -> AnyAnswer:
     """Set the log level of all processes of the router; return the one before.
 
-    Raises:
-        CommandError: 2 or 14, the value is invalid; 72, a parameter of the upstream is set with it.
+    Raises CommandError: 2 or 14, the value is invalid; 72, a parameter of the upstream is set with
+    it.
     """
     command = call.command
     given = {name: command[name] for name in LOG_PARAMETERS if name in command}

@@ -132,15 +132,14 @@ async def _report(call: Call) -> Answer:
 
 
 REPORT_JOB: Final = "mergerouterReportJob"
-_OF_A_JOB = frozenset({"job", "batch", "through", "eventsPerSecond", "waits", "error", "ended"})
+_OF_A_JOB = frozenset({"job", "batch", "through", "rate", "waits", "error", "ended"})
 
 
 @answers(REPORT_JOB, help="show a job on the router's status page")
 async def report_job(call: Call) -> Answer:
     """Keep what a job says of itself, from a user who may open the job's stream.
 
-    Raises:
-        CommandError: 13, the user may not; 2 or 40415, a field is wrong or unknown.
+    Raises CommandError: 13, the user may not; 2 or 40415, a field is wrong or unknown.
     """
     command = call.command
     check_known(command, call.name, _OF_A_JOB)
@@ -149,14 +148,14 @@ async def report_job(call: Call) -> Answer:
     if call.user is not None:
         require_stream(call.user, call.database, collection, command)
     said = {name: command[name] for name in _OF_A_JOB & command.keys()}
-    said["rate"] = said.pop("eventsPerSecond", None)
     host, namespace = call.client.host, f"{call.database}.{collection or WHOLE}"
     owner = host if call.user_name is None else f"{call.user_name}, {host}"
     try:
         report = JobReport(owner=owner, namespace=namespace, arrived=call.node.now(), **said)
     except ValidationError as error:
         problem = error.errors()[0]
-        wanted = wanted_value(problem) or "of another type"
+        absent = problem["type"] == "missing"
+        wanted = "given" if absent else wanted_value(problem) or "of another type"
         message = f"{call.name}: {problem['loc'][0]} must be {wanted}"
         raise CommandError(ErrorCode.BadValue, message) from None
     call.node.jobs.add(report)

@@ -356,10 +356,8 @@ def _read_environment() -> dict[_Path, Any]:
 
     A variable that is no setting is ignored if its name has no two underscores in a row and
     resembles no setting: Kubernetes sets MERGEROUTER_PORT in every pod if there is a service of
-    that name.
-
-    Raises:
-        ValueError: a variable names no setting, or a map is not valid; the message names it.
+    that name. Raises ValueError: a variable names no setting, or a map is not valid; the message
+    names it.
     """
     settings = dict(fields(Settings))
     known = {variable(name): name for name in (*settings, *_MAPS)}

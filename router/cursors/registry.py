@@ -96,12 +96,11 @@ class CursorRegistry:
             first = cursor.first_batch()
             if self._closed:
                 raise _shutting_down()
-            if not first.closed:
-                closing.pop_all()
-                self._departed.record_back(owner.client, request.namespace)
-                cursor.last_used = self._loop.time()
-                self._cursors[cursor.cursor_id] = cursor
-                self._schedule_check()
+            closing.pop_all()
+            self._departed.record_back(owner.client, request.namespace)
+            cursor.last_used = self._loop.time()
+            self._cursors[cursor.cursor_id] = cursor
+            self._schedule_check()
         return cursor, first
 
     @contextmanager

@@ -58,14 +58,14 @@ class Allowance:
 Path = tuple[bytes, ...]
 """The names of a dotted path."""
 
-Element = tuple[int, int, int]
-"""A value: its type, and its start and end in the event's bytes."""
+ValueSlice = tuple[int, int, int]
+"""A value of an event: its type, and its start and end in the event's bytes."""
 
 Value = tuple[int, bytes]
 """A value by itself: its type, and its bytes."""
 
-NOTHING: Final[Element] = (MISSING, 0, 0)
-"""The element of a path that ends in nothing."""
+NOTHING: Final[ValueSlice] = (MISSING, 0, 0)
+"""Stands for the value of a path that ends in nothing."""
 
 
 class Field:
@@ -126,9 +126,9 @@ def tree_of(paths: Iterable[Path]) -> WantedFields:
 
 
 def read_fields(
-    data: bytes, start: int, wanted: WantedFields, found: list[list[Element]], left: int
+    data: bytes, start: int, wanted: WantedFields, by_slot: list[list[ValueSlice]], left: int
 ) -> int:
-    """Append the elements of the ``wanted`` fields of the document at ``start`` to their slots.
+    """Append the values of the ``wanted`` fields of the document at ``start`` to their slots.
 
     Of fields with the same name in one document the first one counts. ``left`` is the work that is
     left for the event, in units; return what is left then. Raises TooLargeError if it is not
@@ -146,40 +146,42 @@ def read_fields(
         field = wanted.fields.get(data[position + 1 : stop - 1])
         if field is not None and not seen & field.bit:
             seen |= field.bit
-            left = take(data, (kind, stop, end), field, found, left)
+            left = take(data, (kind, stop, end), field, by_slot, left)
             if seen == everything:
                 return left
         position = end
-    return _nothing(wanted.missing(seen), found, left)
+    return _nothing(wanted.missing(seen), by_slot, left)
 
 
-def take(data: bytes, element: Element, field: Field, found: list[list[Element]], left: int) -> int:
+def take(
+    data: bytes, value: ValueSlice, field: Field, by_slot: list[list[ValueSlice]], left: int
+) -> int:
     """Append the value of a field to its slot, and read the fields inside it.
 
     ``left``, the result and the errors are those of ``read_fields``.
     """
-    kind, start, _ = element
-    elements: list[Element] = []
+    kind, start, _ = value
+    elements: list[ValueSlice] = []
     if kind == ARRAY:
         elements = _elements(data, start, left)
         left -= len(elements)
     if field.slot >= 0:
-        found[field.slot] += elements
-        found[field.slot].append(element)
+        by_slot[field.slot] += elements
+        by_slot[field.slot].append(value)
     inner = field.inner
     if inner is None:
         return left
     if kind == DOCUMENT:
-        return read_fields(data, start, inner, found, left)
-    for each in elements:
-        if each[0] == DOCUMENT:
-            left = read_fields(data, each[1], inner, found, left)
+        return read_fields(data, start, inner, by_slot, left)
+    for element_kind, element_start, _ in elements:
+        if element_kind == DOCUMENT:
+            left = read_fields(data, element_start, inner, by_slot, left)
     if kind != ARRAY:
-        left = _nothing([slot for slot in field.slots if slot != field.slot], found, left)
+        left = _nothing([slot for slot in field.slots if slot != field.slot], by_slot, left)
     return left
 
 
-def _nothing(slots: list[int], found: list[list[Element]], left: int) -> int:
+def _nothing(slots: list[int], by_slot: list[list[ValueSlice]], left: int) -> int:
     """Append NOTHING to the ``slots``; ``left`` and the result are those of ``read_fields``.
 
     Many documents in an array may lack many paths.
@@ -188,13 +190,13 @@ def _nothing(slots: list[int], found: list[list[Element]], left: int) -> int:
     if left < 0:
         raise TooLargeError
     for slot in slots:
-        found[slot].append(NOTHING)
+        by_slot[slot].append(NOTHING)
     return left
 
 
-def _elements(data: bytes, start: int, most: int) -> list[Element]:
+def _elements(data: bytes, start: int, most: int) -> list[ValueSlice]:
     """Return the elements of the array at ``start``, ``most`` at most, or raise TooLargeError."""
-    elements: list[Element] = []
+    elements: list[ValueSlice] = []
     position = start + 4
     for _ in range(most + 1):
         if (kind := data[position]) == 0:

@@ -10,10 +10,10 @@ from router.filters.fields import (
     MOST_WORK,
     NESTED_UNIT_BYTES,
     UNIT_BYTES,
-    Element,
     Path,
     TooLargeError,
     Value,
+    ValueSlice,
     read_fields,
     tree_of,
 )
@@ -254,7 +254,7 @@ def _reader(known: PathReader, paths: Iterable[Path]) -> PathReader:
 
 def _needed(data: bytes, path: Path) -> int:
     """Return the work of reading and comparing all values at ``path`` alone, ``_HEAVY`` at most."""
-    elements: list[Element] = []
+    elements: list[ValueSlice] = []
     try:
         left = read_fields(data, 0, tree_of((path,)), [elements], _HEAVY)
     except TooLargeError:

@@ -15,11 +15,11 @@ from typing import Final, NamedTuple
 from router.filters.fields import (
     NOTHING,
     Allowance,
-    Element,
     Field,
     Path,
     TooLargeError,
     Value,
+    ValueSlice,
     WantedFields,
     read_fields,
     take,
@@ -159,12 +159,14 @@ class _Layout:
                 lengths.add(length)
         self._build()
 
-    def read(self, data: bytes, slots: range, allowance: Allowance) -> list[list[Element]] | None:
-        """Return the elements of each slot, or None if the document has another layout.
+    def read(
+        self, data: bytes, slots: range, allowance: Allowance
+    ) -> list[list[ValueSlice]] | None:
+        """Return the values of each slot, or None if the document has another layout.
 
         Raises TooLargeError.
         """
-        by_slot: list[list[Element]] = []
+        by_slot: list[list[ValueSlice]] = []
         if self._groups is not None:
             matched = self._segments[0].match(data, 4)
             if matched is None:
@@ -292,8 +294,8 @@ class PathReader:
         self._lessons = 0
         self._unlearned = 0
 
-    def read(self, data: bytes, allowance: Allowance | None = None) -> list[list[Element]]:
-        """Return the elements at each path of the document ``data``, in the order of ``paths``.
+    def read(self, data: bytes, allowance: Allowance | None = None) -> list[list[ValueSlice]]:
+        """Return the values at each path of the document ``data``, in the order of ``paths``.
 
         Raises ValueError, IndexError or struct.error if the part that is read is malformed, and
         TooLargeError, a ValueError, if the ``allowance``, by default one of its own, is not enough.
@@ -302,13 +304,13 @@ class PathReader:
             return []
         allowance = allowance or Allowance()
         for layout in self._layouts:
-            elements = layout.read(data, self._slots, allowance)
-            if elements is not None:
-                return elements
-        walked: list[list[Element]] = [[] for _ in self.paths]
-        allowance.left = read_fields(data, 0, self._root, walked, allowance.left)
+            by_slot = layout.read(data, self._slots, allowance)
+            if by_slot is not None:
+                return by_slot
+        by_slot = [[] for _ in self.paths]
+        allowance.left = read_fields(data, 0, self._root, by_slot, allowance.left)
         self._learn(data)
-        return walked
+        return by_slot
 
     def value(self, data: bytes) -> Value | None:
         """Return the value at the only path, or None: then use ``read``.
@@ -318,9 +320,9 @@ class PathReader:
         """
         for layout in self._layouts:
             if layout.has_one_value:
-                element = layout.value(data)
-                if element is not None:
-                    return element
+                value = layout.value(data)
+                if value is not None:
+                    return value
         return None
 
     def _learn(self, data: bytes) -> None:
@@ -348,31 +350,31 @@ class PathReader:
 class EventFields(Allowance):
     """The fields of one event that filters look at, and the allowance for the work on them."""
 
-    __slots__ = ("_found", "_reader", "data")
+    __slots__ = ("_by_path", "_reader", "data")
 
     def __init__(self, reader: PathReader) -> None:
         super().__init__()
         self.data = b""
         self._reader = reader
-        self._found: dict[Path, list[Element]] = {}
+        self._by_path: dict[Path, list[ValueSlice]] = {}
 
     def read(self, data: bytes) -> None:
         """Read the event ``data``; ``left`` is for the caller to set. Raises TooLargeError."""
-        self._found = dict(zip(self._reader.paths, self._reader.read(data, self), strict=True))
+        self._by_path = dict(zip(self._reader.paths, self._reader.read(data, self), strict=True))
         self.data = data
 
     def forget(self) -> None:
         """Free the memory of the event."""
         self.data = b""
-        self._found = {}
+        self._by_path = {}
 
-    def at(self, path: Path, price: int) -> Sequence[Element]:
-        """Return the elements at one of the reader's paths.
+    def at(self, path: Path, price: int) -> Sequence[ValueSlice]:
+        """Return the values at one of the reader's paths.
 
         ``price`` is what a look at each of them takes, in units. Raises TooLargeError.
         """
-        elements = self._found[path]
-        self.left = left = self.left - price * (len(elements) or 1)
+        values = self._by_path[path]
+        self.left = left = self.left - price * (len(values) or 1)
         if left < 0:
             raise TooLargeError
-        return elements
+        return values

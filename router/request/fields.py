@@ -93,8 +93,7 @@ API_FIELDS = ("apiVersion", "apiStrict", "apiDeprecationErrors")
 def check_api(name: str, command: Mapping[str, Any], versions: tuple[str, ...]) -> None:
     """Refuse an unknown API version, or a command outside the API version declared as strict.
 
-    Raises:
-        CommandError: 322 APIVersionError, 323 APIStrictError, or a field of the wrong type.
+    Raises CommandError: 322 APIVersionError, 323 APIStrictError, or a field of the wrong type.
     """
     version = command.get("apiVersion")
     if version is not None and type(version) is not str:
@@ -138,8 +137,7 @@ def api_parameters(command: Mapping[str, Any]) -> str:
 def check_same_api(creating: str, command: Mapping[str, Any]) -> None:
     """Refuse a getMore whose API parameters differ from those that created its cursor.
 
-    Raises:
-        CommandError: 347 APIMismatchError.
+    Raises CommandError: 347 APIMismatchError.
     """
     used = api_parameters(command)
     if used != creating:

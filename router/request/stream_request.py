@@ -199,10 +199,9 @@ def target_of(command: Mapping[str, Any]) -> str | None:
 def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
     """Parse a client's ``aggregate`` into a StreamRequest.
 
-    Raises:
-        CommandError: the router does not know something in it, which is mongos's to judge
-            (``unknown_in``); or no client may watch that database. Errors that only shards can
-            detect come from them: views (166), and errors inside $match, $project and the others.
+    Raises CommandError: the router does not know something in it, which is mongos's to judge
+    (``unknown_in``); or no client may watch that database. Errors that only shards can detect come
+    from them: views (166), and errors inside $match, $project and the others.
     """
     collection = target_of(command)
     if database in ("config", "local"):

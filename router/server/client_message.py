@@ -140,8 +140,7 @@ class ClientMessage:
 def uncompressed_size(frame: bytes, most: int) -> int:
     """Return the size in bytes of what is compressed in a frame, 0 if nothing is.
 
-    Raises:
-        ProtocolError: it is more than ``most``.
+    Raises ProtocolError: it is more than ``most``.
     """
     if int.from_bytes(frame[12:16], "little") != OP_COMPRESSED or len(frame) < 24:
         return 0

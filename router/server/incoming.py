@@ -117,8 +117,7 @@ class Incoming:
     async def next(self) -> ClientMessage | None:
         """Return the client's next message; None when the connection has ended.
 
-        Raises:
-            ProtocolError: the message is malformed or longer than the client's may be.
+        Raises ProtocolError: the message is malformed or longer than the client's may be.
         """
         self._receives = True
         size = await self._stream.announced()

@@ -147,7 +147,12 @@ class ClientReader:
 
     def first_batch(self) -> Batch:
         """Return the opening's batch, which has no events. Raises CommandError."""
-        return self.take(0)
+        try:
+            return self.log_reader.first_batch()
+        except CommandError as error:
+            if not self._continues(error):
+                raise
+            return self._move()
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.

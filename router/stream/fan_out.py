@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from router.filters.fields import Allowance, Element, TooLargeError
+from router.filters.fields import Allowance, TooLargeError, ValueSlice
 from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
 from router.memory import EVENT_OVERHEAD, weight
@@ -352,7 +352,7 @@ def _notify(view: PartialView) -> None:
         view.on_events()
 
 
-def _text(event: bytes, elements: Sequence[Element]) -> bytes | None:
+def _text(event: bytes, elements: Sequence[ValueSlice]) -> bytes | None:
     """Return the string that a path leads to, or None."""
     kind, start, end = elements[0]
     return event[start + 4 : end - 1] if kind == STRING else None

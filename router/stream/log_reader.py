@@ -122,6 +122,16 @@ class LogReader:
         """
         return self._fill() or self._over
 
+    def first_batch(self) -> Batch:
+        """Return an opening's batch: it has no events, and the starting point's token.
+
+        Raises CommandError as ``take`` does, if a cursor could not be opened.
+        """
+        error = None if self._fill() else self._error or self.view.error
+        if error is not None and self._stream.refused:
+            raise error.with_change_stream_label()
+        return Batch([], 0, self._mark.token, closed=False)
+
     def take(
         self,
         max_events: int | None,
@@ -130,9 +140,8 @@ class LogReader:
     ) -> Batch:
         """Return the next batch, possibly empty, without waiting.
 
-        ``max_events``: None for as many as fit, 0 for none (an opening's first batch, which has the
-        starting point's token, and fails only if a cursor could not be opened). ``max_bytes``
-        bounds the batch, but the first event is always included (docs/protocol.md#cursor-replies).
+        ``max_events`` None means as many as fit. ``max_bytes`` bounds the batch, but the first
+        event is always included (docs/protocol.md#cursor-replies).
         At ``enough`` bytes the batch stops at the next boundary between blocks. Raises CommandError
         as mongos does, labels included, once all ready events have been returned.
         """
@@ -155,14 +164,11 @@ class LogReader:
             if more:
                 self._hold_equals()
         elif not more and self._over:
-            error = self._error or self.view.error
-            if error is None:
-                if max_events != 0:
-                    self._raise_mark()
-                    return Batch([], 0, self._mark.token, closed=True)
-            elif max_events != 0 or self._stream.refused:
+            if (error := self._error or self.view.error) is not None:
                 raise error.with_change_stream_label()
-        if not more and max_events != 0 and not self.lost:
+            self._raise_mark()
+            return Batch([], 0, self._mark.token, closed=True)
+        if not more and not self.lost:
             self._raise_mark()
         return Batch(events, size, self._mark.token, closed=False)
 

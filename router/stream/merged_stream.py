@@ -10,7 +10,7 @@ from bson.timestamp import Timestamp
 from router.request.stream_request import StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
-from router.stream.merger import MergeOrderError, Merger, RemoteQueue
+from router.stream.merger import FIRST_EVENT, MergeOrderError, Merger, RemoteQueue
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
@@ -64,8 +64,8 @@ class MergedStream:
             self.membership.open(RemoteQueue(CONFIG, "", topology_from, topology=True))
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
-        begins = b"" if request.starts_after_invalidate else None
-        skips: dict[str, bytes | None] = dict.fromkeys(shards, begins)
+        skips_at = FIRST_EVENT if request.starts_after_invalidate else None
+        skips: dict[str, bytes | None] = dict.fromkeys(shards, skips_at)
         for span in spans:
             if span.until is None:
                 skips[span.shard] = span.skips_at

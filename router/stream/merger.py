@@ -24,6 +24,10 @@ _raw_event: Final = itemgetter(1)
 """An event's sort key and its bytes."""
 
 
+FIRST_EVENT: Final = b""
+"""As ``RemoteQueue.skips_at``: an invalidate at the cluster time of the first event is skipped."""
+
+
 class MergeOrderError(Exception):
     """A remote broke its watermark: a batch out of order, or a watermark that went backwards."""
 
@@ -49,9 +53,9 @@ class RemoteQueue:
     constructor is assumed: the shard cannot have an event below it, as it joined later.
     ``eligible`` is whether the watermark may become the high water mark. The remote's change
     stream has ended at its watermark once it is ``invalidated``; its shard is gone once the
-    watermark has reached the sort key ``removed_at``. ``skips_at`` tells which invalidate is
-    skipped: None for none, so that every invalidate ends the remote; b"" until the first event;
-    then that at the first event's cluster time, the beginning of its sort key.
+    watermark has reached the sort key ``removed_at``. ``skips_at`` is the
+    cluster time, as the beginning of a sort key, at which an invalidate is skipped: ``FIRST_EVENT``
+    until that event has arrived, None if every invalidate ends the remote.
     """
 
     def __init__(
@@ -97,7 +101,7 @@ class RemoteQueue:
 
     def record_first_event(self, key: bytes) -> None:
         """Record the sort key of a reply's first event, before ``record_invalidate``."""
-        if self.skips_at == b"":
+        if self.skips_at == FIRST_EVENT:
             # Only the cause of an invalidate has its cluster time.
             self.skips_at = key[:TIME_DIGITS]
 

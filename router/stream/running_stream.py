@@ -171,6 +171,7 @@ class RunningStream:
         if self._lingering is not None:
             self._lingering.cancel()
             self._lingering = None
+        self._read_scheduler.client_reads()
         self._size_log()
 
     def leave(self) -> None:
@@ -258,7 +259,7 @@ class RunningStream:
         enough = self._settings.reply_target_bytes if max_events is None else None
         is_part = isinstance(log_reader.view, PartialView)
         try:
-            if max_events != 0 and not log_reader.is_ready() and is_part:
+            if is_part and not log_reader.is_ready():
                 self.waiting.advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:

@@ -140,10 +140,8 @@ async def _begins_handshake(connection: socket.socket) -> bool:
     """Wait for the first bytes; return whether they begin a TLS handshake.
 
     After the first of them, the socket does not count as readable before all have come
-    (SO_RCVLOWAT): a client that sends no more costs no more than one that sends none.
-
-    Raises:
-        OSError: the connection has ended.
+    (SO_RCVLOWAT): a client that sends no more costs no more than one that sends none. Raises
+    OSError: the connection has ended.
     """
     for wanted in (1, _PEEKED):
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, wanted)
@@ -208,9 +206,8 @@ class ForeignProtocolError(ProtocolError):
 def check_first_header(header: memoryview) -> None:
     """Check the header of a client's first message.
 
-    Raises:
-        ForeignProtocolError: it is an HTTP request, or claims to answer another message, as the
-            first bytes of a TLS handshake do.
+    Raises ForeignProtocolError: it is an HTTP request, or claims to answer another message, as the
+    first bytes of a TLS handshake do.
     """
     if bytes(header[: len(_HTTP)]) == _HTTP:
         raise ForeignProtocolError(

@@ -57,8 +57,7 @@ class Channel:
     def hand_over(self, connection: socket.socket, **message: Any) -> None:
         """Send a message with a connection; the caller closes its own copy.
 
-        Raises:
-            OSError: the other side is gone, or does not read its messages.
+        Raises OSError: the other side is gone, or does not read its messages.
         """
         if self._unsent:
             raise BlockingIOError("its messages wait")

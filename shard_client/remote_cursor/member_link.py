@@ -34,8 +34,8 @@ class Dialer(Protocol):
         """Return a connection to the member at ``address``. Raises CommandError, NetworkError."""
         ...
 
-    def suspect(self, address: Address) -> None:
-        """Report a member that does not answer, or is no longer the one to read from."""
+    def distrust(self, address: Address) -> None:
+        """Do not connect to this member again before a new hello has shown its role."""
         ...
 
     def kill_later(self, cursor: OpenCursor) -> None:
@@ -134,17 +134,17 @@ class MemberLink:
         if self._connection is not None:
             blamed = blames_member(error)
             if blamed:
-                self._dialer.suspect(self._connection.address)
+                self._dialer.distrust(self._connection.address)
             if blamed or self._connection.closed:
                 self.release()
 
     def abandon(self) -> None:
-        """Cut the connection and report the member, which makes no progress.
+        """Cut the connection and distrust the member, which makes no progress.
 
         A request in flight raises NetworkError.
         """
         if self._connection is not None:
-            self._dialer.suspect(self._connection.address)
+            self._dialer.distrust(self._connection.address)
             self._connection.abort()
 
     def release(self) -> None:

@@ -173,10 +173,8 @@ class RemoteCursor:
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.
 
-        Call it again at once: the next getMore is sent then.
-
-        Raises:
-            CommandError: the cursor has failed; if ``in_outage``, another call tries again.
+        Call it again at once: the next getMore is sent then. Raises CommandError: the cursor has
+        failed; if ``in_outage``, another call tries again.
         """
         self._read_over.clear()
         try:

@@ -28,10 +28,10 @@ from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     LOCAL_THRESHOLD,
     Member,
+    NoMemberError,
     ReadPreference,
     ReplicaSet,
     named_hosts,
-    no_member,
 )
 from shard_client.wire.authentication import EXTERNAL, MECHANISM, OPEN, X509, Access
 from shard_client.wire.connection import MONITOR_NAME, Address, format_address
@@ -59,7 +59,7 @@ class MotorReplicaSet(ReplicaSet):
 
     The driver polls each member every ``heartbeat`` seconds over one connection of its own, without
     a second connection for a streaming hello. Between two polls, the members' replies to the router
-    reveal a change (``observe``, ``invalidate``). When ``select`` then finds no suitable member,
+    reveal a change (``observe``, ``distrust``). When ``select`` then finds no suitable member,
     the driver checks again immediately. Create it in a running loop. ``local_threshold`` is in
     seconds. ``access`` is how the driver connects; its monitoring connections do not log in.
     """
@@ -131,7 +131,7 @@ class MotorReplicaSet(ReplicaSet):
                         raise self._refused
         except TimeoutError:
             pass
-        raise no_member(preference, self.name, self.causes)
+        raise NoMemberError(preference, self.name, self.causes)
 
     @property
     def causes(self) -> str:
@@ -182,7 +182,7 @@ class MotorReplicaSet(ReplicaSet):
     def _trusted(self) -> dict[Address, Member]:
         return {at: member for at, member in self._members.items() if at not in self._distrusted}
 
-    def invalidate(self, address: Address) -> None:
+    def distrust(self, address: Address) -> None:
         """Do not select ``address`` again before the driver has checked it, or the set."""
         self._distrusted[address] = time.monotonic()
 

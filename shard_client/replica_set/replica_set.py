@@ -190,8 +190,8 @@ class ReplicaSet(ABC):
         """Record the role in a member's hello, and the primary that it names; does no I/O."""
 
     @abstractmethod
-    def invalidate(self, address: Address) -> None:
-        """Record that ``address`` does not answer or is not a primary; does no I/O."""
+    def distrust(self, address: Address) -> None:
+        """Do not select ``address`` again before a new hello has shown its role; does no I/O."""
 
     @abstractmethod
     def renew(self) -> None:
@@ -225,28 +225,27 @@ def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:
     return name, tuple(parse_address(host) for host in hosts.split(","))
 
 
-def no_member(preference: ReadPreference, name: str, cause: str = "") -> CommandError:
-    """Return the error that mongos reports when a replica set has no suitable member.
+class NoMemberError(CommandError):
+    """A replica set has no suitable member; the message is that of mongos.
 
-    ``cause`` is what is known of the members, such as "db1:27018: Connection refused".
+    As text, for an operator, it is ``cause`` alone: what is known of the members, such as
+    "db1:27018: Connection refused".
     """
-    tags = ", ".join(map(_shown, preference.tag_sets))
-    tags = f", tags: [ {tags} ]" if tags else ""
-    return CommandError(
-        ErrorCode.FailedToSatisfyReadPreference,
-        f'Could not find host matching read preference {{ mode: "{preference.mode}"{tags} }} '
-        f"for set {name}" + (f": {cause}" if cause else ""),
-        labels=(RESUMABLE_LABEL,),
-    )
 
+    def __init__(self, preference: ReadPreference, name: str, cause: str = "") -> None:
+        tags = ", ".join(map(_shown, preference.tag_sets))
+        tags = f", tags: [ {tags} ]" if tags else ""
+        super().__init__(
+            ErrorCode.FailedToSatisfyReadPreference,
+            f'Could not find host matching read preference {{ mode: "{preference.mode}"{tags} }} '
+            f"for set {name}" + (f": {cause}" if cause else ""),
+            labels=(RESUMABLE_LABEL,),
+        )
+        wanted = "the primary" if preference == PRIMARY else "suitable"
+        self._cause = cause or f"none of its members is {wanted}"
 
-def why_no_member(error: CommandError) -> str:
-    """Return an error's message for an operator; of ``no_member``, its cause alone."""
-    _words, separator, rest = error.message.partition("} for set ")
-    if error.code != ErrorCode.FailedToSatisfyReadPreference or not separator:
-        return str(error)
-    _name, _colon, cause = rest.partition(": ")
-    return cause or "none of its members is the primary"
+    def __str__(self) -> str:
+        return self._cause
 
 
 def _shown(tags: Iterable[tuple[str, str]]) -> str:

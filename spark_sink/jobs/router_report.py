@@ -99,7 +99,7 @@ class RouterReport:
 
     def _send(self, *, ended: bool = False) -> None:
         self._next = self._clock() + _INTERVAL
-        self._report |= {"eventsPerSecond": self._rate(), "ended": ended}
+        self._report |= {"rate": self._rate(), "ended": ended}
         given = (self._target, self._report) if self._command == _COMMAND else (1, {})
         try:
             with pymongo.timeout(_TIMEOUT):

@@ -16,6 +16,7 @@ from router.stream.log_reader import Batch
 from router.stream.sharing import Source, wider_streams
 
 _chance = Random(1)
+_first_batch = ClientReader.first_batch
 _take = ClientReader.take
 _close = ClientReader.close
 _wanted: dict[int, Source] = {}
@@ -40,15 +41,25 @@ def _preferred(reading: ClientReader) -> Source:
     return reading._candidates.own if avoided else wanted
 
 
+def _first_batch_and_move(reading: ClientReader) -> Batch:
+    batch = _first_batch(reading)
+    _perhaps_move(reading, batch)
+    return batch
+
+
 def _take_and_move(reading: ClientReader, max_events: int | None) -> Batch:
     before = reading.log_reader.high_water_mark
     batch = _take(reading, max_events)
-    goes_on = not batch.closed and reading.stream is not None
-    if goes_on and (max_events == 0 or reading.log_reader.high_water_mark != before):
+    if reading.log_reader.high_water_mark != before:
+        _perhaps_move(reading, batch)
+    return batch
+
+
+def _perhaps_move(reading: ClientReader, batch: Batch) -> None:
+    if not batch.closed and reading.stream is not None:
         _wanted[id(reading)] = _choose(reading)
         if _chance.random() < 0.6:
             reading._move()
-    return batch
 
 
 def _forget(reading: ClientReader) -> None:
@@ -63,6 +74,7 @@ def main() -> None:
         mock.patch.object(sharing, "LONGEST_PAUSE", 1.0),
         mock.patch.object(ClientReader, "_preferred", _preferred),
         mock.patch.object(ClientReader, "close", _forget),
+        mock.patch.object(ClientReader, "first_batch", _first_batch_and_move),
         mock.patch.object(ClientReader, "take", _take_and_move),
     ):
         cli.main()

@@ -10,10 +10,10 @@ from shard_client.backoff import Backoff
 from shard_client.errors import CommandError, NetworkError
 from shard_client.replica_set.replica_set import (
     Member,
+    NoMemberError,
     ReadPreference,
     ReplicaSet,
     named_hosts,
-    no_member,
 )
 from shard_client.wire.connection import MONITOR_NAME, Address, Connection
 
@@ -46,7 +46,7 @@ class ProbedReplicaSet(ReplicaSet):
                 break
             pause = backoff.next_pause()
             if loop.time() + pause >= deadline:
-                raise no_member(preference, self.name)
+                raise NoMemberError(preference, self.name)
             await asyncio.sleep(pause)
         return found
 
@@ -54,7 +54,7 @@ class ProbedReplicaSet(ReplicaSet):
         """Record the member's current role."""
         self._note(address, hello)
 
-    def invalidate(self, address: Address) -> None:
+    def distrust(self, address: Address) -> None:
         """Forget the member's role, so that it is probed again."""
         self._members.pop(address, None)
 

@@ -53,7 +53,7 @@ async def test_the_driver_logs_in_too(secured: TestCluster, key_file: Path) -> N
         assert replica_set is not None
         primary = await replica_set.select(PRIMARY, 10)
         # The driver asks the primary again, with a query that requires a login, and selects it.
-        replica_set.invalidate(primary)
+        replica_set.distrust(primary)
         with capture_logs() as logged:
             assert await replica_set.select(PRIMARY, 5) == primary
         assert NO_PRIMARY not in [line["event"] for line in logged]

@@ -111,7 +111,7 @@ async def test_commands_for_a_replica_set_follow_its_primary():
     before = await upstream.connect()
     assert before.address[1] == first.port
     if (replica_set := cluster.replica_set("rs0")) is not None:
-        replica_set.invalidate(before.address)  # as after a late reply to another command
+        replica_set.distrust(before.address)  # as after a late reply to another command
     assert await upstream.serves(before.address), "a login on this connection would be lost"
     first.primary, second.primary = False, True
     assert await upstream.serves(before.address)

@@ -53,7 +53,7 @@ def test_one_owner_cannot_remove_the_jobs_of_another() -> None:
 async def test_a_report_is_cut_and_has_no_control_characters() -> None:
     command = {
         "mergerouterReportJob": "orders", "job": "out\x1b[2J\n", "batch": Int64(2**60),
-        "through": Timestamp(5, 1), "eventsPerSecond": 1e300, "error": "e" * 10_000,
+        "through": Timestamp(5, 1), "rate": 1e300, "error": "e" * 10_000,
     }  # fmt: skip
     async with facade(now=lambda: BEGIN) as made, await made.client() as client:
         assert (await client.command("shop", command))["ok"] == 1
@@ -69,20 +69,21 @@ async def test_a_report_is_cut_and_has_no_control_characters() -> None:
 @pytest.mark.parametrize(
     ("fields", "code", "told"),
     [
+        ({}, 2, "job must be given"),
         ({"job": None}, 2, "job must be a valid string"),
         ({"job": 5}, 2, "job must be a valid string"),
-        ({"batch": -1}, 2, "batch must be greater than or equal to 0"),
-        ({"batch": True}, 2, "batch must be a valid integer"),
-        ({"through": 5}, 2, "through must be an instance of Timestamp"),
-        ({"eventsPerSecond": float("nan")}, 2, "rate must be a finite number"),
-        ({"eventsPerSecond": "many"}, 2, "rate must be a valid number"),
-        ({"error": ["no"]}, 2, "error must be a valid string"),
+        ({"job": "out", "batch": -1}, 2, "batch must be greater than or equal to 0"),
+        ({"job": "out", "batch": True}, 2, "batch must be a valid integer"),
+        ({"job": "out", "through": 5}, 2, "through must be an instance of Timestamp"),
+        ({"job": "out", "rate": float("nan")}, 2, "rate must be a finite number"),
+        ({"job": "out", "rate": "many"}, 2, "rate must be a valid number"),
+        ({"job": "out", "error": ["no"]}, 2, "error must be a valid string"),
         ({"lagSeconds": 5}, 40415, "'mergerouterReportJob.lagSeconds' is an unknown field"),
     ],
 )
 async def test_wrong_fields_are_refused(fields: dict[str, Any], code: int, told: str) -> None:
     async with facade() as made, await made.client() as client:
-        command = {"mergerouterReportJob": "orders", "job": "out", **fields}
+        command = {"mergerouterReportJob": "orders", **fields}
         reply = await client.command("shop", command)
         assert (reply["ok"], reply["code"]) == (0, code)
         assert told in reply["errmsg"]

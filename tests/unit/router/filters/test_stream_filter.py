@@ -9,7 +9,7 @@ import pytest
 from bson import Int64, ObjectId, Regex
 from bson.decimal128 import Decimal128
 
-from router.filters.fields import MOST_WORK, Element, Path, read_fields, tree_of
+from router.filters.fields import MOST_WORK, Path, ValueSlice, read_fields, tree_of
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
 from router.filters.paths import PathReader
@@ -134,7 +134,7 @@ def test_a_reader_finds_what_a_walk_finds(seed: int) -> None:
     raw = [bson.encode(each) for each in events]
     for _ in range(60):
         event = random.choice(raw)
-        found: list[list[Element]] = [[] for _ in reader.paths]
+        found: list[list[ValueSlice]] = [[] for _ in reader.paths]
         read_fields(event, 0, tree_of(reader.paths), found, MOST_WORK)
         assert reader.read(event) == found
         if len(reader.paths) == 1 and (value := reader.value(event)) is not None:

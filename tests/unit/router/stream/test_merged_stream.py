@@ -60,7 +60,7 @@ def test_an_error_follows_ready_events_and_has_mongos_s_label():
     assert caught.value.message == "Error on remote shard h1:1 :: caused by :: going down"
     assert caught.value.code_name == "ShutdownInProgress"
     assert caught.value.labels == {"ResumableChangeStreamError"}
-    assert stream.take(0).events == []
+    assert stream.log_reader.first_batch().events == []
     watermark = stream.watermark(B)
     arrive(stream, B, upto=60)
     assert stream.watermark(B) == watermark

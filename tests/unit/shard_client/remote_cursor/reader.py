@@ -42,7 +42,7 @@ class Reader:
     settings: RemoteSettings = SETTINGS
     batches: list[CursorBatch] = field(default_factory=list)
     failures: list[CommandError] = field(default_factory=list)
-    suspected: list[Address] = field(default_factory=list)
+    distrusted: list[Address] = field(default_factory=list)
     asked_ahead: list[bool] = field(default_factory=list)
     connection: Connection | None = None
     stages: Sequence[dict[str, Any]] = ()
@@ -75,8 +75,8 @@ class Reader:
         self.connection = await self.pool.take(address, timeout)
         return self.connection
 
-    def suspect(self, address: Address) -> None:
-        self.suspected.append(address)
+    def distrust(self, address: Address) -> None:
+        self.distrusted.append(address)
 
     def kill_later(self, cursor: OpenCursor) -> None:
         self.cursor_reaper.add(cursor)

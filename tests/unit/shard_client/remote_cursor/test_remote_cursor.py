@@ -138,7 +138,7 @@ async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
     await until(lambda: member.commands["getMore"] > 1)
     member.hang.add("getMore")
     await until(lambda: member.commands["hello"] >= 3)
-    assert reader.suspected == []
+    assert reader.distrusted == []
     assert reader.failures == []
     async with asyncio.timeout(PATIENCE):
         await reader.close()
@@ -211,7 +211,7 @@ async def test_a_watermark_is_reported_while_a_getmore_waits(member: ScriptedMem
     assert not reader.cursor.can_probe(30)
     await reader.close()
     assert not reader.failures
-    assert not reader.suspected
+    assert not reader.distrusted
 
 
 async def test_a_watermark_waits_for_all_fragments_of_an_event(member: ScriptedMember):

@@ -15,12 +15,11 @@ from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     PRIMARY,
     Member,
+    NoMemberError,
     ReadPreference,
     ReplicaSet,
     fresh_enough,
-    no_member,
     parse_hosts,
-    why_no_member,
 )
 from shard_client.wire.connection import Address
 from tests.doubles.probed_replica_set import ProbedReplicaSet
@@ -76,13 +75,13 @@ async def test_waiting_ends_when_monitoring_stops(member: ScriptedMember):
 
 
 @pytest.mark.parametrize("make", [ProbedReplicaSet, motor])
-async def test_a_suspect_is_checked_before_it_is_returned_again(
+async def test_a_distrusted_member_is_checked_before_it_is_returned_again(
     make: Factory, member: ScriptedMember
 ):
     async with closing(make("rs", seeds(member))) as replica_set:
         address = await replica_set.select(PRIMARY, PATIENCE)
         before = member.commands["hello"] + member.commands["find"]
-        replica_set.invalidate(address)
+        replica_set.distrust(address)
         assert await replica_set.select(PRIMARY, PATIENCE) == address
         assert member.commands["hello"] + member.commands["find"] > before
 
@@ -105,7 +104,7 @@ async def test_each_of_two_hung_members_stays_distrusted_until_it_answers():
         replica_set.topology_changed({a: secondary, b: Member("primary"), c: secondary}, ())
         before = time.monotonic()
         for hung in (a, b):
-            replica_set.invalidate(hung)
+            replica_set.distrust(hung)
         nearest = ReadPreference("nearest")
         assert {await replica_set.select(nearest, 1) for _ in range(20)} == {c}
         hello = {"setName": "rs", "secondary": True}
@@ -204,9 +203,8 @@ async def test_a_secondary_s_hello_names_the_primary(make: Factory, member: Scri
 
 def test_an_operator_reads_why_there_is_no_member():
     refused = "db1:27018: Connection refused"
-    assert why_no_member(no_member(PRIMARY, "rs", refused)) == refused
-    assert why_no_member(no_member(PRIMARY, "rs")) == "none of its members is the primary"
-    assert why_no_member(CommandError(18, "no: login")) == "no: login (18 AuthenticationFailed)"
+    assert str(NoMemberError(PRIMARY, "rs", refused).with_labels("label")) == refused
+    assert str(NoMemberError(PRIMARY, "rs")) == "none of its members is the primary"
 
 
 async def test_a_primary_that_refuses_the_router_s_user_answers(member: ScriptedMember):
@@ -214,7 +212,7 @@ async def test_a_primary_that_refuses_the_router_s_user_answers(member: Scripted
     async with closing(motor("rs", seeds(member))) as replica_set:
         (address,) = seeds(member)
         assert await replica_set.select(PRIMARY, PATIENCE) == address
-        replica_set.invalidate(address)
+        replica_set.distrust(address)
         with capture_logs() as logged:
             assert await replica_set.select(PRIMARY, PATIENCE) == address
         assert member.commands["find"]
