@@ -62,17 +62,19 @@ def run_jobs(
             stop.begin()
             if len(starts) == 1:  # in the thread that gets the signals
                 failures += starts[0].run(spark)
-                return
-            with ThreadPoolExecutor(len(starts)) as pool:
-                running = [pool.submit(start.run, spark) for start in starts]
-                for future in as_completed(running):
-                    for error in future.result():
-                        failures.append(error)
-                        stop.request(after_failure=True)
-                        say(f"a job has failed, and the others end: {cause_of(error)}")
-    finally:  # also if the end of the session fails
-        for error in failures:
-            raise error
+            else:
+                with ThreadPoolExecutor(len(starts)) as pool:
+                    running = [pool.submit(start.run, spark) for start in starts]
+                    for future in as_completed(running):
+                        for error in future.result():
+                            failures.append(error)
+                            stop.request(after_failure=True)
+                            say(f"a job has failed, and the others end: {cause_of(error)}")
+    except Exception:
+        if not failures:  # else the end of the session has failed after a job
+            raise
+    if failures:
+        raise failures[0]
 
 
 def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,10 @@ from typer.testing import CliRunner
 import spark_sink
 from spark_sink import job as running
 from spark_sink.cli import job
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.job import Job
 from spark_sink.jobs.job_settings import load_job_settings
+from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.options.stream_options import parse_options
 
 LAKE: dict[str, Any] = {
@@ -235,3 +238,40 @@ def test_a_failure_of_a_job_in_python_is_raised(
     monkeypatch.setattr(running, "run_jobs", lambda *_: None)
     with made.start() as job:
         job.stop()
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"mask": {"name": "constant=a,b.c.d:hash"}},
+        {"exclude": ["x,b.c.d"]},
+        {"rename": {"x": "y,b.c.d:z"}},
+    ],
+)
+def test_a_comma_cannot_add_a_field_edit_for_another_collection(edit: dict[str, Any]) -> None:
+    settings = load_job_settings({"out": "lake", "uri": LAKE["uri"], **edit})
+    with pytest.raises(OptionError, match="allow no comma"):
+        settings.jobs()
+
+
+@pytest.mark.parametrize("ends_by", [KeyboardInterrupt, OSError])
+def test_only_an_error_of_the_session_s_end_gives_way_to_that_of_a_job(
+    ends_by: type[BaseException], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Failing:
+        def __init__(self, *_: object, **__: object) -> None: ...
+
+        def run(self, _: object) -> list[Exception]:
+            return [StreamError("the job's")]
+
+    @contextmanager
+    def session(*_: object) -> Iterator[None]:
+        yield
+        raise ends_by
+
+    monkeypatch.setattr(running, "_Start", Failing)
+    monkeypatch.setattr(running, "job_session", session)
+    settings = load_job_settings({"out": "lake", "uri": LAKE["uri"]})
+    expected = StreamError if ends_by is OSError else KeyboardInterrupt
+    with pytest.raises(expected):
+        running.run_jobs(settings, StopRequest(handles_signals=False))
