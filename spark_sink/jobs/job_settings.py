@@ -113,9 +113,15 @@ class CollectionSettings(BaseModel):
             "field.exclude.list": [f"*.*.{path}" for path in self.exclude],
             "field.masks": [f"*.*.{path}:{rule}" for path, rule in self.mask.items()],
             "field.renames": [f"*.*.{path}:{name}" for path, name in self.rename.items()],
-            "field.masks.salt.file": [self.salt_file] if self.salt_file else [],
         }
+        for entry in (entry for entries in lists.values() for entry in entries):
+            if "," in entry:
+                raise OptionError(
+                    f"--exclude, --mask and --rename allow no comma: {entry.removeprefix('*.*.')}"
+                )
         edits = {name: ",".join(entries) for name, entries in lists.items() if entries}
+        if self.salt_file:
+            edits["field.masks.salt.file"] = self.salt_file
         given = named_options(self.option)
         for name, remedy in {
             "uri": "use --uri, or the variable MERGEROUTER_URI",

@@ -123,10 +123,8 @@ def cause_of(error: BaseException) -> str:
     text = str(error)
     if isinstance(error, SourceError):
         return text
-    for name in ("StreamError: ", "OptionError: ", "HistoryLostError: "):
-        _, separator, message = text.partition(f"spark_sink.errors.{name}")
-        if separator:
-            return within_limit(message.splitlines()[0])
+    if own := re.search(r"\bspark_sink\.[\w.]+Error: (.+)", text):
+        return within_limit(own[1])
     cause = _innermost(text)
     for words, remedy in _REMEDIES.items():
         if words in cause:

@@ -246,20 +246,35 @@ def test_a_failure_of_a_job_in_python_is_raised(
     assert len(runs) == 2
 
 
+@pytest.mark.parametrize("at_end", [OSError("the JVM is gone"), KeyboardInterrupt()])
 def test_a_job_s_failure_is_raised_although_its_session_cannot_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    at_end: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     @contextmanager
     def session(*_: object) -> Iterator[Mock]:
         yield Mock()
-        raise OSError("the JVM is gone")
+        raise at_end
 
     start = Mock(return_value=Mock(run=lambda _: OptionError("the table is lost")))
     monkeypatch.setattr(running, "_Start", start)
     monkeypatch.setattr(running, "job_session", session)
     settings, stop = Job(str(tmp_path / "job")).settings, StopRequest(handles_signals=False)
-    with pytest.raises(OptionError, match="the table is lost"):
+    with pytest.raises(OptionError if isinstance(at_end, OSError) else KeyboardInterrupt):
         running.run_jobs(settings, stop)
     start.return_value.run = lambda _: None
-    with pytest.raises(OSError, match="the JVM is gone"):
+    with pytest.raises(type(at_end)):
         running.run_jobs(settings, stop)
+
+
+@pytest.mark.parametrize(
+    "edit",
+    [
+        {"mask": {"name": "constant=a,b.c.d:hash"}},
+        {"exclude": ["x,b.c.d"]},
+        {"rename": {"x": "y,b.c.d:z"}},
+    ],
+)
+def test_a_comma_cannot_add_a_field_edit_for_another_collection(edit: dict[str, Any]) -> None:
+    settings = load_job_settings({"out": "lake", "uri": LAKE["uri"], **edit})
+    with pytest.raises(OptionError, match="allow no comma"):
+        settings.jobs()

@@ -236,6 +236,12 @@ def test_the_innermost_cause_comes_first() -> None:
     assert told.startswith("a folder is on a file system that is mounted read-only: ")
 
 
+def test_any_error_of_this_package_is_the_cause_and_the_first_one_counts() -> None:
+    later = "spark_sink.errors.StreamError: second\nCaused by: a.b.C: Java's text"
+    for name in ("errors.SourceError", "errors.OptionError", "session.x.JavaNotFoundError"):
+        assert cause_of(RuntimeError(f"x\nspark_sink.{name}: first\n{later}")) == "first"
+
+
 def test_a_python_worker_that_starts_too_late_is_explained() -> None:
     text = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception: Python worker "
     cause = cause_of(RuntimeError(f"{text}failed to connect back. SQLSTATE: XXKST"))
