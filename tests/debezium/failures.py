@@ -13,10 +13,7 @@ from tests.harness.clusters import RealCluster
 from tests.harness.routers import RouterProcess, start_router
 
 _PARTS = 5
-_QUICKLY = {
-    "errors.retry.delay.initial.ms": "100",
-    "retriable.restart.connector.wait.ms": "500",
-}
+_QUICKLY = {"errors.retry.delay.initial.ms": "100", "retriable.restart.connector.wait.ms": "500"}
 
 
 def messages_with_failures(

@@ -58,11 +58,7 @@ def value(chance: Random, depth: int = 2) -> Any:
             return [chance.choice(ELEMENTS)] * chance.randrange(4)
         case 7:
             each = chance.choice(ELEMENTS)
-            documents: list[Any] = [
-                {"n": each},
-                {"m": None, "n": each},
-                {"p": {"q": each}},
-            ]
+            documents: list[Any] = [{"n": each}, {"m": None, "n": each}, {"p": {"q": each}}]
             return documents[: chance.randrange(4)]
         case _:
             return chance.choice(SIMPLE)

@@ -26,10 +26,7 @@ def drain(client: Client, name: str, start: Timestamp, end: Timestamp) -> Draine
     database, target, options, stages = STREAMS[name]
     stage = {"$changeStream": {**options, "startAtOperationTime": start}}
     return drain_command(
-        client,
-        database,
-        {"aggregate": target, "pipeline": [stage, *stages], "cursor": {}},
-        end,
+        client, database, {"aggregate": target, "pipeline": [stage, *stages], "cursor": {}}, end
     )
 
 

@@ -217,10 +217,7 @@ def test_a_query_on_a_cluster_follows_a_collection(
     with log.open("wb") as output:
         query = subprocess.Popen(
             [sys.executable, "-c", query_in_docs(replaced)],
-            env={
-                **nodes.driver("driver-4"),
-                "PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell",
-            },
+            env={**nodes.driver("driver-4"), "PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell"},
             cwd=tmp_path,
             stdout=output,
             stderr=output,
