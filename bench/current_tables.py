@@ -1,7 +1,5 @@
 """The current table: what a batch costs while the table grows, beside delta-rs' own merge."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Debezium while routers and engines are killed, and its offsets move between mongos and router."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random

@@ -1,7 +1,5 @@
 """Debezium's transforms of messages beside ours: the documents alone, and the outbox."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass

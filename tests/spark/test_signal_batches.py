@@ -1,7 +1,5 @@
 """Batches with snapshots on demand, planned, killed, repeated and folded without Spark's JVM."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace

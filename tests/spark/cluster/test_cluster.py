@@ -1,7 +1,5 @@
 """Jobs and queries on a cluster of Spark, as docs/on-a-cluster.md prints them."""
 
-from __future__ import annotations
-
 import os
 import random
 import shlex

@@ -1,7 +1,5 @@
 """Options, offsets and tokens; Java's patterns."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Documents as structs: which values fit which types, and that nothing becomes null in silence."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from datetime import UTC, date, datetime

@@ -1,7 +1,5 @@
 """Batches that are applied to a current table, without Spark, and killed at each step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any

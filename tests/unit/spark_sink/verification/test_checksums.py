@@ -3,8 +3,6 @@
 Before, `verify` found rows that bronze lacked or had twice, and documents of current.
 """
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, datetime
 from pathlib import Path
