@@ -117,11 +117,8 @@ def _real(options: Options) -> Table:
             if way == OURS[-1]:
                 continue  # as that of bronze
             options.say(f"{way}: latency")
-            first, pauses, follower = (
-                number * _APART,
-                random_pauses(paced, PAUSE),
-                _follower(way, uri),
-            )
+            first, pauses = number * _APART, random_pauses(paced, PAUSE)
+            follower = _follower(way, uri)
             row |= measure_latency(cluster.mongos_uri, first, pauses, *follower, settle=_SETTLE)
             say_row(options, COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
