@@ -6,6 +6,8 @@ Writes FOLDER/table and FOLDER/checkpoint. While FOLDER/armed exists, a task cre
 after a hundred rows and waits, so that a test can kill it in the middle of a batch.
 """
 
+from __future__ import annotations
+
 import os
 import sys
 import time
