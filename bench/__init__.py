@@ -2,8 +2,8 @@
 
 How a figure comes about:
 
-1. A suite, a module with a ``SUITE`` (`suite.py`), starts servers, real ones, the embedded cluster
-   or `replaying_cluster.py`, and a router (`processes.py`).
+1. A suite (`__main__.py` lists them) starts servers, real ones, the embedded cluster or
+   `replaying_cluster.py`, and a router (`processes.py`). Its ``run`` returns tables of figures.
 2. Programs of their own processes read and write: `drain.py` reads a backlog, `watchers.py` is
    many clients, `writes.py` writes at a rate; `spark_backlog.py`, `spark_follow.py` and
    `debezium_engine.py` run Spark and Debezium.

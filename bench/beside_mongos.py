@@ -19,9 +19,9 @@ from bench.processes import (
     router,
     started,
 )
-from bench.suite import Column, Options, Suite, Table, real_servers
+from bench.suite import Column, Options, Table, has_real_servers
 from bench.writes import fill, percentiles, shard_evenly
-from tests.harness.clusters import RealCluster, TestCluster, start_real_set
+from tests.harness.clusters import TestCluster, start_real_cluster, start_real_set
 from tests.harness.replica_sets import ReplicaSet
 from tests.harness.server_settings import ServerSettings
 
@@ -110,15 +110,14 @@ LOADS_NOTE = (
 
 def run(options: Options) -> list[Table]:
     """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
-    binaries = real_servers(options)
-    if binaries is None:
+    if not has_real_servers(options):
         return []
     drained = []
     for shards in (4,) if options.quick else DRAINED_SHARDS:
         options.say(f"draining {shards} shards")
-        with RealCluster(binaries(), shards, noop_interval=1) as cluster:
+        with start_real_cluster(shards, noop_interval=1) as cluster:
             drained.append(_drained(cluster, options))
-    with RealCluster(binaries(), SHARDS) as cluster:
+    with start_real_cluster(SHARDS) as cluster:
         shard_evenly(cluster)
         members = Members.of(cluster)
         loads = list(_loads(cluster, members, options))
@@ -133,11 +132,6 @@ def run(options: Options) -> list[Table]:
             f"{SHARDS} shards, {WATCHED_LOAD.name}, and a replica set", WATCHERS_COLUMNS, watchers
         ),
     ]
-
-
-SUITE = Suite(
-    "beside_mongos", "How does the router compare to mongos, and what does watching cost?", run
-)
 
 
 def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:

@@ -1,7 +1,5 @@
 """The current table: what a batch costs while the table grows, beside delta-rs' own merge."""
 
-from __future__ import annotations
-
 import json
 import os
 import random
@@ -16,6 +14,7 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
+from bench.processes import medians
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
@@ -42,11 +41,8 @@ def batches_on(folder: Path, size: int) -> Iterator[dict[str, Any]]:
             number += 1
             measured.append(batch(folder, size, number, keys, chance))
             size += CHANGES // 10
-        figures = {
-            name: sorted(row[name] for row in measured)[BATCHES // 2] for name in measured[0]
-        }
         rows = size // 10_000 * 10_000
-        yield {"rows": rows, "keys": keys, **figures, **merged(folder, keys, size)}
+        yield {"rows": rows, "keys": keys, **medians(measured), **merged(folder, keys, size)}
 
 
 def batch(folder: Path, size: int, number: int, keys: str, chance: random.Random) -> dict[str, Any]:

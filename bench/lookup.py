@@ -6,9 +6,9 @@ from bson import Timestamp
 from pymongo import InsertOne, MongoClient, UpdateOne
 
 from bench.processes import drain, listening, medians, port_of, router
-from bench.suite import Column, Options, Suite, Table, real_servers
+from bench.suite import Column, Options, Table, has_real_servers
 from bench.writes import COLLECTION, DATABASE, shard_evenly
-from tests.harness.clusters import RealCluster, TestCluster
+from tests.harness.clusters import TestCluster, start_real_cluster
 
 SHARDS = 2
 EVENTS = 20_000
@@ -41,11 +41,10 @@ NOTE = (
 
 def run(options: Options) -> list[Table]:
     """Measure real servers; return no tables unless MERGEROUTER_MONGO_BIN names their folder."""
-    binaries = real_servers(options)
-    if binaries is None:
+    if not has_real_servers(options):
         return []
     rows: list[dict[str, Any]] = []
-    with RealCluster(binaries(), SHARDS, noop_interval=1) as cluster:
+    with start_real_cluster(SHARDS, noop_interval=1) as cluster:
         shard_evenly(cluster)
         events = options.scaled(EVENTS, EVENTS // 5)
         start = ""
@@ -57,9 +56,6 @@ def run(options: Options) -> list[Table]:
         _swap(cluster)
         rows += _measure(cluster, "moved since", SHARES[-1], events, start, options.runs)
     return [Table("lookups (medians)", COLUMNS, rows, NOTE)]
-
-
-SUITE = Suite("lookup", "What do looked-up documents cost, one by one and in batches?", run)
 
 
 def _measure(

@@ -24,9 +24,9 @@ from bench.processes import (
     router,
     started,
 )
-from bench.suite import Column, Options, Suite, Table, real_servers
+from bench.suite import Column, Options, Table, has_real_servers
 from bench.writes import COLLECTION, DATABASE, shard_evenly
-from tests.harness.clusters import RealCluster, TestCluster
+from tests.harness.clusters import TestCluster, start_real_cluster
 
 SHARDS, SIZE, PROCESSES = 4, 600, 2
 EQUAL = {1: 200_000, 10: 100_000, 100: 40_000, 1000: 4_000}
@@ -108,17 +108,13 @@ def run(options: Options) -> list[Table]:
         for clients, events, watch in cases
     ]
     tables = [Table("clients that share a stream (medians)", REPLAYED, replayed, REPLAYED_NOTE)]
-    binaries = real_servers(options)
-    if binaries is not None:
-        with RealCluster(binaries(), REAL_SHARDS, noop_interval=1) as cluster:
+    if has_real_servers(options):
+        with start_real_cluster(REAL_SHARDS, noop_interval=1) as cluster:
             shard_evenly(cluster)
             _spread_collections(cluster)
             rows = list(_real(cluster, options))
         tables.append(Table("real servers (medians)", REAL, rows, REAL_NOTE))
     return tables
-
-
-SUITE = Suite("sharing", "What do many streams of one scope cost?", run)
 
 
 # Replaying shards.

@@ -1,24 +1,17 @@
 """The Spark source and jobs: the cost of reading and writing, rates, and lateness."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.current_tables import BATCHES, CHANGES, DOCUMENT_BYTES, SIZES, batches_on
-from bench.processes import (
-    ReplayedCluster,
-    flags,
-    medians,
-    replayed_cluster,
-    router,
-    run_json,
-)
-from bench.suite import Column, Options, Suite, Table, real_servers, say_row
+from bench.processes import ReplayedCluster, flags, medians, replayed_cluster, router, run_json
+from bench.suite import Column, Options, Table, has_real_servers, say_row
 from bench.table_files import sizes
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
-from tests.harness.clusters import RealCluster, ServerBinaries, start_cluster
+from tests.harness.clusters import start_cluster, start_real_cluster
 from tests.harness.routers import start_router
 
 SHARDS, SIZE = 4, 600
@@ -99,8 +92,8 @@ def run(options: Options) -> list[Table]:
         ),
         _small_batches(options),
     ]
-    if (binaries := real_servers(options)) is not None:
-        tables.append(_snapshots(options, binaries))
+    if has_real_servers(options):
+        tables.append(_snapshots(options))
     current: list[dict[str, Any]] = []
     for size in SIZES[: options.scaled(len(SIZES), 1)]:
         options.say(f"a current table of {size:,} rows")
@@ -116,9 +109,6 @@ def run(options: Options) -> list[Table]:
     note = f"Medians of {BATCHES} batches without Spark. Of the files only the changed one exists."
     title = "A current table whose files grow in number"
     return [*tables, Table(title, FILES, sizes(options), note)]
-
-
-SUITE = Suite("spark", "What do the Spark source and jobs cost, and how fast are they?", run)
 
 
 def _backlogs(cluster: ReplayedCluster, options: Options) -> Iterator[dict[str, Any]]:
@@ -183,10 +173,10 @@ def _small_batches(options: Options) -> Table:
     return Table(title, SMALL, rows, note)
 
 
-def _snapshots(options: Options, binaries: Callable[[], ServerBinaries]) -> Table:
+def _snapshots(options: Options) -> Table:
     """Write a snapshot of a collection on MongoDB's own servers into the tables of a job."""
     documents, rows = options.scaled(DOCUMENTS, DOCUMENTS // 10), []
-    with RealCluster(binaries(), SNAPSHOT_SHARDS) as cluster:
+    with start_real_cluster(SNAPSHOT_SHARDS) as cluster:
         shard_evenly(cluster)
         fill(cluster, documents, lambda _: {"pad": "x" * (SIZE - 50)})
         with router(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):

@@ -3,7 +3,6 @@
 A run's figures go to the terminal, and as JSON and Markdown to bench/results or build/bench.
 """
 
-import functools
 import json
 import os
 import platform
@@ -14,7 +13,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from tests.harness.clusters import ServerBinaries
+from tests.harness.clusters import REAL_SERVERS
 
 PUBLISHED = Path(__file__).parent / "results"
 UNPUBLISHED = Path(__file__).parents[1] / "build" / "bench"
@@ -27,15 +26,11 @@ class Options:
     Args:
         quick: a short run that shows that everything works; its figures are rough.
         runs: how often each figure is taken; the median counts.
-        quiet: seconds without a write before each write of a quiet stream.
-        real_binaries: folder with mongod and mongos, to measure them side by side; None for none.
         say: prints a line about the progress of the run.
     """
 
     quick: bool = False
     runs: int = 3
-    quiet: float = 10.0
-    real_binaries: Path | None = None
     say: Callable[[str], None] = print
 
     def scaled(self, full: int, quick: int) -> int:
@@ -67,24 +62,11 @@ class Table:
     note: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Suite:
-    """One question that the benchmark answers; ``bench/NAME.py`` defines it as ``SUITE``.
-
-    ``run`` returns tables, whose rows are the raw figures.
-    """
-
-    name: str
-    question: str
-    run: Callable[[Options], list[Table]]
-
-
-def real_servers(options: Options) -> Callable[[], ServerBinaries] | None:
-    """Return what makes the servers of one cluster, or say that what needs them is left out."""
-    if options.real_binaries is None:
-        options.say("left out: set MERGEROUTER_MONGO_BIN to the folder of mongod and mongos")
-        return None
-    return functools.partial(ServerBinaries, options.real_binaries)
+def has_real_servers(options: Options) -> bool:
+    """Return whether MongoDB's own servers can be started; if not, say that they are left out."""
+    if not (is_named := REAL_SERVERS in os.environ):
+        options.say(f"left out: set {REAL_SERVERS} to the folder of mongod and mongos")
+    return is_named
 
 
 def say_row(options: Options, columns: Sequence[Column], row: dict[str, Any]) -> None:
@@ -121,20 +103,21 @@ def conditions_now(quick: bool) -> dict[str, Any]:
 
 
 def write_results(
-    suite: Suite, options: Options, tables: list[Table], conditions: dict[str, Any]
+    suite: str, question: str, tables: list[Table], conditions: dict[str, Any]
 ) -> list[Path]:
     """Write a suite's figures and tables; return the paths of the files.
 
     Only a whole run replaces published results: one that is not quick, and has real servers.
     """
-    folder = UNPUBLISHED if options.quick or options.real_binaries is None else PUBLISHED
+    is_whole = not conditions["quick"] and REAL_SERVERS in os.environ
+    folder = PUBLISHED if is_whole else UNPUBLISHED
     folder.mkdir(parents=True, exist_ok=True)
-    figures = folder / f"{suite.name}.json"
+    figures = folder / f"{suite}.json"
     listed = [asdict(table) for table in tables]
-    content = {"suite": suite.name, "question": suite.question, **conditions, "tables": listed}
+    content = {"suite": suite, "question": question, **conditions, "tables": listed}
     figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
-    page = folder / f"{suite.name}.md"
+    page = folder / f"{suite}.md"
     lines = [line for table in tables for line in markdown_lines(table)]
     shown = ", ".join(f"{key} {value}" for key, value in conditions.items())
-    page.write_text("\n".join([f"### {suite.question}", "", *lines, f"({shown})", ""]))
+    page.write_text("\n".join([f"### {question}", "", *lines, f"({shown})", ""]))
     return [figures, page]

@@ -1,7 +1,5 @@
 """The current table: what a batch of one change costs the driver while the table's files grow."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import random

@@ -3,15 +3,8 @@
 from typing import Any
 
 from bench.events import FIRST_SECOND
-from bench.processes import (
-    ReplayedCluster,
-    drain,
-    medians,
-    replayed_cluster,
-    reserved_core,
-    router,
-)
-from bench.suite import Column, Options, Suite, Table
+from bench.processes import ReplayedCluster, drain, medians, replayed_cluster, reserved_core, router
+from bench.suite import Column, Options, Table
 
 START = f"{FIRST_SECOND}:1"
 SIZES = {600: (1_920_000, (1, 2, 4, 8, 16)), 2048: (640_000, (1, 4, 16))}
@@ -66,9 +59,6 @@ def run(options: Options) -> list[Table]:
         Table(f"shards of {PACE:,} events a second each (medians)", COLUMNS, paced, PACED_NOTE),
         Table(title, SMALL, small),
     ]
-
-
-SUITE = Suite("throughput", "How much can one router merge?", run)
 
 
 def _merged(

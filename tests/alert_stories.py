@@ -6,8 +6,6 @@ deploy/, whose times are shortened. Each story must raise its alerts and no othe
 printed. The exit status is 1 if one does not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

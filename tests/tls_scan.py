@@ -56,10 +56,7 @@ class Choice(NamedTuple):
 
 
 def offer(
-    address: Address,
-    version: int,
-    ciphers: Iterable[int],
-    compressions: Sequence[int] = (_NULL,),
+    address: Address, version: int, ciphers: Iterable[int], compressions: Sequence[int] = (_NULL,)
 ) -> Choice | None:
     """Return the server's choice; None if it refuses the offer.
 

@@ -69,10 +69,7 @@ class Healthy:
                 self.pings.append(time.perf_counter() - begun)
 
     def _watch(self) -> None:
-        with (
-            Client(self._server.uri) as client,
-            client[DATABASE][COLLECTION].watch() as stream,
-        ):
+        with Client(self._server.uri) as client, client[DATABASE][COLLECTION].watch() as stream:
             self._opened.set()
             while not self._ended.is_set():
                 event = stream.try_next()

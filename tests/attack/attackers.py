@@ -250,8 +250,7 @@ async def attack(name: str, target: Target) -> None:
     count, visit = ATTACKS[name]
     tasks: list[Coroutine[Any, Any, None]] = [_repeat(target, visit) for _ in range(count)]
     await asyncio.wait(
-        [asyncio.ensure_future(each) for each in tasks],
-        timeout=target.until - time.monotonic() + 1,
+        [asyncio.ensure_future(each) for each in tasks], timeout=target.until - time.monotonic() + 1
     )
 
 

@@ -134,9 +134,7 @@ RULES: dict[str, dict[str, str]] = {
         ),
         "modify has the previous options (stateBeforeChange)": "cluster-expanded",
     },
-    "Sharded cluster": {
-        "a client cannot open a stream on config.shards": "on-config",
-    },
+    "Sharded cluster": {"a client cannot open a stream on config.shards": "on-config"},
 }
 """The names of the recorded cases and streams of a rule, by section."""
 

@@ -214,11 +214,7 @@ def test_resuming_after_a_fragment_gives_the_remaining_fragments(
     images = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
     start = {"resumeAfter": workload.here(case["after"]["_id"])}
     with Stream(
-        client,
-        case["db"],
-        "big",
-        {**images, **start},
-        [{"$changeStreamSplitLargeEvent": {}}],
+        client, case["db"], "big", {**images, **start}, [{"$changeStreamSplitLargeEvent": {}}]
     ) as stream:
         assert stream.pbrt == start["resumeAfter"]
         fragments = stream.read(len(case["next"]))

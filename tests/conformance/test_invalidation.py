@@ -43,10 +43,7 @@ def test_a_collection_stream_ends_with_a_drop_or_rename(client: Client, db: Data
         events = to_the_end(stream)
     cause = {"rename onto": "rename", "dropDatabase": "drop"}.get(how, how)
     # Renaming onto a collection may drop it first, which also ends its stream.
-    assert kinds(events) in (
-        ["insert", cause, "invalidate"],
-        ["insert", "drop", "invalidate"],
-    )
+    assert kinds(events) in (["insert", cause, "invalidate"], ["insert", "drop", "invalidate"])
     assert stream.batch == []
     assert stream.pbrt == events[-1]["_id"]
     assert list(stream.reply["cursor"]) == ["id", "ns", "nextBatch", "postBatchResumeToken"]

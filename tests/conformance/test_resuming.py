@@ -251,10 +251,7 @@ def test_a_rolled_over_oplog_is_fatal() -> None:
             for number in range(1, 150):
                 client.db.a.insert_one({"_id": number})
         # A new router has nothing of the stream in memory.
-        with (
-            start_router(cluster.configdb) as router,
-            Client(router.uri) as client,
-        ):
+        with start_router(cluster.configdb) as router, Client(router.uri) as client:
             for start in ({"resumeAfter": token}, {"startAtOperationTime": time_of(token)}):
                 with Stream(client, "db", "a", start) as stream:
                     error = stream.failure()

@@ -5,8 +5,6 @@ their schemas, and the same as Avro in base64. A line of OUT has for the key and
 AvroConverter makes of the former, in base64, and whether it reads the latter as the same.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 import sys

@@ -4,8 +4,6 @@ What is normalised is what two runs of Debezium itself do not agree on, or its o
 remaining differences are in docs/debezium.md.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """Debezium's own engine as a child process, and the messages that it makes."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 import os

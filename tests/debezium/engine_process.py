@@ -5,8 +5,6 @@ array of topic, key and value, in the order in which the engine gives them. The 
 when standard input is.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 import threading

@@ -1,7 +1,5 @@
 """Debezium while routers and engines are killed, and its offsets move between mongos and router."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from random import Random
@@ -13,10 +11,7 @@ from tests.harness.clusters import RealCluster
 from tests.harness.routers import RouterProcess, start_router
 
 _PARTS = 5
-_QUICKLY = {
-    "errors.retry.delay.initial.ms": "100",
-    "retriable.restart.connector.wait.ms": "500",
-}
+_QUICKLY = {"errors.retry.delay.initial.ms": "100", "retriable.restart.connector.wait.ms": "500"}
 
 
 def messages_with_failures(

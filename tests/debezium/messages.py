@@ -1,7 +1,5 @@
 """Our messages of a change stream and of a snapshot, made without Spark."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any

@@ -1,7 +1,5 @@
 """One seed: a workload, and its messages: Debezium's, through mongos and router, and ours."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field

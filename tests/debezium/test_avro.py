@@ -1,7 +1,5 @@
 """Our Avro beside that of Kafka Connect's converter, with one registry for both."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os

@@ -1,7 +1,5 @@
 """A seed of Debezium's messages beside ours; `python -m tests.debezium` runs more."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.debezium.engine import reason_to_skip

@@ -1,7 +1,5 @@
 """Debezium's transforms of messages beside ours: the documents alone, and the outbox."""
 
-from __future__ import annotations
-
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -58,11 +56,7 @@ def value(chance: Random, depth: int = 2) -> Any:
             return [chance.choice(ELEMENTS)] * chance.randrange(4)
         case 7:
             each = chance.choice(ELEMENTS)
-            documents: list[Any] = [
-                {"n": each},
-                {"m": None, "n": each},
-                {"p": {"q": each}},
-            ]
+            documents: list[Any] = [{"n": each}, {"m": None, "n": each}, {"p": {"q": each}}]
             return documents[: chance.randrange(4)]
         case _:
             return chance.choice(SIMPLE)

@@ -1,7 +1,5 @@
 """Random documents for messages: every BSON type, many forms of each, and ten kinds of `_id`."""
 
-from __future__ import annotations
-
 import struct
 from random import Random
 from typing import Any

@@ -1,7 +1,5 @@
 """A seeded workload whose messages are compared: writes of all kinds, and transactions."""
 
-from __future__ import annotations
-
 from contextlib import suppress
 from random import Random
 from typing import Any

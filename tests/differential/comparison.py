@@ -134,11 +134,7 @@ def _anywhere(failure: Failure) -> Failure:
 
 
 def _events(
-    plan: Plan,
-    mongos: Reading,
-    router: Reading,
-    end: Timestamp,
-    renamed: Set[tuple[str, str]],
+    plan: Plan, mongos: Reading, router: Reading, end: Timestamp, renamed: Set[tuple[str, str]]
 ) -> Iterator[str]:
     theirs, ours = _until(mongos, end), _until(router, end)
     if mongos.failures:

@@ -1,7 +1,5 @@
 """Surroundings of the Spark source, without a server: a history of events, a clock, an inbox."""
 
-from __future__ import annotations
-
 import bisect
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -110,7 +108,7 @@ class History:
                 self.tick()
                 return len(self.keys), high_water_mark(self.now)
 
-    def watch(self, position: Position, shard: str | None = None) -> FakeStream:
+    def watch(self, position: Position, shard: str | None = None) -> "FakeStream":
         if self.failures:
             raise self.failures.pop(0)
         return FakeStream(self, position, shard=None if shard is None else int(shard))

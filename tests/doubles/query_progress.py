@@ -1,7 +1,5 @@
 """Reports of a query's progress, as Spark makes them."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Confluent's schema registry, as far as clients register schemas and read them by their ids."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import ssl

@@ -3,8 +3,6 @@
 Its batches go through the job's own commits to all six tables. An offset lies between two events.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Random changes of collections, their batches in a current table, and kills at each step."""
 
-from __future__ import annotations
-
 import json
 import random
 import struct

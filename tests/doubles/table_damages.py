@@ -1,7 +1,5 @@
 """Damage to every column of a table."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from datetime import timedelta

@@ -3,8 +3,6 @@
 They pause at every step of their commits.
 """
 
-from __future__ import annotations
-
 import random
 import threading
 from pathlib import Path

@@ -44,10 +44,7 @@ class History:
         failure: PyMongoError | None = None
         while time.monotonic() < deadline:
             try:
-                with (
-                    Client(self._uri) as client,
-                    self._watch.open(client, self._token) as stream,
-                ):
+                with Client(self._uri) as client, self._watch.open(client, self._token) as stream:
                     while time.monotonic() < deadline:
                         event = stream.try_next()
                         if event is None:

@@ -183,10 +183,7 @@ class Faults:
         time.sleep(seconds)
         self._before.append(self.router)
         self.router = start_router(
-            self.cluster.configdb,
-            self.cluster.mongos_uri,
-            port=port,
-            set_parameter=self.parameters,
+            self.cluster.configdb, self.cluster.mongos_uri, port=port, set_parameter=self.parameters
         )
         self._answers = dict(self.answers())
 

@@ -65,11 +65,7 @@ class Writer:
         self._pause = pause
         self._chance = random.Random(f"{seed} {name}")
         self._client: Client = Client(
-            uri,
-            serverSelectionTimeoutMS=5000,
-            socketTimeoutMS=8000,
-            wTimeoutMS=5000,
-            appname=name,
+            uri, serverSelectionTimeoutMS=5000, socketTimeoutMS=8000, wTimeoutMS=5000, appname=name
         )
         self._database = self._client.get_database(
             DATABASE, write_concern=WriteConcern("majority", wtimeout=5000)

@@ -33,10 +33,7 @@ class ServerBinaries:
         """Restart a killed program with its files."""
         with (self._folder.path / f"{name}.log").open("ab") as log:
             self._processes[name] = subprocess.Popen(
-                self._commands[name],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
+                self._commands[name], stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT
             )
 
     def kill(self, name: str) -> None:

@@ -3,8 +3,6 @@
 Its objects live in that process, so an outage loses none.
 """
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

@@ -64,10 +64,7 @@ def test_a_stream_closed_while_a_shard_hangs_leaves_no_cursor(
 ) -> None:
     soak = Soak(cluster, router)
     shard = next(iter(cluster.shards))
-    with (
-        Client(router.uri) as client,
-        client.life.watch(max_await_time_ms=100) as stream,
-    ):
+    with Client(router.uri) as client, client.life.watch(max_await_time_ms=100) as stream:
         stream.try_next()
         wait_for(lambda: soak.holdings().shard_cursors >= 3, "the stream's remotes")
         cluster.hang_member(shard)

@@ -40,9 +40,7 @@ def test_sigterm_ends_a_router_with_a_closed_output_pipe(
             router.kill()
 
 
-def test_an_unreachable_cluster_is_a_retriable_error_until_it_starts(
-    cluster: TestCluster,
-) -> None:
+def test_an_unreachable_cluster_is_a_retriable_error_until_it_starts(cluster: TestCluster) -> None:
     name, _, address = cluster.configdb.partition("/")
     limits = {"openTimeoutMs": 300, "connectTimeoutMs": 300, "failureTimeoutMs": 300}
     with (

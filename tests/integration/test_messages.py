@@ -41,10 +41,7 @@ def test_each_command_that_fails_has_a_status_and_a_message(messages: list[Messa
     [
         ("no-key.yaml", "security.keyFile: cannot use absent: No such file"),
         ("no-token.yaml", "net.admin.tokenFile: cannot use absent: No such file"),
-        (
-            "--resume-file absent/place",
-            "absent/place: its folder does not exist. Create it",
-        ),
+        ("--resume-file absent/place", "absent/place: its folder does not exist. Create it"),
         ("--prot 1", "error: --prot is not an option. Did you mean --port?"),
         ("--confgdb c/a:1", "error: --confgdb is not an option. Did you mean --configdb?"),
         ("status --admin http://127.0.0.1:1", "Connection refused. Start the router with"),

@@ -1,7 +1,5 @@
 """Tables on an object store, which fails at each step of a batch and comes back."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

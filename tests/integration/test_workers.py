@@ -151,9 +151,7 @@ def test_all_workers_serve_the_feed(router: RouterProcess, client: Client) -> No
         assert all(each["streams"] for each in workers(client))
 
 
-def test_a_killed_worker_restarts_and_its_watchers_resume(
-    cluster: TestCluster,
-) -> None:
+def test_a_killed_worker_restarts_and_its_watchers_resume(cluster: TestCluster) -> None:
     with (
         start_router(cluster.configdb, cluster.mongos_uri, workers=2) as router,
         Client(router.uri, retryWrites=True) as client,
@@ -187,9 +185,7 @@ def test_a_killed_worker_restarts_and_its_watchers_resume(
             each.close()
 
 
-async def test_a_killed_worker_loses_only_its_own_cursors(
-    cluster: TestCluster,
-) -> None:
+async def test_a_killed_worker_loses_only_its_own_cursors(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, workers=2) as router:
         one, two = await on_both(router)
         async with one, two:

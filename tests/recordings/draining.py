@@ -1,12 +1,12 @@
 """Reading the workload's streams to their end, from one shard, a mongos or a router."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from bson import Timestamp
 from pymongo.errors import OperationFailure
 
+from tests.conformance.streams import time_of
 from tests.harness.clusters import Client
 from tests.recordings.workload import STREAMS
 
@@ -26,10 +26,7 @@ def drain(client: Client, name: str, start: Timestamp, end: Timestamp) -> Draine
     database, target, options, stages = STREAMS[name]
     stage = {"$changeStream": {**options, "startAtOperationTime": start}}
     return drain_command(
-        client,
-        database,
-        {"aggregate": target, "pipeline": [stage, *stages], "cursor": {}},
-        end,
+        client, database, {"aggregate": target, "pipeline": [stage, *stages], "cursor": {}}, end
     )
 
 
@@ -46,7 +43,7 @@ def drain_command(
             result.events += cursor.get("firstBatch", cursor.get("nextBatch"))
             result.invalidated = bool(cursor.get("invalidated"))
             result.closed = cursor["id"] == 0
-            if result.closed or _time(cursor["postBatchResumeToken"]) > end:
+            if result.closed or time_of(cursor["postBatchResumeToken"]) > end:
                 return result
             reply = client[database].command(
                 {"getMore": cursor["id"], "collection": collection, "maxTimeMS": 200}
@@ -55,8 +52,3 @@ def drain_command(
         details = error.details or {}
         result.error = (details["code"], details["errmsg"])
         return result
-
-
-def _time(token: Mapping[str, str]) -> Timestamp:
-    data = token["_data"]
-    return Timestamp(int(data[2:10], 16), int(data[10:18], 16))

@@ -204,11 +204,7 @@ class Scenario:
         self.events = audit.events
 
     def _watcher(
-        self,
-        name: str,
-        plan: WatcherPlan,
-        cluster: EmbeddedCluster,
-        router_process: RouterProcess,
+        self, name: str, plan: WatcherPlan, cluster: EmbeddedCluster, router_process: RouterProcess
     ) -> Watcher:
         def positions() -> dict[str, int]:
             shards: list[Mongod] = [cluster.shard(shard) for shard in cluster.shards]

@@ -1,7 +1,5 @@
 """Runs a stream reader as Spark does, without Spark."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from collections.abc import Callable, Iterator

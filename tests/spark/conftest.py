@@ -1,7 +1,5 @@
 """One cluster with a router and one Spark session for each group of files (pytest-xdist)."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Writes of documents with names that paths do not tell apart, by chance."""
 
-from __future__ import annotations
-
 import random
 import struct
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """Jobs that run in the test's process, and what their tables have."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType

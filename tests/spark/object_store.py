@@ -6,8 +6,6 @@ event is in the tables once, they equal the collections, and the job's commands 
 without Hadoop's client.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """A process of parquet_query, which tests kill."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Custom snapshot modes, as a user writes them."""
 
-from __future__ import annotations
-
 from spark_sink.options.snapshot_options import QueryStart
 
 asked: list[QueryStart] = []

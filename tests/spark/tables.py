@@ -1,7 +1,5 @@
 """Current tables that a query keeps, random writes to their collections, and damage to them."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable, Mapping
 from contextlib import suppress

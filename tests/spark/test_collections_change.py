@@ -1,7 +1,5 @@
 """A job's tables stay right when collections are moved and resharded, and after a seek."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

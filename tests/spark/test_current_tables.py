@@ -1,7 +1,5 @@
 """Current tables equal their collections, and verify finds what differs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

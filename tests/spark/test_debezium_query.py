@@ -1,7 +1,5 @@
 """Debezium's messages, made by Spark of a stream's rows and of a snapshot's."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

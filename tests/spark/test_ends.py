@@ -1,7 +1,5 @@
 """The source's errors as users see them."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

@@ -1,7 +1,5 @@
 """A query that is killed at critical moments writes each document and event exactly once."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import bson

@@ -3,8 +3,6 @@
 MERGEROUTER_NAME_SEEDS is the number of seeds, 1 by default.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """Large events that arrive in fragments ($changeStreamSplitLargeEvent)."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from typing import Any

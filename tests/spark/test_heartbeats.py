@@ -1,7 +1,5 @@
 """Debezium's options for heartbeats and for events of large documents."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

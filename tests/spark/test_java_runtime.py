@@ -1,7 +1,5 @@
 """What tasks run with: the Java runtime, and the packages in a zip."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The job: from collections to tables, its start, its orderly end, and its maintenance."""
 
-from __future__ import annotations
-
 import errno
 import json
 import re

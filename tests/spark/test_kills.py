@@ -1,7 +1,5 @@
 """One seed of the jobs that are killed, or stall: tables lack nothing, and have nothing twice."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A job with masked fields: no file that it writes has a clear value, and verify compares masks."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from pathlib import Path

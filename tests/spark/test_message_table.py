@@ -1,7 +1,5 @@
 """A job's table of Debezium's messages, held against `to_debezium` of the job's bronze rows."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

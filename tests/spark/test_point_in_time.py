@@ -1,7 +1,5 @@
 """All tables of a job at one time, and current tables that are made again from bronze."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

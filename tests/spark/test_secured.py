@@ -1,7 +1,5 @@
 """Spark reads a cluster with users through a router; the password appears nowhere."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple

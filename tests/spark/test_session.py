@@ -1,7 +1,5 @@
 """What `local_session` sets."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Batches with snapshots on demand, planned, killed, repeated and folded without Spark's JVM."""
 
-from __future__ import annotations
-
 import itertools
 import random
 from dataclasses import replace
@@ -121,10 +119,7 @@ def test_signals_that_never_stop_do_not_keep_a_query_up_to_the_present(
 
 
 def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
-    shop: Shop,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    shop: Shop, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As after a `job seek` of before, or with a collection that was taken out and added again."""
     name = f"{shop.database}.signals"

@@ -1,7 +1,5 @@
 """The channels of signals: files in a folder, and documents in a collection."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Snapshots that signals request while the stream continues, in a running Spark."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

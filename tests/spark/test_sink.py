@@ -1,7 +1,5 @@
 """Rows written back to MongoDB: each change once, however often a batch is repeated."""
 
-from __future__ import annotations
-
 from contextlib import closing
 from datetime import date
 from decimal import Decimal

@@ -1,7 +1,5 @@
 """When a query reads documents: Debezium's snapshot modes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 from unittest.mock import Mock

@@ -1,7 +1,5 @@
 """Batch reads and streams that begin with a snapshot, in a running Spark."""
 
-from __future__ import annotations
-
 import json
 from unittest.mock import Mock
 

@@ -1,7 +1,5 @@
 """Snapshots: chunks of collections, read at a point of the stream, without Spark between."""
 
-from __future__ import annotations
-
 import itertools
 import json
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The source in a running Spark, which reads from a router on a sharded cluster."""
 
-from __future__ import annotations
-
 import json
 import time
 from typing import Any

@@ -1,7 +1,5 @@
 """A job whose current table has columns that follow the documents, and keeps deleted ones."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections import Counter

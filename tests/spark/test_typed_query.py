@@ -1,7 +1,5 @@
 """Typed documents in a running Spark, and what its plans show."""
 
-from __future__ import annotations
-
 import json
 from decimal import Decimal
 

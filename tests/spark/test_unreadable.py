@@ -1,7 +1,5 @@
 """What cannot be read: documents that drivers cannot decode, events that oplogs no longer have."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import struct

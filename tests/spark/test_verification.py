@@ -1,7 +1,5 @@
 """`job verify`: whole rows of all tables, with the stream, the collections and their checksums."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager

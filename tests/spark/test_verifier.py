@@ -1,7 +1,5 @@
 """A running job that compares its table with the collections, and repairs what differs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

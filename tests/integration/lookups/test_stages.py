@@ -32,11 +32,7 @@ MATCH_DOCUMENT = {"$match": {"fullDocument.v": {"$gt": 2}}}
 )
 @pytest.mark.parametrize("batch_size", [None, 1, 7])
 def test_stages_run_after_the_lookup(
-    both: Both,
-    db: Data,
-    cluster: TestCluster,
-    stages: list[dict[str, Any]],
-    batch_size: int | None,
+    both: Both, db: Data, cluster: TestCluster, stages: list[dict[str, Any]], batch_size: int | None
 ) -> None:
     spread(db, cluster)
     start = tick(db.client)

@@ -73,10 +73,7 @@ def test_certificates_are_exchanged_by_command_and_by_signal(
     router: RouterProcess, cluster: TestCluster, authority: Authority, file: Path
 ) -> None:
     uri = f"mongodb://root:root@127.0.0.1:{router.port}/?tls=true&tlsCAFile={authority.file}"
-    with (
-        Client(uri) as root,
-        root.db.exchange.watch(max_await_time_ms=500) as stream,
-    ):
+    with Client(uri) as root, root.db.exchange.watch(max_await_time_ms=500) as stream:
         stream.try_next()
         assert shown_names(router, authority) == {"first"}
         assert shown_name(router.admin_port, authority) == "first"

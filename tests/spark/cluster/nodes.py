@@ -4,8 +4,6 @@ Every process has a folder and an installation of Spark of its own and a clean e
 Python of executors has the packages that docs/on-a-cluster.md names, and nothing else.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import re

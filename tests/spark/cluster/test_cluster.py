@@ -1,7 +1,5 @@
 """Jobs and queries on a cluster of Spark, as docs/on-a-cluster.md prints them."""
 
-from __future__ import annotations
-
 import os
 import random
 import shlex
@@ -217,10 +215,7 @@ def test_a_query_on_a_cluster_follows_a_collection(
     with log.open("wb") as output:
         query = subprocess.Popen(
             [sys.executable, "-c", query_in_docs(replaced)],
-            env={
-                **nodes.driver("driver-4"),
-                "PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell",
-            },
+            env={**nodes.driver("driver-4"), "PYSPARK_SUBMIT_ARGS": f"{submit} pyspark-shell"},
             cwd=tmp_path,
             stdout=output,
             stderr=output,

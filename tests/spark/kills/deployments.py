@@ -1,7 +1,5 @@
 """What the job of a seed reads, with the faults of its servers."""
 
-from __future__ import annotations
-
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """A job in a process of its own, which is killed in whole and in part and started again."""
 
-from __future__ import annotations
-
 import os
 import random
 import resource

@@ -1,7 +1,5 @@
 """One seed: a deployment, a job, random writes, faults, and the comparison at the end."""
 
-from __future__ import annotations
-
 import random
 import resource
 import shutil

@@ -1,7 +1,5 @@
 """What is written while a job is killed."""
 
-from __future__ import annotations
-
 import random
 import threading
 from collections import Counter

@@ -1,7 +1,5 @@
 """Documents with values of all types, and documents at random."""
 
-from __future__ import annotations
-
 from datetime import UTC, datetime
 from uuid import UUID
 

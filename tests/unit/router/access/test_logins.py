@@ -127,11 +127,7 @@ async def test_clients_with_an_unknown_key_wait_for_one_read(monkeypatch: pytest
 @pytest.mark.parametrize("speculative", [True, False], ids=["speculative", "not speculative"])
 @pytest.mark.parametrize("where", ["upstream", "config server"])
 async def test_the_router_adds_the_same_steps(
-    monkeypatch: pytest.MonkeyPatch,
-    delays: list[float],
-    user: bytes,
-    speculative: bool,
-    where: str,
+    monkeypatch: pytest.MonkeyPatch, delays: list[float], user: bytes, speculative: bool, where: str
 ) -> None:
     """One command for each of the client's, one connection, and one delay at the end."""
     server, in_progress = Server(), FairLimit(1)

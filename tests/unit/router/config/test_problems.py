@@ -31,10 +31,7 @@ from tests.harness.certificates import Authority
             "zzz is not a setting. Known are feed, net, replication, security, setParameter, "
             "sharding, systemLog, tracing, upstream, workers.",
         ),
-        (
-            {"net": {"port": 70000}},
-            "net.port must be less than or equal to 65535, not 70000",
-        ),
+        ({"net": {"port": 70000}}, "net.port must be less than or equal to 65535, not 70000"),
         (
             {"workers": 2, "setParameter": {"enableTestCommands": True}},
             "setParameter.enableTestCommands requires workers: 1, since a fail point acts in one "
@@ -47,10 +44,7 @@ from tests.harness.certificates import Authority
             {"net": {"maxIncomingConnectionsOverride": "10.0.0.0/8"}},
             "net.maxIncomingConnectionsOverride must be a valid list, not '10.0.0.0/8'",
         ),
-        (
-            {"net": {"admin": {"tokenFile": 7}}},
-            "net.admin.tokenFile: input is not a valid path…",
-        ),
+        ({"net": {"admin": {"tokenFile": 7}}}, "net.admin.tokenFile: input is not a valid path…"),
         ({"sharding": {"configDB": 7}}, "sharding.configDB must be a valid string, not 7"),
         (
             {"sharding": "cfg/a:1"},

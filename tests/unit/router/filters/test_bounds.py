@@ -239,10 +239,7 @@ MOST_TIMES = 4
 @pytest.mark.parametrize(
     ("matches", "data"),
     [
-        (
-            [{f"fullDocument.a.x{n}": 1} for n in range(1000)],
-            event(a=[{}] * (MOST_WORK // 500)),
-        ),
+        ([{f"fullDocument.a.x{n}": 1} for n in range(1000)], event(a=[{}] * (MOST_WORK // 500))),
         (
             [{f"fullDocument.a.x.y{n}": 1} for n in range(1000)],
             event(a=[{"x": 1}] * (MOST_WORK // 500)),

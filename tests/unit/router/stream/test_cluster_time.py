@@ -72,9 +72,7 @@ async def sets_of_two(cluster: ScriptedCluster) -> list[tuple[ScriptedMember, Sc
 
 @pytest.mark.parametrize("mode", ["secondary", "secondaryPreferred", "nearest"])
 async def test_primaries_that_are_not_read_are_sent_the_cluster_time(
-    cluster: ScriptedCluster,
-    sets_of_two: list[tuple[ScriptedMember, ScriptedMember]],
-    mode: str,
+    cluster: ScriptedCluster, sets_of_two: list[tuple[ScriptedMember, ScriptedMember]], mode: str
 ):
     """Otherwise a primary's next write could have a time before the stream's start."""
     for each in sets_of_two[0]:

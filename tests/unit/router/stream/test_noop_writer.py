@@ -112,9 +112,7 @@ async def test_noop_writes_take_three_days_to_fill_an_oplog(cluster: ScriptedClu
     assert member.commands["collStats"] == 1, "requested once for each primary"
 
 
-async def test_a_noop_write_that_is_no_longer_needed_is_skipped(
-    cluster: ScriptedCluster,
-):
+async def test_a_noop_write_that_is_no_longer_needed_is_skipped(cluster: ScriptedCluster):
     requests, member = Requests(cluster, noop_burst=1.0), cluster.shards["s1"]
     for past in (Timestamp(200, 1), None, None):
         await requests.once(past)

@@ -45,9 +45,7 @@ async def test_only_identical_streams_share(
     assert len(list(registry.describe())) == (1 if shared else 2)
 
 
-async def test_a_single_slow_client_pauses_the_remotes(
-    cluster: ScriptedCluster,
-):
+async def test_a_single_slow_client_pauses_the_remotes(cluster: ScriptedCluster):
     registry = cluster.registry(
         remote_buffer_bytes=BIG, stream_buffer_bytes=BIG, batch_target_bytes=BIG // 10
     )

@@ -125,9 +125,7 @@ async def tenants(registry: CursorRegistry, *numbers: int, **fields: Any) -> lis
     return [(await registry.open(tenant(each, **fields), OWNER))[0] for each in numbers]
 
 
-async def test_few_filters_stay_on_the_shards_and_many_move_over(
-    cluster: ScriptedCluster,
-) -> None:
+async def test_few_filters_stay_on_the_shards_and_many_move_over(cluster: ScriptedCluster) -> None:
     registry = cluster.registry(share_filters_from=3, share_filters_hold=0.0, share_linger=0.0)
     cursors = await tenants(registry, 0, 1)
     assert cluster.open_cursors == 2 * REMOTES

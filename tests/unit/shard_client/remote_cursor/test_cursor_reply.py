@@ -20,9 +20,7 @@ token_documents = st.builds(
     st.binary(max_size=3),
 )
 events_in_front = st.builds(
-    lambda token, rest: {"_id": token} | rest | {"_id": token},
-    token_documents,
-    documents,
+    lambda token, rest: {"_id": token} | rest | {"_id": token}, token_documents, documents
 )
 
 

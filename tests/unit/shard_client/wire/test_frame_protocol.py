@@ -17,9 +17,7 @@ def frame_of(content: bytes) -> bytes:
 
 
 contents = st.one_of(
-    st.binary(max_size=50),
-    st.integers(0, 30_000).map(bytes),
-    st.just(os.urandom(300_000)),
+    st.binary(max_size=50), st.integers(0, 30_000).map(bytes), st.just(os.urandom(300_000))
 )
 
 

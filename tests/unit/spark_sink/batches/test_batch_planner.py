@@ -1,7 +1,5 @@
 """The planner and the reading of ranges on a fictional history, and the ends of transactions."""
 
-from __future__ import annotations
-
 import json
 import pickle
 from itertools import pairwise

@@ -1,7 +1,5 @@
 """The start of a query: its imports and its time; and which reports of tasks it takes."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import time

@@ -1,7 +1,5 @@
 """Events and the messages that are made of them."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from typing import Any

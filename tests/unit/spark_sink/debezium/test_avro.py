@@ -1,7 +1,5 @@
 """Avro messages and the schema registry."""
 
-from __future__ import annotations
-
 import contextlib
 import io
 import json

@@ -1,7 +1,5 @@
 """BSON as the Java driver's extended JSON. The expected texts are Debezium's own."""
 
-from __future__ import annotations
-
 import json
 import struct
 from typing import Any

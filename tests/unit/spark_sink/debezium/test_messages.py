@@ -1,7 +1,5 @@
 """Rows as Debezium's messages; tests/debezium compares them with Debezium's own."""
 
-from __future__ import annotations
-
 import struct
 from datetime import UTC, datetime
 from random import Random

@@ -1,7 +1,5 @@
 """The messages of an outbox's documents; tests/debezium compares them with Debezium's transform."""
 
-from __future__ import annotations
-
 import os
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Documents as the values of messages; tests/debezium compares them with the transform's own."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

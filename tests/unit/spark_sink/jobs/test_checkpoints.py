@@ -1,7 +1,5 @@
 """Checkpoints beside a job's folder: made again from the tables, and two starts on one folder."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import time

@@ -1,7 +1,5 @@
 """A job in whose folder someone deletes or mixes files: nothing is lost unseen."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Collections that a job's scope gains: what its offsets and commits hold, and kills between."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The settings of a job: in its file, as flags, and in Python."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Iterator

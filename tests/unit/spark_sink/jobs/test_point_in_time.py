@@ -1,7 +1,5 @@
 """Versions of a job's tables at one time, with whole transactions."""
 
-from __future__ import annotations
-
 import shutil
 import uuid
 from contextlib import nullcontext

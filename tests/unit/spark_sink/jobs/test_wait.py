@@ -1,7 +1,5 @@
 """`mergerouter job wait`: what a job's tables lack of the events before a position."""
 
-from __future__ import annotations
-
 import threading
 from datetime import UTC, datetime
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Options, offsets and tokens; Java's patterns."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -72,10 +70,7 @@ def test_options_and_uri_define_the_scope(uri, options, scope):
         ({"collection.exclude.list": r".*\.a"}, {"shop.ab"}),
         ({"collection.include.list": r"SHOP\.A, stock\.\p{Lower}"}, {"shop.a", "stock.a"}),
         ({"collection.include.list": r"shop\.a{1\,3},x"}, {"shop.a"}),
-        (
-            {"collection.include.list": "shop.a", "filters.match.mode": "literal"},
-            {"shop.a"},
-        ),
+        ({"collection.include.list": "shop.a", "filters.match.mode": "literal"}, {"shop.a"}),
         ({"collection.include.list": ".*a", "filters.match.mode": "literal"}, set()),
         ({"collection.include.list": "Shop.a", "filters.match.mode": "literal"}, set()),
         ({"database": "shop", "collection.exclude.list": "shop.a"}, {"shop.ab"}),
@@ -161,10 +156,7 @@ def test_a_token_to_start_after_is_parsed(name, text):
     [
         ({"uri": "127.0.0.1:27020"}, "'uri': must begin with mongodb://"),
         ({"fullDocuments": "default"}, "did you mean 'fullDocument'"),
-        (
-            {"path": "x"},
-            "unknown option 'path'; docs/spark-reference.md and docs/debezium.md list",
-        ),
+        ({"path": "x"}, "unknown option 'path'; docs/spark-reference.md and docs/debezium.md list"),
         ({"database": ""}, "'database': must not be empty"),
         ({"database": "shop,crm"}, "'shop,crm' is not the name of a database"),
         ({"database": "shop", "collection": "ord.*"}, "looks like a pattern"),

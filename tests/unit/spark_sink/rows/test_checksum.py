@@ -1,7 +1,5 @@
 """Checksums of rows: what counts, and what does not."""
 
-from __future__ import annotations
-
 import random
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal

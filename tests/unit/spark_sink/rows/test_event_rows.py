@@ -1,7 +1,5 @@
 """Events as rows: JSON columns, compared with bson's own encoder, and Arrow batches."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import subprocess

@@ -1,7 +1,5 @@
 """Extended JSON of fields with code, of keys, and of many documents together."""
 
-from __future__ import annotations
-
 import json
 import random
 from typing import Any

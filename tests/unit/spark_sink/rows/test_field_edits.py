@@ -1,7 +1,5 @@
 """Fields that a query leaves out, masks or renames, as its options name them."""
 
-from __future__ import annotations
-
 import hmac
 from contextlib import nullcontext
 from pathlib import Path

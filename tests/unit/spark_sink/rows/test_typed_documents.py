@@ -1,7 +1,5 @@
 """Documents as structs: which values fit which types, and that nothing becomes null in silence."""
 
-from __future__ import annotations
-
 import random
 from collections.abc import Callable
 from datetime import UTC, date, datetime
@@ -51,10 +49,7 @@ from spark_sink.events.slices import CODEC
 from spark_sink.rows import inferred_schema
 from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of
 from spark_sink.rows.row_schema import ddl_of, document_schema, schema_from_json
-from spark_sink.rows.typed_documents import (
-    InferredDocuments,
-    TypedDocuments,
-)
+from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.version_states import Batch
 from tests.unit.spark_sink.documents import documents

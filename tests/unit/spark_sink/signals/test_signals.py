@@ -1,7 +1,5 @@
 """Signals: their fields, their channels and the snapshots that they cause, without Spark."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise

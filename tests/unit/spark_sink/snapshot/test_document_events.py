@@ -1,7 +1,5 @@
 """The events of a snapshot's documents, without a server."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import bson

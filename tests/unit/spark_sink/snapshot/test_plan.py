@@ -1,14 +1,12 @@
 """How a snapshot is planned: places in offsets, and tasks of a batch, by servers that are stubs."""
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import bson
 import pytest
@@ -96,12 +94,12 @@ class Servers:
     chance: random.Random = field(default_factory=lambda: random.Random(5))
     name: str = ""
 
-    def __getitem__(self, name: str) -> Servers:
+    def __getitem__(self, name: str) -> Self:
         self.name = name
         return self
 
     @property
-    def config(self) -> Servers:
+    def config(self) -> Self:
         return self
 
     collections = config

@@ -1,7 +1,5 @@
 """Retries after failures, and Debezium's options for them."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Generator

@@ -1,7 +1,5 @@
 """Current tables with files and groups of few rows."""
 
-from __future__ import annotations
-
 import pytest
 
 from spark_sink.tables import key_ranges, parquet_parts, range_merge, staged_changes

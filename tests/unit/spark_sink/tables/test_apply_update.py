@@ -1,7 +1,5 @@
 """Updates applied from their descriptions, and DDL events applied to rows."""
 
-from __future__ import annotations
-
 import random
 import struct
 from typing import Any

@@ -1,7 +1,5 @@
 """Batches that are applied to a current table, without Spark, and killed at each step."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -318,10 +316,7 @@ def test_a_document_whose_key_changes_is_one_row(name: str, per_batch: int, tmp_
         events = []
         batch = changes[first : first + per_batch]
         for second, kind, key, document in batch:
-            event = {
-                "_id": {"_data": high_water_mark(Timestamp(second, 1))},
-                "documentKey": key,
-            }
+            event = {"_id": {"_data": high_water_mark(Timestamp(second, 1))}, "documentKey": key}
             event |= {"operationType": kind, "ns": {"db": DATABASE, "coll": "a"}}
             if kind == "update" and document is not None:
                 fields = {"updatedFields": {"n": document["n"]}, "removedFields": []}

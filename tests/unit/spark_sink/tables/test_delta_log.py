@@ -1,7 +1,5 @@
 """Delta tables of files that tasks have written, read back by readers of other projects."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Callable, Sequence

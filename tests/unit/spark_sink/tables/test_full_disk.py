@@ -1,7 +1,5 @@
 """Files that fail to be written: none is left over, and readers see whole ones only."""
 
-from __future__ import annotations
-
 import gc
 import os
 import random

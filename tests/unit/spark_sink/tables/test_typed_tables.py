@@ -1,7 +1,5 @@
 """Typed tables without Spark: columns that grow and widen, soft deletes, and kills between."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

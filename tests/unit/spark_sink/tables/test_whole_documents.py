@@ -1,7 +1,5 @@
 """Documents made many at once, as Fold makes each; the collections that are read again."""
 
-from __future__ import annotations
-
 import json
 import random
 from operator import itemgetter

@@ -1,7 +1,5 @@
 """Comparisons of tables with collections and with the stream: what is read and compared."""
 
-from __future__ import annotations
-
 import shutil
 import threading
 from dataclasses import replace
