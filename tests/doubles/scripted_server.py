@@ -28,7 +28,7 @@ class Asked:
     def reply(self, document: dict[str, Any], *, flags: int = 0) -> int:
         """Reply with one document; return the reply's id."""
         body = struct.pack("<IB", flags, 0) + bson.encode(document)
-        reply_id = 5000 + self.request_id
+        reply_id = (5000 + self.request_id) & 0x7FFFFFFF
         header = _HEADER.pack(16 + len(body), reply_id, self.request_id, _OP_MSG)
         self.writer.write(header + body)
         return reply_id

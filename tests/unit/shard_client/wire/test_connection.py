@@ -1,4 +1,5 @@
 import asyncio
+from itertools import count
 from typing import Any
 
 import pytest
@@ -41,6 +42,19 @@ async def _commands_of_all_sizes() -> None:
 @pytest.mark.parametrize("run", [asyncio.run, uvloop.run])
 def test_commands_of_all_sizes_are_answered_under_both_event_loops(run):
     run(_commands_of_all_sizes())
+
+
+async def test_the_ids_of_requests_begin_again():
+    async def answer(asked: Asked) -> None:
+        asked.reply({"ok": 1.0})
+
+    async with scripted_server(answer) as server:
+        connection = await connected(server)
+        connection._request_ids = count(0x7FFFFFFF)
+        for _ in range(2):
+            await ping(connection)
+        assert [asked.request_id for asked in server.asked[-2:]] == [0x7FFFFFFF, 0]
+        connection.abort()
 
 
 async def test_a_timeout_closes_the_connection():
