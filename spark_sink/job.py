@@ -67,8 +67,8 @@ def run_jobs(
     except Exception:
         if not any(failures):  # the end of the session fails after a failed job
             raise
-    for error in filter(None, failures):
-        raise error
+    if (first := next(filter(None, failures), None)) is not None:
+        raise first
 
 
 def _run_together(

@@ -59,21 +59,21 @@ async def _shard(
     local = primary.mongod.catalog
     if local.get(namespace) is None:
         await primary.execute(database, {"create": name})
-    placement = local.require(namespace)
-    was_empty = len(placement) == 0
-    for document in placement.documents():
+    stored = local.require(namespace)
+    was_empty = len(stored) == 0
+    for document in stored.documents():
         key.of_document(document)
     await _ensure_index(primary, namespace, key, was_empty=was_empty)
     placed = _initial_chunks(request, primary, key, spread=was_empty)
     collection = ShardedCollection(
-        namespace, placement.uuid, ChunkMap(key, placed), unique, request.catalog.gossip.time
+        namespace, stored.uuid, ChunkMap(key, placed), unique, request.catalog.gossip.time
     )
     primary.mongod.set_shard_key(namespace, key.fields)
     for shard in request.catalog.holders(collection):
         if shard is not primary:
             await copy_catalog_entry(primary, shard, collection)
     await request.catalog.add_collection(collection, datetime.fromtimestamp(request.now(), UTC))
-    _log_event(primary, collection, placement.uuid)
+    _log_event(primary, collection, stored.uuid)
     return collection
 
 
