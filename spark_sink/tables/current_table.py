@@ -358,8 +358,10 @@ def apply_changes(
     """Keep the table at `target` equal to the collections that `events` come from.
 
     For a stream this returns a writer, to be started with a checkpointLocation; the events of a
-    batch are applied immediately. Applying events again changes nothing. With its first batch a
-    query ends an earlier start of it that still runs.
+    batch are applied immediately. Applying them again together changes nothing. With its first
+    batch a query ends an earlier start of it that still runs. A new query on a table begins with
+    snapshotMode=always, or where the last one ended: events from before that, one batch at a time,
+    restore what a drop or a rename has removed since.
 
     Args:
         events: rows of this package's source, with its columns.

@@ -86,6 +86,22 @@ class RandomChanges:
         """Return the drop of a collection that movePrimary has copied before."""
         return self._event("drop", name, None)
 
+    def misfit(self) -> list[dict[str, Any]]:
+        """Return the update of a document that does not fit what events have shown of it."""
+        places = [place for place in self.collections if place[0] in "abc"]
+        if not places:
+            return []
+        place = self.chance.choice(places)
+        self.collections[place] = {**self.collections[place], "n": {"y": 1}}
+        fields = {"updatedFields": {"n.y": 1}, "removedFields": [], "disambiguatedPaths": {}}
+        return [self._event("update", *place, updateDescription=fields)]
+
+    def read(self, name: str, number: int) -> list[dict[str, Any]]:
+        """Return the row of a snapshot with a document, if there is the document."""
+        place = name, number
+        documents = [self.collections[place]] if place in self.collections else []
+        return [self._event("read", *place, fullDocument=document) for document in documents]
+
     def part(self, names: Sequence[str], rest: int) -> list[dict[str, Any]]:
         """Return rows of a snapshot: the documents with even, or with odd numbers."""
         token = self._token()

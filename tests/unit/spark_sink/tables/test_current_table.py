@@ -1,6 +1,7 @@
 """Batches that are applied to a current table, without Spark, and killed at each step."""
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ from spark_sink.tables.key_ranges import (
 from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
+from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import Batch
 from tests.doubles.table_changes import (
     DATABASE,
@@ -112,19 +114,19 @@ def test_the_end_of_a_snapshot_keeps_what_a_later_rename_has_moved(tmp_path: Pat
 
 @pytest.mark.usefixtures("small")
 @pytest.mark.parametrize("seed", [1, 2, 3])
-def test_collections_that_are_replaced_are_right_once_they_are_read_again(
-    seed: int, tmp_path: Path
+def test_what_is_replaced_or_lost_is_right_once_it_is_read_again(
+    seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream, folder = RandomChanges(seed), tmp_path / "current"
     reading: list[str] = []
     required, begun = "", 0
-    number = 0
-    while number < 15 or reading or CurrentTable.existing(str(folder)).state.unread:
+    number, state = 0, TableState(())
+    while number < 15 or reading or state.unread_or_lost:
         number += 1
         events = stream.changes(stream.chance.choice((1, 40)))
         if number < 15:
             name = stream.chance.choice("abc")
-            match stream.chance.randrange(6):
+            match stream.chance.randrange(8):
                 case 0:
                     events.append(stream.replaced(name))
                 case 1:
@@ -135,22 +137,26 @@ def test_collections_that_are_replaced_are_right_once_they_are_read_again(
                     events.append(stream.rename(*stream.chance.sample("abc", 2)))
                 case 4:
                     events.append(stream.rename(name, "d"))  # out of the scope
+                case 5 | 6:
+                    events += stream.misfit()
         events += stream.changes(20)
+        for lost in state.lost:
+            events += stream.read(lost.collection, json_util.loads(lost.key))
         if reading:  # what has been requested ends with this batch
             events += stream.part(reading, 1)
             events.append(stream.end(reading, begun))
             reading = []
-        elif number > 1 and stream.chance.random() < 0.5:
-            unread = CurrentTable.existing(str(folder)).state.unread
-            reading = [name for (_, name), token in unread.items() if token > required]
-            required = max([required, *unread.values()])
+        elif stream.chance.random() < 0.5:
+            reading = [name for (_, name), token in state.unread.items() if token > required]
+            required = max([required, *state.unread.values()])
             begun = stream.number
             events += stream.part(reading, 0)
-        apply(folder, events, number, TableScope(lambda _, name: name != "d"))
+        attempt = partial(apply, folder, events, number, TableScope(lambda _, name: name != "d"))
+        killed(monkeypatch, stream.chance.choice([*STEPS]), stream.chance.random() < 0.5, attempt)
+        state = attempt().state
     scope = {place: each for place, each in stream.collections.items() if place[0] != "d"}
     found = {place: each for place, each in documents_in(folder).items() if place[0] != "d"}
     assert found == scope
-    assert not (tmp_path / "quarantine").exists()
 
 
 @pytest.mark.usefixtures("small")
