@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from hashlib import blake2b
-from operator import xor
+from operator import attrgetter, xor
 from typing import Any
 
 import pyarrow as pa
@@ -219,6 +219,11 @@ def merges_of(
     A change belongs to the range with its place. A change after the last place of a large range
     goes to a new file. A range with many changes is divided. `places` reads the places of a group,
     and is called only for a group that spans several ranges.
+
+    For example, files with the places b to f, k to p and n to t are two ranges, because the last
+    two files overlap: one up to k, and one from k on. Changes at c and m need a merge of each. A
+    change at z needs the second one as well, or, if that range is large, a merge of the places
+    after t, which has no files.
     """
 
     def upper_of(index: int) -> str | None:
@@ -226,20 +231,19 @@ def merges_of(
 
     spanned = (_indexes(group, ranges.index, upper_of, places) for group in changes)
     indexes = {index for part in spanned for index in part}
-    touched = [ranges[index] for index in sorted(indexes)]
-    bounds: dict[str, tuple[str | None, KeyRange]] = {}  # where it ends, and what has its rows
-    for base in touched:
-        bounds[base.lower] = base.upper, base
+    by_lower: dict[str, Merge] = {}
+    for base in (ranges[index] for index in sorted(indexes)):
+        by_lower[base.lower] = Merge(base.lower, base.upper, base)
         if base.size >= FILE_BYTES // 2 and not base.last.endswith(LAST):  # it is exact
-            bounds.setdefault(base.last + _END, (base.upper, KeyRange()))
-    _divide(bounds, changes)
-    lowers = sorted(bounds)
+            after = base.last + _END
+            by_lower.setdefault(after, Merge(after, base.upper, KeyRange()))
+    _divide(by_lower, changes)
+    lowers = sorted(by_lower)
+    merges = [by_lower[lower] for lower in lowers]
     uppers = [*lowers[1:], *([None] if lowers else [])]
-    merges = []
-    for lower, upper in zip(lowers, uppers, strict=True):
-        end, rows = bounds[lower]
-        ends = [bound for bound in (upper, end) if bound is not None]
-        merges.append(Merge(lower, min(ends, default=None), rows))
+    for merge, upper in zip(merges, uppers, strict=True):
+        ends = [end for end in (upper, merge.upper) if end is not None]
+        merge.upper = min(ends, default=None)
 
     def index_of(place: str) -> int:
         return bisect_right(lowers, place) - 1
@@ -259,16 +263,16 @@ def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
     return [Merge(base.lower, base.upper, base) for base in rest]
 
 
-def _divide(bounds: dict[str, tuple[str | None, KeyRange]], changes: Iterable[ChangeGroup]) -> None:
-    """Add bounds where the changes between two of them are too many for one task."""
+def _divide(merges: dict[str, Merge], changes: Iterable[ChangeGroup]) -> None:
+    """Add merges where the changes of one, which `merges` has by its `lower`, are too many."""
     sizes: dict[str, int] = {}
-    lowers = sorted(bounds)
-    for group in sorted(changes, key=lambda each: each.first):
+    lowers = sorted(merges)
+    for group in sorted(changes, key=attrgetter("first")):
         first = _shortened(group.first)
         lower = lowers[bisect_right(lowers, first) - 1]
         size = sizes.get(lower, 0)
-        if size and size + group.size > _MERGE_BYTES and first not in bounds:
-            bounds[first] = bounds[lower]
+        if size and size + group.size > _MERGE_BYTES and first not in merges:
+            merges[first] = replace(merges[lower], lower=first, changes=[])
             size = 0
         sizes[lower] = size + group.size
 
