@@ -86,6 +86,12 @@ def _join(request: Request, session: Session) -> None:
             labels=[TRANSIENT_TRANSACTION],
         )
     if request.command.get("autocommit") is not False:
+        if session.transaction is not None and session.transaction.txn_number == number:
+            raise CommandError(
+                217,
+                "Cannot retry a retryable write that has been converted into a transaction",
+                code_name="IncompleteTransactionHistory",
+            )
         _abort_open(request, session, number)
         session.start_retryable(number)
         request.is_retryable = True
@@ -134,8 +140,8 @@ def _begin(request: Request, session: Session, number: int) -> None:
 def _reach_read_time(request: Request) -> None:
     """Advance the oplog to ``afterClusterTime`` or ``atClusterTime`` before a read.
 
-    There are no old versions of documents: a read at a time is answered where its namespace has not
-    changed since, and otherwise refused as one from before the snapshot window.
+    There are no old versions of documents: a read at a time is answered if the oplog shows that its
+    namespace has not changed since, and otherwise refused as one from before the snapshot window.
     """
     concern: Any = request.command.get("readConcern")
     if not isinstance(concern, dict):
@@ -159,10 +165,14 @@ def _reach_read_time(request: Request) -> None:
 
 def _refuse_changed_since(request: Request, wanted: Timestamp) -> None:
     namespace = f"{request.database}.{request.command[request.name]}"
-    for entry in request.mongod.oplog.since(wanted):
-        if entry["op"] == "c" or (entry["op"] != "n" and entry["ns"] == namespace):
-            raise CommandError(
-                239,
-                f"Read timestamp {wanted} is older than the oldest available timestamp.",
-                code_name="SnapshotTooOld",
-            )
+    oplog = request.mongod.oplog
+    truncated = oplog.truncated_through
+    if (truncated is not None and wanted < truncated) or any(
+        entry["op"] == "c" or (entry["op"] != "n" and entry["ns"] == namespace)
+        for entry in oplog.since(wanted)
+    ):
+        raise CommandError(
+            239,
+            f"Read timestamp {wanted} is older than the oldest available timestamp.",
+            code_name="SnapshotTooOld",
+        )

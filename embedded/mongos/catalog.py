@@ -8,7 +8,7 @@ from bson import Binary, Timestamp
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import LogicalClock
 from embedded.mongos.chunk_map import ChunkMap
-from embedded.mongos.members import Member
+from embedded.mongos.members import Member, raise_write_error
 from embedded.mongos.shard_key import ShardKey
 from embedded.storage.bson_values import Document
 
@@ -126,6 +126,12 @@ class ClusterCatalog:
         entry = self.databases.get(database)
         return self._shards[entry.primary] if entry else None
 
+    def databases_on(self, shard: Member) -> list[str]:
+        """Return the databases whose primary shard this is."""
+        return [
+            database.name for database in self.databases.values() if database.primary == shard.id
+        ]
+
     async def create_database(self, name: str, primary: Member | None = None) -> Member:
         """Return the primary shard of ``name``, creating the database if necessary.
 
@@ -228,9 +234,7 @@ class ClusterCatalog:
         await self._write({"delete": name, "deletes": [{"q": query, "limit": 1}]})
 
     async def _write(self, command: Document) -> None:
-        reply = await self.config.execute("config", command)
-        for failure in reply.get("writeErrors", ()):
-            raise CommandError(failure["code"], failure["errmsg"])
+        raise_write_error(await self.config.execute("config", command))
 
 
 def _writes_on(shard: Member) -> int:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from embedded.errors import TRANSIENT_TRANSACTION, CommandError, ErrorCode, no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.members import Member
-from embedded.mongos.namespace_locks import NamespaceLocks
+from embedded.mongos.namespace_locks import NamespaceLocks, names_to_share
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 
@@ -27,7 +27,8 @@ class ClusterTransaction:
     state: Literal["open", "committed", "aborted"] = "open"
     participants: dict[Member, bool] = field(default_factory=dict)
     """The participants, the coordinator first, and whether each has written."""
-    namespaces: set[str] = field(default_factory=set)
+    locked: list[str] = field(default_factory=list)
+    """The databases and namespaces on which it holds shared locks."""
     expiry: asyncio.TimerHandle | None = None
 
     def fields_for(self, member: Member) -> Document:
@@ -49,7 +50,7 @@ class TransactionTable:
     """The latest transaction of each session (docs/protocol.md#events).
 
     Args:
-        locks: the locks on the namespaces that a transaction uses, held until it ends.
+        locks: the cluster's locks.
     """
 
     def __init__(self, locks: NamespaceLocks) -> None:
@@ -118,25 +119,22 @@ class TransactionTable:
             self.abort(oldest)
         return transaction
 
-    def has_committed(self, lsid: Document, number: int) -> bool:
-        """Return whether the session's latest transaction is this one and has committed."""
-        latest = self._latest.get(session_key(lsid))
-        return latest is not None and (latest.number, latest.state) == (number, "committed")
-
     async def hold(self, transaction: ClusterTransaction, namespace: str) -> None:
-        """Hold a shared lock on ``namespace`` until the transaction ends.
+        """Hold shared locks on ``namespace`` and its database until the transaction ends.
 
         Raises:
             CommandError: 24 LockTimeout; 251 if the transaction ended while it waited.
         """
-        if namespace not in transaction.namespaces:
-            await self._locks.acquire_shared(namespace)
+        for name in names_to_share(namespace):
+            if name in transaction.locked:
+                continue
+            await self._locks.acquire_shared(name)
             if transaction.state != "open":
-                self._locks.release_shared(namespace)
+                self._locks.release_shared(name)
                 raise no_such_transaction(
                     f"Transaction {transaction.number} has been {transaction.state}."
                 )
-            transaction.namespaces.add(namespace)
+            transaction.locked.append(name)
 
     def commit(self, transaction: ClusterTransaction) -> None:
         """Commit on all participants. Committing again succeeds.
@@ -196,9 +194,9 @@ class TransactionTable:
         transaction.state = state
         if transaction.expiry is not None:
             transaction.expiry.cancel()
-        for namespace in transaction.namespaces:
-            self._locks.release_shared(namespace)
-        transaction.namespaces.clear()
+        for name in transaction.locked:
+            self._locks.release_shared(name)
+        transaction.locked.clear()
 
 
 def _prepare_on(members: list[Member], transaction: ClusterTransaction) -> None:

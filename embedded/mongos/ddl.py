@@ -18,9 +18,9 @@ async def create(request: Request) -> Document:
     Raises:
         CommandError: 48 NamespaceExists; the shard's error.
     """
-    if request.namespace in request.catalog.collections:
-        raise namespace_exists(request.namespace)
     async with request.placement_for_write() as placement:
+        if placement.sharded is not None:
+            raise namespace_exists(request.namespace)
         return await request.send(placement.primary, as_sent(request), write=True)
 
 
@@ -50,17 +50,13 @@ async def drop_database(request: Request) -> Document:
     Raises:
         CommandError: 20 IllegalOperation for admin and config.
     """
-    database, primary = request.database, request.catalog.primary_of(request.database)
-    if primary is None:
-        return {"dropped": database}
-    if primary is request.catalog.config:
-        raise CommandError(ErrorCode.IllegalOperation, f"Cannot drop '{database}' database")
-    held = {
-        collection.ns
-        for shard in request.catalog.shards
-        for collection in shard.mongod.catalog.collections(database)
-    }
-    async with request.state.locks.exclusive(database, *held):
+    database = request.database
+    async with request.state.locks.exclusive_databases(database):
+        primary = request.catalog.primary_of(database)
+        if primary is None:
+            return {"dropped": database}
+        if primary is request.catalog.config:
+            raise CommandError(ErrorCode.IllegalOperation, f"Cannot drop '{database}' database")
         members = [m for m in request.catalog.shards if m.mongod.catalog.collections(database)]
         for collection in request.catalog.sharded_in(database):
             await drop_sharded(request, collection)
@@ -136,26 +132,37 @@ def _check_target(request: Request, placement: Placement, target: str) -> None:
 
 
 async def create_indexes(request: Request) -> Document:
-    """Create indexes on every shard that holds the collection, and the collection if necessary."""
-    await request.catalog.create_database(request.database)
-    return await on_all_holders(request)
-
-
-async def on_all_holders(request: Request) -> Document:
-    """Run createIndexes, dropIndexes or collMod on every shard that holds the collection.
+    """Create indexes on every shard that holds the collection, and the collection if necessary.
 
     Raises:
-        CommandError: 26 if the collection does not exist; the shards' errors.
+        CommandError: the shards' errors.
     """
-    async with request.placement() as placement:
-        if placement is None:
-            raise namespace_not_found(f"ns not found {request.namespace}")
-        if request.transaction is not None or placement.sharded is None:
+    if request.transaction is not None:
+        async with request.placement_for_write() as placement:
             return await request.send(placement.primary, as_sent(request), write=True)
     async with request.state.locks.exclusive(request.namespace):
-        members = holding(request, request.namespace)
-        command = as_sent(request)
-        replies = replies_of(await request.send_all(dict.fromkeys(members, command)))
+        await request.catalog.create_database(request.database)
+        return await _send_to_holders(request)
+
+
+async def modify(request: Request) -> Document:
+    """Run dropIndexes or collMod on every shard that holds the collection.
+
+    Raises:
+        CommandError: 26 if the database does not exist; the shards' errors.
+    """
+    async with request.state.locks.exclusive(request.namespace):
+        return await _send_to_holders(request)
+
+
+async def _send_to_holders(request: Request) -> Document:
+    placement, command = request.placement_now(request.namespace), as_sent(request)
+    if placement is None:
+        raise namespace_not_found(f"ns not found {request.namespace}")
+    if placement.sharded is None:
+        return await request.send(placement.primary, command, write=True)
+    members = holding(request, request.namespace)
+    replies = replies_of(await request.send_all(dict.fromkeys(members, command)))
     return {"raw": {member.host: {**reply, "ok": 1.0} for member, reply in replies.items()}}
 
 

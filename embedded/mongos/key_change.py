@@ -2,6 +2,8 @@
 
 As on real servers, the transaction has the session and number of the update, which must be a
 retryable write: a delete on the old owner and an insert on the new one (docs/protocol.md#events).
+The servers refuse a retry of the update, because its number is a transaction's. A real server
+updates a document in place if the shard of its new key has it already.
 """
 
 from collections.abc import Mapping
@@ -9,17 +11,9 @@ from dataclasses import replace
 from typing import Any
 
 from embedded.mongos.catalog import ShardedCollection
-from embedded.mongos.members import Member
+from embedded.mongos.members import Member, raise_write_error
 from embedded.mongos.request import Request
 from embedded.storage.updates import Update
-
-
-def has_moved(request: Request) -> bool:
-    """Return whether this retryable write has moved a document before."""
-    if not request.retryable:
-        return False
-    lsid, number = request.command["lsid"], int(request.command["txnNumber"])
-    return request.state.transactions.has_committed(lsid, number)
 
 
 async def move_document(
@@ -44,8 +38,11 @@ async def move_document(
         after = Update(statement["u"], query).apply(before).document
         owner = request.catalog.shard(collection.chunks.owner_of_document(after))
         delete = {"q": {"_id": before["_id"]}, "limit": 1}
-        await inner.send(member, {"delete": name, "deletes": [delete]}, write=True)
-        await inner.send(owner, {"insert": name, "documents": [after]}, write=True)
+        for shard, write in (
+            (member, {"delete": name, "deletes": [delete]}),
+            (owner, {"insert": name, "documents": [after]}),
+        ):
+            raise_write_error(await inner.send(shard, write, write=True))
         table.commit(transaction)
         return True
     finally:

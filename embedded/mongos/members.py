@@ -115,6 +115,12 @@ def _exchange_times(members: Iterable[Member]) -> None:
         member.adopt_time()
 
 
+def raise_write_error(reply: Document) -> None:
+    """Raise the first write error of a reply as a CommandError, if it has one."""
+    for failure in reply.get("writeErrors", ()):
+        raise CommandError(failure["code"], failure["errmsg"])
+
+
 def replies_of(outcomes: Mapping[Member, Outcome]) -> dict[Member, Document]:
     """Return the replies.
 

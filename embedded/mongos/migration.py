@@ -10,10 +10,9 @@ from itertools import islice
 
 from bson import Binary
 
-from embedded.errors import CommandError
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
-from embedded.mongos.members import Member
+from embedded.mongos.members import Member, raise_write_error
 from embedded.mongos.request import Request
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
@@ -133,17 +132,15 @@ async def insert_documents(to: Member, namespace: str, documents: list[Document]
     for batch in _batches(documents):
         await asyncio.sleep(0)  # let other tasks run between batches
         reply = await to.execute(database, {"insert": name, "documents": batch}, from_migrate=True)
-        for failure in reply.get("writeErrors", ()):
-            raise CommandError(failure["code"], failure["errmsg"])
+        raise_write_error(reply)
 
 
 async def _delete(donor: Member, local: Collection, documents: list[Document]) -> None:
     for batch in _batches(documents):
         await asyncio.sleep(0)
         deletes = [{"q": {"_id": {"$eq": document["_id"]}}, "limit": 1} for document in batch]
-        await donor.execute(
-            local.database, {"delete": local.name, "deletes": deletes}, from_migrate=True
-        )
+        command = {"delete": local.name, "deletes": deletes}
+        raise_write_error(await donor.execute(local.database, command, from_migrate=True))
 
 
 def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:

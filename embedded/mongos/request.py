@@ -139,10 +139,10 @@ class Request:
 
     @asynccontextmanager
     async def placement(self) -> AsyncIterator[Placement | None]:
-        """Hold a shared lock on the namespace, and yield its location, which does not change.
+        """Hold shared locks on the namespace and its database, and yield its location.
 
-        Yields ``None`` if the database does not exist. The lock excludes migrations and DDL; a
-        transaction holds it until it ends.
+        Yields ``None`` if the database does not exist. The location does not change during the
+        block, in a transaction until that ends.
 
         Raises:
             CommandError: 24 LockTimeout.
@@ -168,7 +168,7 @@ class Request:
     def placement_now(self, namespace: str) -> Placement | None:
         """Return the location of a namespace that the caller has locked.
 
-        Returns ``None`` if its database does not exist.
+        Returns None if its database does not exist.
         """
         primary = self.catalog.primary_of(namespace.partition(".")[0])
         if primary is None:

@@ -38,8 +38,8 @@ async def shard_collection(request: Request) -> Document:
     database, _, name = namespace.partition(".")
     if not name:
         raise CommandError(ErrorCode.InvalidNamespace, f"Invalid namespace: {namespace}")
-    primary = await request.catalog.create_database(database)
     async with request.state.locks.exclusive(namespace):
+        primary = await request.catalog.create_database(database)
         existing = request.catalog.collections.get(namespace)
         if existing is None:
             existing = await _shard(request, primary, namespace, key)

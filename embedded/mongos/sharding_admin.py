@@ -52,17 +52,18 @@ async def add_shard(request: Request) -> Document:
             "already exists"
         )  # fmt: skip
     brought = [db for db in mongod.catalog.databases() if db not in _OWN_DATABASES]
-    for database in brought:
-        if request.catalog.primary_of(database) is not None:
-            raise CommandError(
-                ErrorCode.OperationFailed,
-                f"can't add shard '{host}' because a local database '{database}' exists in "
-                "another shard"
-            )  # fmt: skip
-    member = Member(name, mongod, request.catalog.gossip)
-    await request.catalog.add_shard(member)
-    for database in brought:
-        await request.catalog.create_database(database, member)
+    async with request.state.locks.exclusive_databases(*brought):
+        for database in brought:
+            if request.catalog.primary_of(database) is not None:
+                raise CommandError(
+                    ErrorCode.OperationFailed,
+                    f"can't add shard '{host}' because a local database '{database}' exists in "
+                    "another shard"
+                )  # fmt: skip
+        member = Member(name, mongod, request.catalog.gossip)
+        await request.catalog.add_shard(member)
+        for database in brought:
+            await request.catalog.create_database(database, member)
     request.touched[request.catalog.config] = None
     return {"shardAdded": name}
 
@@ -77,7 +78,6 @@ async def remove_shard(request: Request) -> Document:
         CommandError: 20 IllegalOperation for the last shard.
     """
     member = request.catalog.shard(str(request.command["removeShard"]))
-    to_move = [db.name for db in request.catalog.databases.values() if db.primary == member.id]
     if not request.catalog.is_draining(member.id):
         if not _takers(request, member):
             raise CommandError(
@@ -85,9 +85,10 @@ async def remove_shard(request: Request) -> Document:
                 "Operation not allowed because it would remove the last shard",
             )
         await request.catalog.set_draining(member)
+        to_move = request.catalog.databases_on(member)
         return _drain_state("started", "draining started successfully", member, to_move)
     await _move_chunks_away(request, member)
-    if to_move:
+    if to_move := request.catalog.databases_on(member):
         left = {"chunks": 0, "dbs": len(to_move), "jumboChunks": 0}
         state = _drain_state("ongoing", "draining ongoing", member, to_move)
         return {"remaining": left, **state}
@@ -121,8 +122,11 @@ def _takers(request: Request, member: Member) -> list[Member]:
 
 async def _move_chunks_away(request: Request, member: Member) -> None:
     takers = _takers(request, member)
-    for collection in list(request.catalog.collections.values()):
-        async with request.state.locks.exclusive(collection.namespace):
+    for namespace in list(request.catalog.collections):
+        async with request.state.locks.exclusive(namespace):
+            collection = request.catalog.collections.get(namespace)
+            if collection is None:  # it has been dropped or renamed meanwhile
+                continue
             leaving = [chunk for chunk in collection.chunks if chunk.shard == member.id]
             for index, chunk in enumerate(leaving):
                 await move_chunk(request, collection, chunk, takers[index % len(takers)])
@@ -136,12 +140,11 @@ async def move_primary(request: Request) -> Document:
     """
     database = str(request.command["movePrimary"])
     to = request.catalog.shard(request.field("to", str))
-    donor = request.catalog.primary_of(database)
-    if donor is None:
-        raise namespace_not_found(f"Database {database} could not be found")
-    if donor is not to:
-        held = [collection.ns for collection in donor.mongod.catalog.collections(database)]
-        async with request.state.locks.exclusive(database, *held):
+    async with request.state.locks.exclusive_databases(database):
+        donor = request.catalog.primary_of(database)
+        if donor is None:
+            raise namespace_not_found(f"Database {database} could not be found")
+        if donor is not to:
             sharded = [collection.namespace for collection in request.catalog.sharded_in(database)]
             copied = await clone_database(donor, to, database, sharded)
             await request.catalog.move_primary(database, to)
@@ -155,8 +158,9 @@ async def split(request: Request) -> Document:
     Raises:
         CommandError: 118 if the collection is not sharded; 2 BadValue for an invalid split point.
     """
-    async with request.state.locks.exclusive(_collection(request, "split").namespace):
-        collection = _collection(request, "split")  # it may have been dropped meanwhile
+    namespace = str(request.command["split"])
+    async with request.state.locks.exclusive(namespace):
+        collection = _sharded(request, namespace)
         collection.chunks.split(collection.key.bound(request.field("middle", dict)))
     return {}
 
@@ -168,17 +172,17 @@ async def move(request: Request) -> Document:
         CommandError: 118 if the collection is not sharded; 2 BadValue if no chunk has the bounds; a
             shard's error.
     """
+    namespace = str(request.command["moveChunk"])
     to = request.catalog.shard(request.field("to", str))
-    async with request.state.locks.exclusive(_collection(request, request.name).namespace):
-        collection = _collection(request, request.name)
+    async with request.state.locks.exclusive(namespace):
+        collection = _sharded(request, namespace)
         chunk = _named_chunk(request, collection)
         await move_chunk(request, collection, chunk, to)
     request.touched[to] = None
     return {"millis": 0}
 
 
-def _collection(request: Request, name: str) -> ShardedCollection:
-    namespace = str(request.command[name])
+def _sharded(request: Request, namespace: str) -> ShardedCollection:
     collection = request.catalog.collections.get(namespace)
     if collection is None:
         raise CommandError(

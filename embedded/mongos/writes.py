@@ -5,10 +5,10 @@ from typing import Any
 
 from bson import ObjectId
 
-from embedded.errors import CommandError, shard_key_changed
+from embedded.errors import CommandError, ErrorCode, shard_key_changed
 from embedded.mongos.bulk import BulkResult, batches, picked
 from embedded.mongos.catalog import ShardedCollection
-from embedded.mongos.key_change import has_moved, move_document
+from embedded.mongos.key_change import move_document
 from embedded.mongos.members import Member
 from embedded.mongos.request import Placement, Request
 from embedded.mongos.statements import bulk_command, send_statement
@@ -91,21 +91,20 @@ async def _update_statement(
 ) -> None:
     collection = placement.sharded
     targets = targets_of_update(collection, statement) if collection else None
-    if has_moved(request):
-        result.add({"n": 1, "nModified": 1}, [position])
-        return
     earlier = len(result.errors)
     await send_statement(request, placement, targets, statement, position, result)
-    refused = [error["code"] for error in result.errors[earlier:]]
-    if (
-        collection is not None
-        and targets is not None
-        and len(targets) == 1
-        and request.retryable
-        and refused == [shard_key_changed().code]
-    ):
+    codes = [error["code"] for error in result.errors[earlier:]]
+    if collection is None or not request.retryable or codes != [shard_key_changed().code]:
+        return
+    if targets is not None and len(targets) == 1:
         [target] = targets
         del result.errors[earlier:]
+        if len(request.command["updates"]) > 1:
+            raise CommandError(
+                ErrorCode.InvalidOptions,
+                "Document shard key value updates that cause the doc to move shards must be sent "
+                "with write batch of size 1",
+            )
         moved = await move_document(request, collection, request.catalog.shard(target), statement)
         result.add({"n": int(moved), "nModified": int(moved)}, [position])
 

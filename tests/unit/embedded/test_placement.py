@@ -1,4 +1,4 @@
-"""Where the embedded mongos sends a command that waits while its collection changes."""
+"""Where the embedded mongos sends commands while collections and chunks change."""
 
 import asyncio
 from typing import Any
@@ -11,6 +11,8 @@ from embedded.clients import Client
 from embedded.cluster import EmbeddedCluster
 
 LSID = {"id": Binary.from_uuid(UUID(int=1))}
+MANY = [{"_id": i} for i in range(1_500)]
+"""Documents that a move copies in several steps, so that other commands run in between."""
 AFTER_MOVE: list[dict[str, Any]] = [
     {"update": "orders", "updates": [{"q": {"_id": 1}, "u": {"$set": {"v": 1}}}]},
     {"delete": "orders", "deletes": [{"q": {"_id": 1}, "limit": 1}]},
@@ -67,3 +69,85 @@ async def test_a_document_that_is_gone_when_its_key_changes_is_not_moved(
         update = {"update": "orders", "updates": [change], "lsid": LSID, "txnNumber": Int64(1)}
         reply = await run(cluster, update)
         assert (reply["n"], reply["nModified"], reply.get("writeErrors")) == (0, 0, None)
+
+
+@pytest.mark.parametrize(("id_", "codes"), [(1, [11000, 217]), (2, [None, 217])])
+async def test_an_update_of_a_shard_key_moves_a_document_unless_its_id_is_there(
+    id_: int, codes: list[int | None]
+) -> None:
+    async with EmbeddedCluster(2) as cluster:
+        await run(cluster, {"enableSharding": "shop", "primaryShard": "shard0"}, "admin")
+        await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+        await run(cluster, {"split": "shop.orders", "middle": {"region": "m"}}, "admin")
+        move = {"moveChunk": "shop.orders", "find": {"region": "z"}, "to": "shard1"}
+        await run(cluster, move, "admin")
+        stored = [{"_id": 1, "region": "z"}, {"_id": id_, "region": "a"}]
+        await run(cluster, {"insert": "orders", "documents": stored})
+        change = {"q": {"_id": id_, "region": "a"}, "u": {"$set": {"region": "y"}}}
+        update = {"update": "orders", "updates": [change], "lsid": LSID, "txnNumber": Int64(1)}
+        for code in codes:  # of the update and of its retry
+            errors = (await run(cluster, dict(update))).get("writeErrors", [{"code": None}])
+            assert [error["code"] for error in errors] == [code]
+        found = (await run(cluster, {"find": "orders"}))["cursor"]["firstBatch"]
+        assert sorted(d["region"] for d in found) == (["a", "z"] if id_ == 1 else ["y", "z"])
+
+
+async def test_a_migration_fails_if_the_donor_keeps_documents(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with EmbeddedCluster(2) as cluster:
+        await run(cluster, {"enableSharding": "shop", "primaryShard": "shard0"}, "admin")
+        await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+        await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
+        donor = cluster.shard("shard0")
+        execute = donor.execute
+
+        async def refuse_deletes(database: str, command: Any, client: Client) -> Any:
+            if "delete" in command:
+                return {"n": 0, "writeErrors": [{"index": 0, "code": 96, "errmsg": "refused"}]}
+            return await execute(database, command, client)
+
+        monkeypatch.setattr(donor, "execute", refuse_deletes)
+        move = {"moveChunk": "shop.orders", "find": {"region": "a"}, "to": "shard1"}
+        reply = await cluster.mongos.run_command("admin", move, Client())
+        assert (reply["ok"], reply["code"], reply["errmsg"]) == (0, 96, "refused")
+
+
+async def test_a_read_at_a_time_before_the_oplog_is_refused() -> None:
+    async with EmbeddedCluster(1, oplog_size=10) as cluster:
+        await run(cluster, {"insert": "orders", "documents": [{"_id": 1}]})
+        reply = await run(
+            cluster, {"update": "orders", "updates": [{"q": {"_id": 1}, "u": {"v": 1}}]}
+        )
+        at = reply["operationTime"]
+        concern = {"level": "snapshot", "atClusterTime": at}
+        read = {"find": "orders", "readConcern": concern}
+        shard = cluster.shard("shard0")
+        assert (await shard.run_command("shop", read, Client()))["ok"] == 1
+        for i in range(20):
+            await run(cluster, {"insert": "items", "documents": [{"_id": i}]})
+        reply = await shard.run_command("shop", read, Client())
+        assert (reply["ok"], reply.get("codeName")) == (0, "SnapshotTooOld")
+
+
+async def test_a_collection_that_is_created_during_move_primary_is_on_the_new_shard() -> None:
+    async with EmbeddedCluster(2) as cluster:
+        await run(cluster, {"enableSharding": "shop", "primaryShard": "shard0"}, "admin")
+        await run(cluster, {"insert": "orders", "documents": MANY})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run(cluster, {"movePrimary": "shop", "to": "shard1"}, "admin"))
+            await asyncio.sleep(0)
+            group.create_task(run(cluster, {"insert": "items", "documents": [{"_id": 2}]}))
+        assert (await run(cluster, {"count": "items"}))["n"] == 1
+
+
+async def test_a_collection_is_sharded_on_the_primary_shard_that_it_has_then() -> None:
+    async with EmbeddedCluster(2) as cluster:
+        await run(cluster, {"enableSharding": "shop", "primaryShard": "shard0"}, "admin")
+        await run(cluster, {"insert": "orders", "documents": MANY})
+        async with asyncio.TaskGroup() as group:
+            group.create_task(run(cluster, {"movePrimary": "shop", "to": "shard1"}, "admin"))
+            await asyncio.sleep(0)
+            shard = {"shardCollection": "shop.orders", "key": {"_id": 1}}
+            group.create_task(run(cluster, shard, "admin"))
+        assert (await run(cluster, {"count": "orders"}))["n"] == len(MANY)
