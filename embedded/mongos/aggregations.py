@@ -5,8 +5,8 @@ from typing import Any
 
 from embedded.change_streams import UserStages
 from embedded.errors import CommandError, ErrorCode
-from embedded.mongos.reads import all_documents, members_for, open_cursor
-from embedded.mongos.request import Request
+from embedded.mongos.reads import all_documents, open_cursor, shards_for
+from embedded.mongos.request import RoutedRequest
 from embedded.storage.aggregation import aggregate as run_pipeline
 from embedded.storage.bson_values import Document
 
@@ -36,7 +36,7 @@ def refuse_change_stream(command: Document) -> None:
         )  # fmt: skip
 
 
-async def aggregate(request: Request) -> Document:
+async def aggregate(request: RoutedRequest) -> Document:
     """Run a pipeline over a collection, or over given documents.
 
     Raises:
@@ -52,7 +52,7 @@ async def aggregate(request: Request) -> Document:
     return await open_cursor(request, request.namespace, documents, size)
 
 
-def _from_given(request: Request, pipeline: Pipeline) -> list[Document]:
+def _from_given(request: RoutedRequest, pipeline: Pipeline) -> list[Document]:
     """Run a pipeline over the documents in its ``$documents`` stage."""
     if not pipeline or "$documents" not in pipeline[0]:
         return []
@@ -66,14 +66,14 @@ def _from_given(request: Request, pipeline: Pipeline) -> list[Document]:
     return [result for result in results if result is not None]
 
 
-async def _over_collection(request: Request, pipeline: Pipeline) -> list[Document]:
+async def _over_collection(request: RoutedRequest, pipeline: Pipeline) -> list[Document]:
     filter_: Mapping[str, Any] = {}
     if pipeline and "$match" in pipeline[0]:
         filter_, pipeline = pipeline[0]["$match"], pipeline[1:]
     async with request.placement() as placement:
         if placement is None:
             return []
-        members = members_for(request, placement, filter_)
+        shards = shards_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
-        documents = all_documents(await request.send_all(dict.fromkeys(members, inner)))
+        documents = all_documents(await request.send_all(dict.fromkeys(shards, inner)))
     return run_pipeline(documents, pipeline)

@@ -6,7 +6,6 @@ from embedded.mongos import (
     aggregations,
     ddl,
     diagnostics,
-    find_and_modify,
     listings,
     reads,
     sessions,
@@ -15,17 +14,17 @@ from embedded.mongos import (
     switches,
     writes,
 )
-from embedded.mongos.request import Request
+from embedded.mongos.request import RoutedRequest
 from embedded.storage.bson_values import Document
 
-Handler = Callable[[Request], Awaitable[Document]]
+Handler = Callable[[RoutedRequest], Awaitable[Document]]
 
 _IN_TRANSACTIONS: dict[str, Handler] = {
     "insert": writes.insert,
     "update": writes.update,
     "delete": writes.delete,
-    "findAndModify": find_and_modify.find_and_modify,
-    "findandmodify": find_and_modify.find_and_modify,
+    "findAndModify": writes.find_and_modify,
+    "findandmodify": writes.find_and_modify,
     "find": reads.find,
     "distinct": reads.distinct,
     "aggregate": aggregations.aggregate,

@@ -11,15 +11,18 @@ from dataclasses import replace
 from typing import Any
 
 from embedded.mongos.catalog import ShardedCollection
-from embedded.mongos.members import Member, raise_write_error
-from embedded.mongos.request import Request
+from embedded.mongos.request import RoutedRequest
+from embedded.mongos.shards import Shard, raise_write_error
 from embedded.storage.updates import Update
 
 
 async def move_document(
-    request: Request, collection: ShardedCollection, member: Member, statement: Mapping[str, Any]
+    request: RoutedRequest,
+    collection: ShardedCollection,
+    donor: Shard,
+    statement: Mapping[str, Any],
 ) -> bool:
-    """Run an update statement of one document on ``member``, whose shard key changes.
+    """Run an update statement of one document on ``donor``, whose shard key changes.
 
     Returns False if no document matches any more.
 
@@ -31,16 +34,16 @@ async def move_document(
     transaction = table.begin(request.command["lsid"], int(request.command["txnNumber"]), None)
     inner = replace(request, transaction=transaction)
     try:
-        reply = await inner.send(member, {"find": name, "filter": query, "limit": 1})
+        reply = await inner.send(donor, {"find": name, "filter": query, "limit": 1})
         before = next(iter(reply["cursor"]["firstBatch"]), None)
         if before is None:
             return False
         after = Update(statement["u"], query).apply(before).document
-        owner = request.catalog.shard(collection.chunks.owner_of_document(after))
+        recipient = request.catalog.shard(collection.chunks.owner_of_document(after))
         delete = {"q": {"_id": before["_id"]}, "limit": 1}
         for shard, write in (
-            (member, {"delete": name, "deletes": [delete]}),
-            (owner, {"insert": name, "documents": [after]}),
+            (donor, {"delete": name, "deletes": [delete]}),
+            (recipient, {"insert": name, "documents": [after]}),
         ):
             raise_write_error(await inner.send(shard, write, write=True))
         table.commit(transaction)

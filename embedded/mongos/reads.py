@@ -5,8 +5,8 @@ from typing import Any
 
 from embedded.cursors import FIRST_BATCH, ListCursor, first_reply, kill, next_reply
 from embedded.errors import CommandError, ErrorCode
-from embedded.mongos.members import Member, Outcome, replies_of
-from embedded.mongos.request import Placement, Request
+from embedded.mongos.request import Placement, RoutedRequest
+from embedded.mongos.shards import Outcome, Shard, replies_of
 from embedded.mongos.targeting import targets_of_filter
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
@@ -17,7 +17,7 @@ from embedded.storage.queries import sort_documents
 _FIND_OPTIONS = ("collation", "hint", "min", "max", "allowDiskUse")
 
 
-async def find(request: Request) -> Document:
+async def find(request: RoutedRequest) -> Document:
     """Return a cursor over the documents that match, merged from the shards in the sort order."""
     command = request.command
     skip, limit = int(command.get("skip", 0)), abs(int(command.get("limit", 0)))
@@ -27,18 +27,18 @@ async def find(request: Request) -> Document:
         _check_uuid(request, placement)
         if placement is None:
             return await _cursor(request, [])
-        members = members_for(request, placement, filter_)
+        shards = shards_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
         inner |= {name: command[name] for name in _FIND_OPTIONS if name in command}
         if sort:
             inner["sort"] = sort
-        if len(members) == 1:
+        if len(shards) == 1:
             inner |= {"projection": projection, "skip": skip, "limit": limit}
-            reply = await request.send(members[0], inner)
+            reply = await request.send(shards[0], inner)
             return await _cursor(request, reply["cursor"]["firstBatch"])
         if limit:
             inner["limit"] = skip + limit
-        outcomes = await request.send_all(dict.fromkeys(members, inner))
+        outcomes = await request.send_all(dict.fromkeys(shards, inner))
         documents = all_documents(outcomes)
         if sort:
             documents = sort_documents(documents, sort)
@@ -48,40 +48,40 @@ async def find(request: Request) -> Document:
         return await _cursor(request, chosen)
 
 
-async def count(request: Request) -> Document:
+async def count(request: RoutedRequest) -> Document:
     """Return the number of documents that match."""
     options = ("query", "hint", "collation")
     skip, limit = int(request.command.get("skip", 0)), abs(int(request.command.get("limit", 0)))
     async with request.placement() as placement:
         if placement is None:
             return {"n": 0}
-        members = members_for(request, placement, request.field("query", dict, {}))
+        shards = shards_for(request, placement, request.field("query", dict, {}))
         inner = {"count": request.collection}
         inner |= {name: request.command[name] for name in options if name in request.command}
-        outcomes = await request.send_all(dict.fromkeys(members, inner))
+        outcomes = await request.send_all(dict.fromkeys(shards, inner))
         total = sum(int(reply["n"]) for reply in replies_of(outcomes).values())
     total = max(0, total - skip)
     return {"n": min(total, limit) if limit else total}
 
 
-async def distinct(request: Request) -> Document:
+async def distinct(request: RoutedRequest) -> Document:
     """Return the distinct values of a field, in BSON order if they come from several shards."""
     async with request.placement() as placement:
         if placement is None:
             return {"values": []}
-        members = members_for(request, placement, request.field("query", dict, {}))
+        shards = shards_for(request, placement, request.field("query", dict, {}))
         inner = {"distinct": request.collection, "key": request.field("key", str)}
         if "query" in request.command:
             inner["query"] = request.command["query"]
-        replies = replies_of(await request.send_all(dict.fromkeys(members, inner)))
+        replies = replies_of(await request.send_all(dict.fromkeys(shards, inner)))
     by_key: dict[Any, Any] = {}
     for reply in replies.values():
         for value in reply["values"]:
             by_key.setdefault(sort_key(value), value)
-    return {"values": [by_key[key] for key in (sorted(by_key) if len(members) > 1 else by_key)]}
+    return {"values": [by_key[key] for key in (sorted(by_key) if len(shards) > 1 else by_key)]}
 
 
-def _check_uuid(request: Request, placement: Placement | None) -> None:
+def _check_uuid(request: RoutedRequest, placement: Placement | None) -> None:
     """Check that the collection has the command's ``collectionUUID``, if it has one.
 
     Raises:
@@ -108,15 +108,16 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
         )
 
 
-def members_for(request: Request, placement: Placement, filter_: Mapping[str, Any]) -> list[Member]:
+def shards_for(
+    request: RoutedRequest, placement: Placement, filter_: Mapping[str, Any]
+) -> list[Shard]:
     """Return the shards that a read with ``filter_`` is sent to."""
     if placement.sharded is None:
         return [placement.primary]
-    owners = targets_of_filter(placement.sharded, filter_)
-    return [shard for shard in request.catalog.shards if shard.id in owners]
+    return request.catalog.named(targets_of_filter(placement.sharded, filter_))
 
 
-def all_documents(outcomes: Mapping[Member, Outcome]) -> list[Document]:
+def all_documents(outcomes: Mapping[Shard, Outcome]) -> list[Document]:
     """Return the documents of several shards' first batches, shard by shard.
 
     Raises:
@@ -130,7 +131,7 @@ def all_documents(outcomes: Mapping[Member, Outcome]) -> list[Document]:
 
 
 async def open_cursor(
-    request: Request, namespace: str, documents: Iterable[Document], batch_size: int | None
+    request: RoutedRequest, namespace: str, documents: Iterable[Document], batch_size: int | None
 ) -> Document:
     """Return the first reply over ``documents`` and keep the rest for getMore."""
     lsid = request.command.get("lsid")
@@ -143,17 +144,17 @@ async def open_cursor(
     )
 
 
-async def get_more(request: Request) -> Document:
+async def get_more(request: RoutedRequest) -> Document:
     """Return a cursor's next batch."""
     return await next_reply(request.state.cursors, request.command)
 
 
-async def kill_cursors(request: Request) -> Document:
+async def kill_cursors(request: RoutedRequest) -> Document:
     """Close cursors and report which of them existed."""
     return kill(request.state.cursors, request.field("cursors", list))
 
 
-async def _cursor(request: Request, documents: Iterable[Document]) -> Document:
+async def _cursor(request: RoutedRequest, documents: Iterable[Document]) -> Document:
     size = request.command.get("batchSize")
     if request.command.get("limit", 0) < 0:
         documents, size = list(documents), None

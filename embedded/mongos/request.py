@@ -15,8 +15,8 @@ from embedded.errors import CommandError, ErrorCode, no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
 from embedded.mongos.cluster_transactions import ClusterTransaction, TransactionTable
-from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
+from embedded.mongos.shards import Outcome, Shard, execute_on_all
 from embedded.storage.bson_values import Document
 
 Value = TypeVar("Value")
@@ -60,12 +60,12 @@ class ClusterState:
 class Placement:
     """The location of a namespace: sharded, or on its database's primary shard."""
 
-    primary: Member
+    primary: Shard
     sharded: ShardedCollection | None
 
 
 @dataclass
-class Request:
+class RoutedRequest:
     """A command, its session, and the shards that it was sent to.
 
     Args:
@@ -74,7 +74,7 @@ class Request:
         command: the command; its first key is the name.
         client: the sender.
         transaction: the transaction of the command, if any.
-        touched: the members that the command was sent to.
+        touched: the shards that the command was sent to.
     """
 
     state: ClusterState
@@ -82,7 +82,7 @@ class Request:
     command: Document
     client: Client
     transaction: ClusterTransaction | None = None
-    touched: dict[Member, None] = field(default_factory=dict)
+    touched: dict[Shard, None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -176,35 +176,35 @@ class Request:
         return Placement(primary, self.catalog.collections.get(namespace))
 
     async def send(
-        self, member: Member, command: Mapping[str, Any], *, write: bool = False
+        self, shard: Shard, command: Mapping[str, Any], *, write: bool = False
     ) -> Document:
         """Run ``command`` on one shard, in this request's session.
 
         Args:
-            member: the shard.
+            shard: the shard.
             command: the command.
             write: whether the command may change data.
 
         Raises:
             CommandError: the shard's error.
         """
-        self.touched[member] = None
-        return await member.execute(self.database, self._in_session(member, command, write))
+        self.touched[shard] = None
+        return await shard.execute(self.database, self._in_session(shard, command, write))
 
     async def send_all(
-        self, commands: Mapping[Member, Mapping[str, Any]], *, write: bool = False
-    ) -> dict[Member, Outcome]:
+        self, commands: Mapping[Shard, Mapping[str, Any]], *, write: bool = False
+    ) -> dict[Shard, Outcome]:
         """Run commands on several shards in parallel, in this request's session.
 
         Returns each shard's reply or error.
         """
         self.touched.update(dict.fromkeys(commands))
         prepared = {
-            member: self._in_session(member, command, write) for member, command in commands.items()
+            shard: self._in_session(shard, command, write) for shard, command in commands.items()
         }
         return await execute_on_all(prepared, self.database)
 
-    def _in_session(self, member: Member, command: Mapping[str, Any], write: bool) -> Document:
+    def _in_session(self, shard: Shard, command: Mapping[str, Any], write: bool) -> Document:
         passed = {name: self.command[name] for name in _PASSED_ON if name in self.command}
         if self.transaction is None:
             for name in ("lsid", "readConcern"):
@@ -218,7 +218,7 @@ class Request:
                 f"Transaction {self.transaction.number} has been {self.transaction.state}."
             )
         passed.pop("writeConcern", None)
-        fields = self.transaction.fields_for(member)
+        fields = self.transaction.fields_for(shard)
         if write:
-            self.transaction.wrote(member)
+            self.transaction.wrote(shard)
         return {**command, **passed, **fields}
