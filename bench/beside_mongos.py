@@ -8,19 +8,12 @@ from itertools import count
 from statistics import mean
 from typing import Any
 
+from bench.drain import drain
+from bench.kernel import cpu_seconds, listening
 from bench.members import Members
-from bench.processes import (
-    cpu_seconds,
-    drain,
-    listening,
-    medians,
-    port_of,
-    results_of,
-    router,
-    started,
-)
-from bench.suite import Column, Options, Table, has_real_servers
-from bench.writes import fill, percentiles, shard_evenly
+from bench.programs import port_of, results_of, router, started
+from bench.suite import Column, Options, Table, has_real_servers, medians
+from bench.writes import fill, latencies, percentiles, shard_evenly
 from tests.harness.clusters import TestCluster, start_real_cluster, start_real_set
 from tests.harness.replica_sets import ReplicaSet
 from tests.harness.server_settings import ServerSettings
@@ -197,9 +190,10 @@ def _watchers(cluster: TestCluster, members: Members, options: Options) -> Itera
             for way in (mongos, Way("router", port, pid)):
                 options.say(f"{clients} watchers, {'un' * distinct}equal: {way.name}")
                 # The router has no watchers here, so its no-op writes do not make mongos faster.
+                patience = _NOOP_SECONDS if way is mongos else 1.0
                 figures = _observe(
                     uri, members, way, WATCHED_LOAD, 10.0,
-                    clients=clients, distinct=distinct, settle=2.0, patience=1.0,
+                    clients=clients, distinct=distinct, settle=2.0, patience=patience,
                 )  # fmt: skip
                 yield figures | {"filters": "unequal" if distinct else "equal"}
 
@@ -243,6 +237,9 @@ def _observe(
         distinct: whether each has a filter of its own, which all documents pass.
         settle: seconds before the counters run.
         patience: seconds to continue after the last write, until its event arrives.
+
+    Raises:
+        RuntimeError: an event has not arrived by then.
     """
     watch = ["--clients", str(clients), "--watch", "distinct" if distinct else "equal"]
     shards = ["--shards", *map(str, load.shards), "--rate", str(load.rate)]
@@ -263,7 +260,7 @@ def _observe(
         arrived = results_of([watchers])[0]["arrivals"] if watchers else {}
     each = members.between(before, after)
     of_shards = [figures for name, figures in each.items() if name != "config"]
-    late = [arrived[key] - at for key, at in acknowledged.items() if key in arrived]
+    late = latencies(acknowledged, arrived) if watchers else []
     return {
         "load": load.name,
         "way": way.name,
