@@ -49,10 +49,10 @@ class Program:
         """The process's id."""
         return self._process.pid
 
-    def tell(self) -> None:
-        """Send an empty line: the program's signal to go on or to finish."""
+    def tell(self, line: str = "") -> None:
+        """Send a line: the program's signal to go on or to finish."""
         assert self._process.stdin is not None
-        self._process.stdin.write("\n")
+        self._process.stdin.write(f"{line}\n")
         self._process.stdin.flush()
 
     def begins_within(self, seconds: float) -> bool:
