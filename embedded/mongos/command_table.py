@@ -3,7 +3,6 @@
 from collections.abc import Awaitable, Callable
 
 from embedded.mongos import (
-    aggregations,
     ddl,
     diagnostics,
     listings,
@@ -27,7 +26,7 @@ _IN_TRANSACTIONS: dict[str, Handler] = {
     "findandmodify": writes.find_and_modify,
     "find": reads.find,
     "distinct": reads.distinct,
-    "aggregate": aggregations.aggregate,
+    "aggregate": reads.aggregate,
     "getMore": reads.get_more,
     "killCursors": reads.kill_cursors,
     "create": ddl.create,

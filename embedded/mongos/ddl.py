@@ -1,6 +1,5 @@
 """Create, modify and drop collections and databases on every shard that holds them."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from embedded.errors import CommandError, ErrorCode, namespace_exists, namespace_not_found
@@ -8,8 +7,6 @@ from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.request import Placement, RoutedRequest
 from embedded.mongos.shards import Shard, replies_of
 from embedded.storage.bson_values import Document
-
-_SESSION_FIELDS = frozenset({"lsid", "txnNumber", "autocommit", "startTransaction", "readConcern"})
 
 
 async def create(request: RoutedRequest) -> Document:
@@ -21,7 +18,7 @@ async def create(request: RoutedRequest) -> Document:
     async with request.placement_for_write() as placement:
         if placement.sharded is not None:
             raise namespace_exists(request.namespace)
-        return await request.send(placement.primary, as_sent(request), write=True)
+        return await request.send(placement.primary, request.as_sent(), write=True)
 
 
 async def drop(request: RoutedRequest) -> Document:
@@ -114,7 +111,7 @@ async def rename_collection(request: RoutedRequest) -> Document:
         inner = replace(request, database=target.partition(".")[0])
         drops = {other: {"drop": target.partition(".")[2]} for other in others}
         replies_of(await inner.send_all(drops))
-        command = as_sent(request)
+        command = request.as_sent()
         replies_of(await request.send_all(dict.fromkeys(shards, command)))
         if placement.sharded is not None:
             await request.catalog.rename_collection(placement.sharded, target)
@@ -139,7 +136,7 @@ async def create_indexes(request: RoutedRequest) -> Document:
     """
     if request.transaction is not None:
         async with request.placement_for_write() as placement:
-            return await request.send(placement.primary, as_sent(request), write=True)
+            return await request.send(placement.primary, request.as_sent(), write=True)
     async with request.state.locks.exclusive(request.namespace):
         await request.catalog.create_database(request.database)
         return await _send_to_holders(request)
@@ -156,7 +153,7 @@ async def modify(request: RoutedRequest) -> Document:
 
 
 async def _send_to_holders(request: RoutedRequest) -> Document:
-    placement, command = request.placement_now(request.namespace), as_sent(request)
+    placement, command = request.placement_now(request.namespace), request.as_sent()
     if placement is None:
         raise namespace_not_found(f"ns not found {request.namespace}")
     if placement.sharded is None:
@@ -174,13 +171,3 @@ def holding(request: RoutedRequest, namespace: str) -> list[Shard]:
         if shard.mongod.catalog.get(namespace) is not None
         or shard.mongod.catalog.view(namespace) is not None
     ]
-
-
-def as_sent(request: RoutedRequest, without: Iterable[str] = ()) -> Document:
-    """Return the client's command without session fields and ``$`` fields."""
-    left_out = _SESSION_FIELDS | set(without)
-    return {
-        name: value
-        for name, value in request.command.items()
-        if name not in left_out and not name.startswith("$")
-    }

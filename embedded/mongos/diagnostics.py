@@ -9,7 +9,6 @@ from typing import Any
 from bson import Int64
 
 from embedded.commands.handshake import hello_of_any_server
-from embedded.mongos.ddl import as_sent
 from embedded.mongos.request import RoutedRequest
 from embedded.storage.bson_values import Document
 
@@ -30,7 +29,7 @@ async def on_config_server(request: RoutedRequest) -> Document:
         CommandError: the config server's error.
     """
     config = request.catalog.config.mongod
-    return await config.execute(request.database, as_sent(request), request.client)
+    return await config.execute(request.database, request.as_sent(), request.client)
 
 
 async def hello(request: RoutedRequest) -> Document:

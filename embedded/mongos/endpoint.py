@@ -11,8 +11,8 @@ from embedded.errors import (
     not_in_transactions,
 )
 from embedded.logical_clock import as_ordinal, client_time
-from embedded.mongos.aggregations import refuse_change_stream
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
+from embedded.mongos.reads import refuse_change_stream
 from embedded.mongos.request import ClusterState, RoutedRequest
 from embedded.storage.bson_values import Document
 

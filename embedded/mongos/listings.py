@@ -1,7 +1,6 @@
 """Listings of databases, collections and indexes."""
 
 from embedded.errors import namespace_not_found
-from embedded.mongos.ddl import as_sent
 from embedded.mongos.reads import open_cursor
 from embedded.mongos.request import RoutedRequest
 from embedded.storage.bson_values import Document
@@ -14,7 +13,7 @@ async def list_collections(request: RoutedRequest) -> Document:
     namespace = f"{request.database}.$cmd.listCollections"
     if primary is None:
         return await open_cursor(request, namespace, [], None)
-    reply = await request.send(primary, as_sent(request, without=["cursor"]))
+    reply = await request.send(primary, request.as_sent(without=["cursor"]))
     size = request.command.get("cursor", {}).get("batchSize")
     return await open_cursor(request, namespace, reply["cursor"]["firstBatch"], size)
 
@@ -31,7 +30,7 @@ async def list_indexes(request: RoutedRequest) -> Document:
         shard = placement.primary
         if placement.sharded is not None:
             shard = request.catalog.holders(placement.sharded)[0]
-        reply = await request.send(shard, as_sent(request, without=["cursor"]))
+        reply = await request.send(shard, request.as_sent(without=["cursor"]))
     size = request.command.get("cursor", {}).get("batchSize")
     return await open_cursor(request, request.namespace, reply["cursor"]["firstBatch"], size)
 

@@ -1,19 +1,24 @@
-"""The commands find, count, distinct, getMore and killCursors over the shards."""
+"""Reads over the shards: find, count, distinct, aggregate, getMore and killCursors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from embedded.change_streams import UserStages
 from embedded.cursors import FIRST_BATCH, ListCursor, first_reply, kill, next_reply
 from embedded.errors import CommandError, ErrorCode
 from embedded.mongos.request import Placement, RoutedRequest
 from embedded.mongos.shards import Outcome, Shard, replies_of
 from embedded.mongos.targeting import targets_of_filter
 from embedded.sessions import session_key
+from embedded.storage.aggregation import aggregate as run_pipeline
 from embedded.storage.bson_values import Document
 from embedded.storage.ordering import sort_key
 from embedded.storage.projection import project
 from embedded.storage.queries import sort_documents
 
+Pipeline = Sequence[Mapping[str, Any]]
+
+_CHANGE_STREAM_STAGES = ("$changeStream", "$_internalChangeStream")
 _FIND_OPTIONS = ("collation", "hint", "min", "max", "allowDiskUse")
 
 
@@ -79,6 +84,70 @@ async def distinct(request: RoutedRequest) -> Document:
         for value in reply["values"]:
             by_key.setdefault(sort_key(value), value)
     return {"values": [by_key[key] for key in (sorted(by_key) if len(shards) > 1 else by_key)]}
+
+
+async def aggregate(request: RoutedRequest) -> Document:
+    """Run a pipeline over a collection, or over given documents.
+
+    Raises:
+        CommandError: the errors of pipelines and shards.
+    """
+    pipeline = request.field("pipeline", list)
+    cursor = request.command.get("cursor", {})
+    size = cursor.get("batchSize") if isinstance(cursor, Mapping) else None
+    if not isinstance(request.command["aggregate"], str):
+        documents = _from_given(request, pipeline)
+        return await open_cursor(request, f"{request.database}.$cmd.aggregate", documents, size)
+    documents = await _over_collection(request, pipeline)
+    return await open_cursor(request, request.namespace, documents, size)
+
+
+def _from_given(request: RoutedRequest, pipeline: Pipeline) -> list[Document]:
+    """Run a pipeline over the documents in its ``$documents`` stage."""
+    if not pipeline or "$documents" not in pipeline[0]:
+        return []
+    given, rest = pipeline[0]["$documents"], pipeline[1:]
+    if isinstance(given, Mapping) and given.keys() == {"$literal"}:
+        given = given["$literal"]
+    if not isinstance(given, list) or not all(isinstance(stage, dict) for stage in given):
+        raise CommandError(5858203, "$documents must be an array of objects")
+    stages = UserStages.of(rest, request.command)
+    results = (stages.apply(document) for document in given if stages.wants(document))
+    return [result for result in results if result is not None]
+
+
+async def _over_collection(request: RoutedRequest, pipeline: Pipeline) -> list[Document]:
+    filter_: Mapping[str, Any] = {}
+    if pipeline and "$match" in pipeline[0]:
+        filter_, pipeline = pipeline[0]["$match"], pipeline[1:]
+    async with request.placement() as placement:
+        if placement is None:
+            return []
+        shards = shards_for(request, placement, filter_)
+        inner: Document = {"find": request.collection, "filter": filter_}
+        documents = all_documents(await request.send_all(dict.fromkeys(shards, inner)))
+    return run_pipeline(documents, pipeline)
+
+
+def refuse_change_stream(command: Document) -> None:
+    """Refuse an ``aggregate``, or its ``explain``, with a change stream stage, valid or not.
+
+    Only the router opens change streams. A real mongos never answers an aggregate with this code,
+    so the router recognizes that it must itself report the errors of a malformed request.
+
+    Raises:
+        CommandError: 59.
+    """
+    inner = command.get("explain", command)
+    pipeline = inner.get("pipeline") if isinstance(inner, Mapping) else None
+    stages = pipeline if isinstance(pipeline, list) else []
+    names = [name for stage in stages if isinstance(stage, Mapping) for name in stage]
+    if any(name.startswith(_CHANGE_STREAM_STAGES) for name in names):
+        raise CommandError(
+            ErrorCode.CommandNotFound,
+            "this endpoint does not serve change streams; open them through "
+            "mergerouter, or on a shard"
+        )  # fmt: skip
 
 
 def _check_uuid(request: RoutedRequest, placement: Placement | None) -> None:

@@ -1,6 +1,6 @@
 """One client command with its context in the embedded mongos."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -21,6 +21,7 @@ from embedded.storage.bson_values import Document
 
 Value = TypeVar("Value")
 
+_SESSION_FIELDS = frozenset({"lsid", "txnNumber", "autocommit", "startTransaction", "readConcern"})
 _PASSED_ON = ("writeConcern", "maxTimeMS", "comment", "bypassDocumentValidation", "let")
 
 
@@ -132,6 +133,15 @@ class RoutedRequest:
                 f"BSON field '{self.name}.{name}' is missing but a required field",
             )  # fmt: skip
         return value
+
+    def as_sent(self, without: Iterable[str] = ()) -> Document:
+        """Return the client's command without session fields and ``$`` fields."""
+        left_out = _SESSION_FIELDS | set(without)
+        return {
+            name: value
+            for name, value in self.command.items()
+            if name not in left_out and not name.startswith("$")
+        }
 
     def now(self) -> float:
         """Return the wall clock's time in seconds since 1970."""
