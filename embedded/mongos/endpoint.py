@@ -1,7 +1,5 @@
 """The embedded mongos: receives commands and returns replies."""
 
-import structlog
-
 from embedded.clients import Client
 from embedded.errors import (
     TRANSIENT_CODES,
@@ -15,9 +13,6 @@ from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ON
 from embedded.mongos.reads import refuse_change_stream
 from embedded.mongos.request import ClusterState, RoutedRequest
 from embedded.storage.bson_values import Document
-
-log = structlog.get_logger()
-
 
 _ENDS_OF_TRANSACTIONS = ("commitTransaction", "abortTransaction")
 
