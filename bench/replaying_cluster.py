@@ -26,12 +26,11 @@ from tests.doubles.replay import EventTape, PreparedEvents, ReplayMember, cursor
 
 @dataclass(frozen=True, slots=True)
 class ReplayedCluster:
-    """Replaying shards and a config server in a process ``pid``: ``events`` on all shards."""
+    """Replaying shards and a config server: ``events`` on all shards."""
 
     events: int
     ports: list[str]
     configdb: str
-    pid: int
 
 
 @contextlib.contextmanager
@@ -51,7 +50,7 @@ def replayed_cluster(
     with Program("bench.replaying_cluster", *wanted, *arguments) as program:
         started = json.loads(program.line())
         ports = [port_of(host) for host in started["shards"].values()]
-        yield ReplayedCluster(events, ports, started["configdb"], program.pid)
+        yield ReplayedCluster(events, ports, started["configdb"])
 
 
 def main() -> None:

@@ -200,13 +200,8 @@ def run_faults(
 ) -> Report:
     """Run clients while ``let_happen`` runs faults and returns when done; then audit.
 
-    Args:
-        cluster: as in ``Run``.
-        seed: as in ``Run``.
-        let_happen: runs faults.
-        parameters: start parameters of the router, by default none.
-        pause: as in ``Run``.
-        logs: a folder for the routers' logs and the report, kept if there are problems.
+    The other arguments are those of ``Run``. ``logs`` is a folder for the routers' logs and the
+    report, kept if there are problems.
     """
     run = Run(cluster, seed, parameters or {}, pause)
     try:

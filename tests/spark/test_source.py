@@ -5,7 +5,6 @@ import json
 import pytest
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
@@ -82,11 +81,6 @@ def test_a_pipeline_runs_on_the_shards_and_hidden_events_are_skipped(
     )
     rows = rows_so_far(frame, "matched")
     assert [json.loads(row["fullDocument"])["_id"] % 10 for row in rows] == [4, 5] * 5
-
-
-def test_a_server_s_refusal_is_told_before_a_query_starts(spark: SparkSession, shop: Shop) -> None:
-    with pytest.raises(AnalysisException, match=r"\$group"):
-        stream(spark, shop, pipeline='[{"$group": {"_id": 1}}]')
 
 
 def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, shop: Shop) -> None:
