@@ -1,6 +1,7 @@
 """The router on real servers beside mongos: throughput, the cost of watching, and latency."""
 
 import contextlib
+import json
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -8,19 +9,12 @@ from itertools import count
 from statistics import mean
 from typing import Any
 
+from bench.drain import drain
+from bench.kernel import cpu_seconds, listening
 from bench.members import Members
-from bench.processes import (
-    cpu_seconds,
-    drain,
-    listening,
-    medians,
-    port_of,
-    results_of,
-    router,
-    started,
-)
-from bench.suite import Column, Options, Table, has_real_servers
-from bench.writes import fill, percentiles, shard_evenly
+from bench.programs import port_of, results_of, router, started
+from bench.suite import Column, Options, Table, has_real_servers, medians
+from bench.writes import fill, latencies, percentiles, shard_evenly
 from tests.harness.clusters import TestCluster, start_real_cluster, start_real_set
 from tests.harness.replica_sets import ReplicaSet
 from tests.harness.server_settings import ServerSettings
@@ -67,9 +61,6 @@ WATCHERS_OF_A_SET = (1, 200)
 _ROUTER_SECONDS, _MONGOS_SECONDS = 8.0, 20.0
 _first_numbers = count(0, 1_000_000)
 """The number of each writer's first document."""
-_NOOP_SECONDS = 11.0
-"""Seconds after which every idle member has written a no-op, so that mongos has released all
-events."""
 
 BACKLOG_COLUMNS = (
     Column("shards", "shards"),
@@ -178,13 +169,12 @@ def _loads(cluster: TestCluster, members: Members, options: Options) -> Iterator
     for load in LOADS:
         options.say(f"{load.name}: nobody, then mongos")
         yield _observe(uri, members, nobody, load, seconds)
-        patience = _NOOP_SECONDS if load.rate else 0.0
-        yield _observe(uri, members, mongos, load, of_mongos, patience=patience)
+        yield _observe(uri, members, mongos, load, of_mongos)
     with router(cluster.configdb, f"--upstream={uri}") as (port, pid):
         for load in LOADS:
             options.say(f"{load.name}: router")
             way = Way("router", port, pid)
-            yield _observe(uri, members, way, load, seconds, settle=3.0, patience=1.0)
+            yield _observe(uri, members, way, load, seconds, settle=3.0)
 
 
 def _watchers(cluster: TestCluster, members: Members, options: Options) -> Iterator[dict[str, Any]]:
@@ -199,7 +189,7 @@ def _watchers(cluster: TestCluster, members: Members, options: Options) -> Itera
                 # The router has no watchers here, so its no-op writes do not make mongos faster.
                 figures = _observe(
                     uri, members, way, WATCHED_LOAD, 10.0,
-                    clients=clients, distinct=distinct, settle=2.0, patience=1.0,
+                    clients=clients, distinct=distinct, settle=2.0,
                 )  # fmt: skip
                 yield figures | {"filters": "unequal" if distinct else "equal"}
 
@@ -212,10 +202,10 @@ def _watchers_of_a_set(servers: ReplicaSet, options: Options) -> Iterator[dict[s
         with router(servers.host_string, flag="--replicaSet") as (through, pid):
             for way in (Way("the set itself", port), Way("router, --replicaSet", through, pid)):
                 options.say(f"{clients} watchers of a replica set: {way.name}")
-                yield _observe(
-                    servers.set_uri, members, way, load, 10.0,
-                    clients=clients, settle=2.0, patience=1.0,
-                ) | {"filters": "equal"}  # fmt: skip
+                figures = _observe(
+                    servers.set_uri, members, way, load, 10.0, clients=clients, settle=2.0
+                )
+                yield figures | {"filters": "equal"}
     members.close()
 
 
@@ -229,7 +219,6 @@ def _observe(
     clients: int = 1,
     distinct: bool = False,
     settle: float = 1.0,
-    patience: float = 0.0,
 ) -> dict[str, Any]:
     """Watch ``way`` for some seconds under ``load``; return its costs and the events' latency.
 
@@ -242,7 +231,9 @@ def _observe(
         clients: how many clients watch.
         distinct: whether each has a filter of its own, which all documents pass.
         settle: seconds before the counters run.
-        patience: seconds to continue after the last write, until its event arrives.
+
+    Raises:
+        RuntimeError: an event does not arrive.
     """
     watch = ["--clients", str(clients), "--watch", "distinct" if distinct else "equal"]
     shards = ["--shards", *map(str, load.shards), "--rate", str(load.rate)]
@@ -259,11 +250,13 @@ def _observe(
         time.sleep(seconds)
         after, used = members.moment(), cpu_seconds(way.pid) - used if way.pid else 0.0
         acknowledged = results_of([writer])[0] if writer else {}
-        time.sleep(patience)
-        arrived = results_of([watchers])[0]["arrivals"] if watchers else {}
+        arrived = {}
+        if watchers is not None:
+            watchers.tell(str(len(acknowledged)))
+            arrived = json.loads(watchers.line())["arrivals"]
     each = members.between(before, after)
     of_shards = [figures for name, figures in each.items() if name != "config"]
-    late = [arrived[key] - at for key, at in acknowledged.items() if key in arrived]
+    late = [] if watchers is None else latencies(acknowledged, arrived)
     return {
         "load": load.name,
         "way": way.name,

@@ -14,7 +14,7 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
-from bench.processes import medians
+from bench.suite import medians
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage

@@ -4,17 +4,10 @@ import importlib.util
 from typing import Any
 
 from bench.events import FIRST_SECOND
-from bench.processes import (
-    cpu_seconds,
-    flags,
-    listening,
-    medians,
-    port_of,
-    replayed_cluster,
-    router,
-    run_json,
-)
-from bench.suite import Column, Options, Table, has_real_servers, say_row
+from bench.kernel import cpu_seconds, listening
+from bench.programs import flags, port_of, router, run_json
+from bench.replaying_cluster import replayed_cluster
+from bench.suite import Column, Options, Table, has_real_servers, medians, say_row
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import start_real_cluster
 from tests.harness.server_settings import ServerSettings

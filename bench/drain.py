@@ -1,17 +1,22 @@
-"""Drain change streams at a client's full speed: raw frames, events counted but not decoded."""
+"""Drain change streams at a client's full speed: raw frames, events counted but not decoded.
+
+``drain`` runs this module as a program.
+"""
 
 import argparse
 import json
 import socket
 import struct
 import time
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
 import bson
 
-from bench.processes import cpu_seconds
+from bench.kernel import cpu_of
+from bench.programs import run_json
 from bench.watchers import framed
 
 _HEADER = 21
@@ -20,6 +25,23 @@ _LARGEST_REPLY = 17 * 1024 * 1024
 
 # The start of each event. In a change event only the token is a document with the name _id.
 _FRONT = b"\x03_id\0"
+
+
+def drain(
+    ports: list[str],
+    events: int,
+    start: str,
+    *arguments: str,
+    cpu_of: Mapping[str, Sequence[int]] | None = None,
+) -> dict[str, float]:
+    """Drain one stream on each port, all in parallel, until ``events`` events have arrived.
+
+    ``start`` is a cluster time, "SECONDS:INCREMENT"; ``cpu_of`` has process ids by the names of
+    their figures: the CPU in µs per event from the streams' opening on. Returns these, ``rate`` in
+    events a second, and ``opening``, the time to open the streams in ms.
+    """
+    wanted = ("--events", str(events), "--start", start, "--cpu-of", json.dumps(cpu_of or {}))
+    return run_json("-m", "bench.drain", *ports, *wanted, *arguments)
 
 
 def main() -> None:
@@ -40,13 +62,11 @@ def main() -> None:
         begun = time.perf_counter()
         streams = list(threads.map(partial(_Stream, args), args.ports))
         opened = time.perf_counter()
-        before = {name: sum(map(cpu_seconds, pids)) for name, pids in processes.items()}
+        before = cpu_of(processes)
         events = sum(threads.map(_Stream.drain, streams))
         ended = time.perf_counter()
-    figures = {
-        name: (sum(map(cpu_seconds, pids)) - before[name]) / events * 1e6
-        for name, pids in processes.items()
-    }
+    used = cpu_of(processes)
+    figures = {name: (used[name] - before[name]) / events * 1e6 for name in used}
     figures["rate"], figures["opening"] = events / (ended - opened), (opened - begun) * 1e3
     print(json.dumps(figures))
 

@@ -7,7 +7,8 @@ from typing import Any
 
 from pymongo import MongoClient
 
-from bench.processes import Program, cpu_seconds, port_of, started
+from bench.kernel import cpu_seconds
+from bench.programs import Program, port_of, started
 from bench.suite import Column, Options, Table
 from bench.writes import measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import TestCluster, start_cluster

@@ -5,8 +5,10 @@ from typing import Any
 from bson import Timestamp
 from pymongo import InsertOne, MongoClient, UpdateOne
 
-from bench.processes import drain, listening, medians, port_of, router
-from bench.suite import Column, Options, Table, has_real_servers
+from bench.drain import drain
+from bench.kernel import listening
+from bench.programs import port_of, router
+from bench.suite import Column, Options, Table, has_real_servers, medians
 from bench.writes import COLLECTION, DATABASE, shard_evenly
 from tests.harness.clusters import TestCluster, start_real_cluster
 

@@ -8,7 +8,8 @@ from typing import Any
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.processes import Program, cpu_seconds, listening, port_of
+from bench.kernel import cpu_of, cpu_seconds, listening
+from bench.programs import Program, port_of
 from tests.harness.clusters import TestCluster
 
 _MICRO = 1e6
@@ -69,18 +70,14 @@ class Members:
             µs a write of all members (``shards``) and of each of ``others``, and ``seconds``, the
             time that all of it took.
         """
-        before, begun = self._cpu_beside(others), time.perf_counter()
+        processes = {"shards": self.pids, **{name: [pid] for name, pid in others.items()}}
+        before, begun = cpu_of(processes), time.perf_counter()
         write()
         if watching is not None:
             watching.line()
-        after, took = self._cpu_beside(others), time.perf_counter() - begun
+        after, took = cpu_of(processes), time.perf_counter() - begun
         used = {name: (after[name] - before[name]) / count * _MICRO for name in after}
         return {"seconds": took, **used}
-
-    def _cpu_beside(self, others: Mapping[str, int]) -> dict[str, float]:
-        """Return the CPU seconds that all members (``shards``) and other processes have used."""
-        members = sum(map(cpu_seconds, self.pids))
-        return {"shards": members, **{name: cpu_seconds(pid) for name, pid in others.items()}}
 
     def close(self) -> None:
         """Close the connections."""

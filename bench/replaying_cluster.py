@@ -1,12 +1,16 @@
 """A config server and shards that replay prepared events: print their host strings, then serve.
 
 All of them run in one process, so that more shards do not mean more processes on the same cores.
+``replayed_cluster`` runs this module as a program.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 from bisect import bisect_left
+from collections.abc import Iterator
+from dataclasses import dataclass
 from itertools import count
 from typing import Any
 
@@ -15,8 +19,38 @@ import uvloop
 from bson import Timestamp
 
 from bench.events import END, START, dealt
+from bench.programs import Program, port_of
 from router.allocator import collect_less_often, keep_freed_memory
 from tests.doubles.replay import EventTape, PreparedEvents, ReplayMember, cursor_body
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayedCluster:
+    """Replaying shards and a config server: ``events`` on all shards."""
+
+    events: int
+    ports: list[str]
+    configdb: str
+
+
+@contextlib.contextmanager
+def replayed_cluster(
+    shards: int, events: int, size: int, *arguments: str
+) -> Iterator[ReplayedCluster]:
+    """Run a replayed cluster during the block.
+
+    Args:
+        shards: how many shards.
+        events: how many events on all shards together; rounded down to a multiple of ``shards``.
+        size: bytes of an event.
+        arguments: further arguments of ``bench.replaying_cluster``.
+    """
+    events -= events % shards
+    wanted = ("--shards", str(shards), "--events", str(events), "--size", str(size))
+    with Program("bench.replaying_cluster", *wanted, *arguments) as program:
+        started = json.loads(program.line())
+        ports = [port_of(host) for host in started["shards"].values()]
+        yield ReplayedCluster(events, ports, started["configdb"])
 
 
 def main() -> None:

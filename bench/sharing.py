@@ -1,7 +1,7 @@
 """Streams that share a scan of the oplogs: equal ones, one filter each, one collection each."""
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
@@ -9,22 +9,11 @@ from typing import Any, NamedTuple
 from pymongo import MongoClient
 
 from bench.events import FIRST_SECOND, TENANTS
+from bench.kernel import cpu_seconds, listening, memory
 from bench.members import Members
-from bench.processes import (
-    Program,
-    ReplayedCluster,
-    cpu_seconds,
-    listening,
-    medians,
-    memory,
-    open_cursors,
-    port_of,
-    replayed_cluster,
-    results_of,
-    router,
-    started,
-)
-from bench.suite import Column, Options, Table, has_real_servers
+from bench.programs import Program, port_of, results_of, router, started
+from bench.replaying_cluster import ReplayedCluster, replayed_cluster
+from bench.suite import Column, Options, Table, has_real_servers, medians
 from bench.writes import COLLECTION, DATABASE, shard_evenly
 from tests.harness.clusters import TestCluster, start_real_cluster
 
@@ -134,7 +123,7 @@ def _replay(cluster: ReplayedCluster, clients: int, watch: str) -> dict[str, flo
         before = memory(pid)
         with _drainers(port, clients, each, watch) as programs:
             idle = memory(pid)
-            cursors = open_cursors([*cluster.ports, cluster.configdb])
+            cursors = _open_cursors([*cluster.ports, cluster.configdb])
             used, begun = cpu_seconds(pid), time.perf_counter()
             results = results_of(programs)
             used, took = cpu_seconds(pid) - used, time.perf_counter() - begun
@@ -223,11 +212,11 @@ def _once(
         return members.cost_of_writes(write, WRITES, pids)
     servers = [*cluster.shards.values(), cluster.configdb]
     expected = round(WRITES * (1 - case.unwatched))
-    idle = open_cursors(servers)
+    idle = _open_cursors(servers)
     arguments = ("--clients", str(watchers), "--watch", case.watch, "--expect", str(expected))
     with started("bench.watchers", str(port), *arguments) as program:
         time.sleep(_SETTLED)
-        cursors = open_cursors(servers) - idle
+        cursors = _open_cursors(servers) - idle
         return {**members.cost_of_writes(write, WRITES, pids, program), "cursors": cursors}
 
 
@@ -245,3 +234,13 @@ def _write(cluster: TestCluster, watchers: int, case: Case) -> None:
                 for n in numbers
             ]
             client[DATABASE][name].insert_many(made, ordered=False)
+
+
+def _open_cursors(servers: Sequence[str]) -> int:
+    """Return the number of cursors that servers, given by their host strings, have open."""
+    count = 0
+    for port in map(port_of, servers):
+        with MongoClient[dict[str, Any]]("127.0.0.1", int(port), directConnection=True) as client:
+            status = client.admin.command("serverStatus")
+            count += int(status["metrics"]["cursor"]["open"]["total"])
+    return count

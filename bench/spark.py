@@ -7,8 +7,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from bench.current_tables import BATCHES, CHANGES, DOCUMENT_BYTES, SIZES, batches_on
-from bench.processes import ReplayedCluster, flags, medians, replayed_cluster, router, run_json
-from bench.suite import Column, Options, Table, has_real_servers, say_row
+from bench.programs import flags, router, run_json
+from bench.replaying_cluster import ReplayedCluster, replayed_cluster
+from bench.suite import Column, Options, Table, has_real_servers, medians, say_row
 from bench.table_files import sizes
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import start_cluster, start_real_cluster

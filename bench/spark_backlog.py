@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from bench.events import FIRST_SECOND
-from bench.processes import children, cpu_seconds, own_cpu_seconds
+from bench.kernel import children, cpu_seconds, own_cpu_seconds
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import MESSAGES, JobFolder, JobRecord

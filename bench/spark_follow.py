@@ -11,7 +11,7 @@ from typing import Any
 import bson
 from pyspark.sql import DataFrame, SparkSession
 
-from bench.processes import cpu_seconds, own_cpu_seconds
+from bench.kernel import cpu_seconds, own_cpu_seconds
 from bench.spark_backlog import job
 from bench.writes import COLLECTION, DATABASE
 from spark_sink import local_session

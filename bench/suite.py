@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from tests.harness.clusters import REAL_SERVERS
@@ -67,6 +68,11 @@ def has_real_servers(options: Options) -> bool:
     if not (is_named := REAL_SERVERS in os.environ):
         options.say(f"left out: set {REAL_SERVERS} to the folder of mongod and mongos")
     return is_named
+
+
+def medians(results: list[dict[str, float]]) -> dict[str, float]:
+    """Return the median of each figure over several runs."""
+    return {name: median(result[name] for result in results) for name in results[0]}
 
 
 def say_row(options: Options, columns: Sequence[Column], row: dict[str, Any]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from deltalake import DeltaTable
 
 from bench.current_tables import apply, insert, key_of, staged, update
-from bench.processes import memory
+from bench.kernel import memory
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.version_states import Batch

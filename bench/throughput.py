@@ -2,9 +2,12 @@
 
 from typing import Any
 
+from bench.drain import drain
 from bench.events import FIRST_SECOND
-from bench.processes import ReplayedCluster, drain, medians, replayed_cluster, reserved_core, router
-from bench.suite import Column, Options, Table
+from bench.kernel import reserved_core
+from bench.programs import router
+from bench.replaying_cluster import ReplayedCluster, replayed_cluster
+from bench.suite import Column, Options, Table, medians
 
 START = f"{FIRST_SECOND}:1"
 SIZES = {600: (1_920_000, (1, 2, 4, 8, 16)), 2048: (640_000, (1, 4, 16))}

@@ -2,8 +2,8 @@
 
 The process opens all streams and prints a line. With ``--events`` it waits for a line on stdin and
 drains all streams in parallel; without, it reads until a line arrives on stdin, or the event of the
-document ``--until``. Then it prints its totals and the times at which documents' events arrived as
-JSON.
+document ``--until``. If the line is a number, it reads on until the events of so many documents
+have arrived. Then it prints its totals and the times at which documents' events arrived as JSON.
 """
 
 import argparse
@@ -18,6 +18,8 @@ from typing import Any, cast
 
 import bson
 import uvloop
+
+from tests.harness.until import until
 
 _LENGTH = struct.Struct("<i")
 # Once in each event's token, and once in the reply's own.
@@ -155,12 +157,12 @@ def _watched(args: argparse.Namespace, number: int) -> tuple[str, str, list[dict
 async def _run(args: argparse.Namespace) -> None:
     loop = asyncio.get_running_loop()
     totals, clients = Totals(args.events, args.expect, args.until), list[Client]()
-    for number in range(args.first, args.first + args.clients):
+    for each in range(args.first, args.first + args.clients):
         _, client = await loop.create_connection(Client, "127.0.0.1", args.port)
-        await client.open(*_watched(args, number))
+        await client.open(*_watched(args, each))
         clients.append(client)
         if args.events is None:
-            client.read(totals.reader(number == args.first))
+            client.read(totals.reader(each == args.first))
     print("open", flush=True)
     told = loop.run_in_executor(None, sys.stdin.readline)
     ended = asyncio.gather(*(client.done for client in clients))
@@ -169,6 +171,8 @@ async def _run(args: argparse.Namespace) -> None:
         await asyncio.wait((told, ended), return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             ended.result()
+        elif number := told.result().strip():
+            await until(lambda: len(totals.arrivals) >= int(number), 60)
     else:
         await told
         begun = time.perf_counter()

@@ -11,7 +11,7 @@ import random
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import count
 from statistics import quantiles
 from typing import Any
@@ -19,7 +19,7 @@ from typing import Any
 from pymongo import MongoClient, WriteConcern
 from pymongo.collection import Collection
 
-from bench.processes import Program
+from bench.programs import Program
 from tests.harness.clusters import TestCluster
 
 DATABASE, COLLECTION = "bench", "events"
@@ -80,7 +80,8 @@ def measure_latency(
         settle: seconds from that line to the first write.
 
     Raises:
-        RuntimeError: the follower ends before that, or has not the event after two minutes.
+        RuntimeError: the follower ends before that, has not the event after two minutes, or lacks
+            an event before it.
     """
     until = str(first + len(pauses) - 1)
     with (
@@ -89,16 +90,14 @@ def measure_latency(
     ):
         majority = WriteConcern("majority")
         documents = client[DATABASE].get_collection(COLLECTION, write_concern=majority)
-        while not program.has_line(0.5):
+        while not program.begins_within(0.5):
             documents.insert_one({"_id": next(_earlier), "s": 0})
         program.line()
         time.sleep(settle)
         begun = time.perf_counter()
         acknowledged = write_paced(documents, first, pauses)
-        if not program.has_line(120):
-            raise RuntimeError(f"event {until} did not come through {' '.join(follower)}")
-        arrivals = json.loads(program.line())["arrivals"]
-    figures = percentiles([arrivals[str(number)] - at for number, at in acknowledged.items()])
+        arrivals = json.loads(program.line(120))["arrivals"]
+    figures = percentiles(latencies(acknowledged, arrivals))
     return {**figures, "seconds": max(arrivals.values()) - begun}
 
 
@@ -116,6 +115,18 @@ def random_pauses(count: int, mean: float) -> list[float]:
     """Return ``count`` random pauses around ``mean`` seconds, to avoid synchrony with timers."""
     dice = random.Random(5)
     return [dice.uniform(0.5 * mean, 1.5 * mean) for _ in range(count)]
+
+
+def latencies(acknowledged: Mapping[Any, float], arrivals: Mapping[str, float]) -> list[float]:
+    """Return the time of each document, by its number, from acknowledgement to arrival.
+
+    Raises:
+        RuntimeError: an event has not arrived.
+    """
+    missing = [number for number in acknowledged if str(number) not in arrivals]
+    if missing:
+        raise RuntimeError(f"{len(missing)} of {len(acknowledged)} events have not arrived")
+    return [arrivals[str(number)] - at for number, at in acknowledged.items()]
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:

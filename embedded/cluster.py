@@ -17,9 +17,9 @@ from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog
 from embedded.mongos.cluster_transactions import TransactionTable
 from embedded.mongos.endpoint import Mongos
-from embedded.mongos.members import Member
 from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.request import ClusterState
+from embedded.mongos.shards import Shard
 from embedded.server import Server
 
 log = structlog.get_logger()
@@ -66,7 +66,7 @@ class EmbeddedCluster:
         gossip = LogicalClock(lambda: 0.0)  # it never ticks by itself
         locks = NamespaceLocks()
         self._state = ClusterState(
-            catalog=ClusterCatalog(Member("config", self.config_server, gossip), gossip),
+            catalog=ClusterCatalog(Shard("config", self.config_server, gossip), gossip),
             servers=self,
             locks=locks,
             transactions=TransactionTable(locks),
@@ -99,8 +99,8 @@ class EmbeddedCluster:
         await self._state.catalog.config.execute("config", version)
         for name in self._names:
             mongod = await self.start_shard(name)
-            member = Member(name, mongod, self._state.catalog.gossip)
-            await self._state.catalog.add_shard(member)
+            shard = Shard(name, mongod, self._state.catalog.gossip)
+            await self._state.catalog.add_shard(shard)
         await self._server.start(self._port)
 
     async def stop(self) -> None:

@@ -74,6 +74,35 @@ def no_such_transaction(message: str) -> CommandError:
     return CommandError(ErrorCode.NoSuchTransaction, message, labels=[TRANSIENT_TRANSACTION])
 
 
+def unknown_transaction(number: int, active: int) -> CommandError:
+    """Return error 251: the session's latest transaction, ``active``, is another one."""
+    return no_such_transaction(
+        f"Given transaction number {number} does not match any in-progress transactions. The "
+        f"active transaction number is {active}"
+    )
+
+
+def transaction_too_old(number: int, newest: int) -> CommandError:
+    """Return error 225: the session has started a newer transaction or retryable write."""
+    return CommandError(
+        225,
+        f"Cannot start transaction {number} on session because a newer transaction {newest} has "
+        "already started.",
+        code_name="TransactionTooOld",
+        labels=[TRANSIENT_TRANSACTION],
+    )
+
+
+def transaction_started_before(number: int) -> CommandError:
+    """Return error 117: a command starts the session's transaction again."""
+    return CommandError(
+        117,
+        f"Only servers in a sharded cluster can start a new transaction at the active transaction "
+        f"number {number}",
+        code_name="ConflictingOperationInProgress",
+    )
+
+
 def not_in_transactions(command: str) -> CommandError:
     """Return error 263: the command does not exist in transactions of several documents."""
     text = f"Cannot run '{command}' in a multi-document transaction."

@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from embedded.access.control import AccessControl
 from embedded.cursors import CursorTable
 from embedded.elections import Elections
-from embedded.errors import no_such_transaction
+from embedded.errors import no_such_transaction, unknown_transaction
 from embedded.images import Images
 from embedded.journal import Journal
 from embedded.logical_clock import LogicalClock
@@ -277,11 +277,7 @@ class Member:
         session = self.sessions.find(lsid)
         transaction = session.transaction if session is not None else None
         if transaction is None or transaction.txn_number != txn_number:
-            raise no_such_transaction(
-                f"Given transaction number {txn_number} does not match any in-progress "
-                f"transactions. The active transaction number is "
-                f"{session.txn_number if session is not None else -1}"
-            )
+            raise unknown_transaction(txn_number, session.txn_number if session is not None else -1)
         return transaction
 
 

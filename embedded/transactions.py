@@ -136,8 +136,7 @@ class Transaction:
             CommandError: 11000 DuplicateKey or 112 WriteConflict.
         """
         key = id_key(document["_id"])
-        written = self._written.get(collection.uuid, {})
-        if written.get(key, collection.get(key)) is not None:
+        if self.view(collection).get(key) is not None:
             collection.refuse_duplicate_id(document)
         self._isolation.lock(collection, key, self)
         self._add(Operation(collection, key, None, document, insert_entry(collection, document)))

@@ -8,8 +8,8 @@
 """
 
 from embedded.change_streams.cursor import (
-    Batch,
     ChangeStreamCursor,
+    EventBatch,
     first_batch_size,
     is_change_stream,
     open_change_stream,
@@ -17,8 +17,8 @@ from embedded.change_streams.cursor import (
 from embedded.change_streams.user_stages import UserStages
 
 __all__ = [
-    "Batch",
     "ChangeStreamCursor",
+    "EventBatch",
     "UserStages",
     "first_batch_size",
     "is_change_stream",

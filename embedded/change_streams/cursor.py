@@ -26,7 +26,7 @@ _ENTRIES_AT_A_TIME: Final = 256
 _ELEMENT_OVERHEAD: Final = 8
 
 
-class Batch(NamedTuple):
+class EventBatch(NamedTuple):
     """One reply's part of a cursor.
 
     ``closed`` means that the cursor has ended, ``invalidated`` that an invalidate ended it.
@@ -53,7 +53,7 @@ class ChangeStreamCursor:
         self._scope: anyio.CancelScope | None = None
         self.namespace = request.namespace
 
-    async def next_batch(self, batch_size: int | None = None, max_time: float = 0.0) -> Batch:
+    async def next_batch(self, batch_size: int | None = None, max_time: float = 0.0) -> EventBatch:
         """Return up to ``batch_size`` events, limited to 16 MiB.
 
         The first batch never waits, and holds at most 101 events when ``batch_size`` is None. Later
@@ -84,13 +84,13 @@ class ChangeStreamCursor:
                 labels=error.labels,
             ).with_change_stream_label() from error
 
-    async def _batch(self, limit: int | None, max_time: float) -> Batch:
+    async def _batch(self, limit: int | None, max_time: float) -> EventBatch:
         events: list[RawBSONDocument] = []
         stream = self._stream
         size = 0
         pbrt = stream.resume_token
         if limit == 0 and not stream.invalidated:
-            return Batch([], pbrt if self._held_back is None else self._promise, False, False)
+            return EventBatch([], pbrt if self._held_back is None else self._promise, False, False)
         deadline = asyncio.get_running_loop().time() + max_time
         while limit is None or len(events) < limit:
             before = stream.resume_token
@@ -98,7 +98,7 @@ class ChangeStreamCursor:
             if event is None:
                 if stream.invalidated:
                     self._closed = True
-                    return Batch(events, stream.end_token, True, True)
+                    return EventBatch(events, stream.end_token, True, True)
                 break
             size += len(event.raw) + _ELEMENT_OVERHEAD
             if events and size > MAX_BATCH_BYTES:
@@ -107,7 +107,7 @@ class ChangeStreamCursor:
             events.append(event)
             if len(events) % _ENTRIES_AT_A_TIME == 0:
                 await self._let_others_run()
-        return Batch(events, self._promise, False, False)
+        return EventBatch(events, self._promise, False, False)
 
     @property
     def _promise(self) -> dict[str, Any]:

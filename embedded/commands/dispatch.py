@@ -30,6 +30,9 @@ from embedded.errors import (
     command_not_found,
     no_such_transaction,
     not_in_transactions,
+    transaction_started_before,
+    transaction_too_old,
+    unknown_transaction,
 )
 from embedded.logical_clock import as_ordinal
 from embedded.member import Member
@@ -78,14 +81,14 @@ def _join(request: Request, session: Session) -> None:
     """Set the retryable write or transaction that the command belongs to, or raise CommandError."""
     number = int(request.command["txnNumber"])
     if number < session.txn_number:
-        raise CommandError(
-            225,
-            f"Cannot start transaction {number} on session because a newer transaction "
-            f"{session.txn_number} has already started.",
-            code_name="TransactionTooOld",
-            labels=[TRANSIENT_TRANSACTION],
-        )
+        raise transaction_too_old(number, session.txn_number)
     if request.command.get("autocommit") is not False:
+        if session.transaction is not None and session.transaction.txn_number == number:
+            raise CommandError(
+                217,
+                "Cannot retry a retryable write that has been converted into a transaction",
+                code_name="IncompleteTransactionHistory",
+            )
         _abort_open(request, session, number)
         session.start_retryable(number)
         request.is_retryable = True
@@ -94,10 +97,7 @@ def _join(request: Request, session: Session) -> None:
         _begin(request, session, number)
     transaction = session.transaction
     if transaction is None or transaction.txn_number != number:
-        raise no_such_transaction(
-            f"Given transaction number {number} does not match any in-progress transactions. The "
-            f"active transaction number is {session.txn_number}"
-        )
+        raise unknown_transaction(number, session.txn_number)
     if transaction.state != "in progress":
         raise no_such_transaction(f"Transaction {number} has been {transaction.state}.")
     request.transaction = transaction
@@ -111,12 +111,7 @@ def _abort_open(request: Request, session: Session, number: int) -> None:
 
 def _begin(request: Request, session: Session, number: int) -> None:
     if session.transaction is not None and session.txn_number == number:
-        raise CommandError(
-            117,
-            f"Only servers in a sharded cluster can start a new transaction at the active "
-            f"transaction number {number}",
-            code_name="ConflictingOperationInProgress",
-        )
+        raise transaction_started_before(number)
     _abort_open(request, session, number)
     session.start_retryable(number)
     journal = request.mongod.journal
@@ -134,8 +129,8 @@ def _begin(request: Request, session: Session, number: int) -> None:
 def _reach_read_time(request: Request) -> None:
     """Advance the oplog to ``afterClusterTime`` or ``atClusterTime`` before a read.
 
-    There are no old versions of documents: a read at a time is answered where its namespace has not
-    changed since, and otherwise refused as one from before the snapshot window.
+    There are no old versions of documents: a read at a time is answered if the oplog shows that its
+    namespace has not changed since, and otherwise refused as one from before the snapshot window.
     """
     concern: Any = request.command.get("readConcern")
     if not isinstance(concern, dict):
@@ -159,10 +154,14 @@ def _reach_read_time(request: Request) -> None:
 
 def _refuse_changed_since(request: Request, wanted: Timestamp) -> None:
     namespace = f"{request.database}.{request.command[request.name]}"
-    for entry in request.mongod.oplog.since(wanted):
-        if entry["op"] == "c" or (entry["op"] != "n" and entry["ns"] == namespace):
-            raise CommandError(
-                239,
-                f"Read timestamp {wanted} is older than the oldest available timestamp.",
-                code_name="SnapshotTooOld",
-            )
+    oplog = request.mongod.oplog
+    truncated = oplog.truncated_through
+    if (truncated is not None and wanted < truncated) or any(
+        entry["op"] == "c" or (entry["op"] != "n" and entry["ns"] == namespace)
+        for entry in oplog.since(wanted)
+    ):
+        raise CommandError(
+            239,
+            f"Read timestamp {wanted} is older than the oldest available timestamp.",
+            code_name="SnapshotTooOld",
+        )

@@ -6,7 +6,9 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
+from embedded.clients import Client
 from embedded.commands.request import Request, command
+from embedded.member import Member
 from embedded.storage.bson_values import Document
 from shard_client.wire.compression import negotiate
 from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
@@ -49,24 +51,25 @@ async def _answer(request: Request, primary_field: str) -> Document:
     mongod.elections.describe(reply, primary_field, host)
     if mongod.role == "configsvr":
         reply["configsvr"] = 2
-    if given.get("helloOk"):
-        reply["helloOk"] = True
-    compressors = negotiate(given.get("compression") or ())
-    if compressors:
+    return reply | hello_of_any_server(mongod, request.client, given) | {"readOnly": False}
+
+
+def hello_of_any_server(mongod: Member, client: Client, command: Document) -> Document:
+    """Return what a member and the mongos of its cluster both reply to a client's hello."""
+    reply: Document = {"helloOk": True} if command.get("helloOk") else {}
+    if compressors := negotiate(command.get("compression") or ()):
         reply["compression"] = compressors
-    reply |= {
+    return reply | {
         "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
         "maxMessageSizeBytes": MAX_MESSAGE_SIZE,
         "maxWriteBatchSize": MAX_WRITE_BATCH_SIZE,
         "localTime": mongod.now(),
         "logicalSessionTimeoutMinutes": 30,
-        "connectionId": request.client.connection_id,
+        "connectionId": client.connection_id,
         "minWireVersion": 0,
         "maxWireVersion": mongod.wire_version,
-        "readOnly": False,
+        **mongod.access.logins.hello(client, command),
     }
-    reply |= mongod.access.logins.hello(request.client, given)
-    return reply
 
 
 async def _wait_for_change(request: Request) -> None:

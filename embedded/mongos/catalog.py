@@ -8,8 +8,8 @@ from bson import Binary, Timestamp
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import LogicalClock
 from embedded.mongos.chunk_map import ChunkMap
-from embedded.mongos.members import Member
 from embedded.mongos.shard_key import ShardKey
+from embedded.mongos.shards import Shard, raise_write_error
 from embedded.storage.bson_values import Document
 
 CONFIG_DATABASES = frozenset({"admin", "config"})
@@ -48,22 +48,22 @@ class ClusterCatalog:
         gossip: the mongos's cluster time.
     """
 
-    def __init__(self, config: Member, gossip: LogicalClock) -> None:
+    def __init__(self, config: Shard, gossip: LogicalClock) -> None:
         self.config = config
         self.gossip = gossip
         self.databases: dict[str, Database] = {}
         self.collections: dict[str, ShardedCollection] = {}
-        self._shards: dict[str, Member] = {}
+        self._shards: dict[str, Shard] = {}
         self._draining: set[str] = set()
 
     # Shards
 
     @property
-    def shards(self) -> list[Member]:
+    def shards(self) -> list[Shard]:
         """All shards, in the order in which they were added."""
         return list(self._shards.values())
 
-    def shard(self, name: str) -> Member:
+    def shard(self, name: str) -> Shard:
         """Return a shard by id.
 
         Raises:
@@ -74,6 +74,10 @@ class ClusterCatalog:
             raise CommandError(ErrorCode.ShardNotFound, f"Shard {name} not found")
         return shard
 
+    def named(self, names: set[str]) -> list[Shard]:
+        """Return the shards with these ids, in the order of ``shards``."""
+        return [shard for shard in self._shards.values() if shard.id in names]
+
     def has_shard(self, name: str) -> bool:
         """Return whether a shard has this id."""
         return name in self._shards
@@ -82,24 +86,24 @@ class ClusterCatalog:
         """Return whether a shard is being removed."""
         return name in self._draining
 
-    async def add_shard(self, member: Member) -> None:
-        """Add ``member`` to the cluster, with a document in config.shards."""
+    async def add_shard(self, shard: Shard) -> None:
+        """Add ``shard`` to the cluster, with a document in config.shards."""
         self.config.report_time()
         entry = {
-            "_id": member.id,
-            "host": member.host,
+            "_id": shard.id,
+            "host": shard.host,
             "state": 1,
             "topologyTime": self.gossip.time,
         }
         await self._insert("shards", [entry])
-        self._shards[member.id] = member
+        self._shards[shard.id] = shard
 
-    async def set_draining(self, member: Member) -> None:
+    async def set_draining(self, shard: Shard) -> None:
         """Mark a shard as being removed."""
-        self._draining.add(member.id)
-        await self._update("shards", {"_id": member.id}, {"$set": {"draining": True}})
+        self._draining.add(shard.id)
+        await self._update("shards", {"_id": shard.id}, {"$set": {"draining": True}})
 
-    async def remove_shard(self, member: Member) -> None:
+    async def remove_shard(self, shard: Shard) -> None:
         """Remove a drained shard from the cluster.
 
         As on 6.0, no change stream shows the removal; on 7.0 and newer it is a delete event
@@ -107,16 +111,16 @@ class ClusterCatalog:
         """
         if self.config.mongod.token_version == 1:
             self.config.adopt_time()
-            self.config.mongod.delete_by_apply_ops("config.shards", member.id)
+            self.config.mongod.delete_by_apply_ops("config.shards", shard.id)
             self.config.report_time()
         else:
-            await self._delete("shards", {"_id": member.id})
-        del self._shards[member.id]
-        self._draining.discard(member.id)
+            await self._delete("shards", {"_id": shard.id})
+        del self._shards[shard.id]
+        self._draining.discard(shard.id)
 
     # Databases
 
-    def primary_of(self, database: str) -> Member | None:
+    def primary_of(self, database: str) -> Shard | None:
         """Return the primary shard of a database, ``None`` if the database does not exist.
 
         For admin and config, return the config server.
@@ -126,7 +130,13 @@ class ClusterCatalog:
         entry = self.databases.get(database)
         return self._shards[entry.primary] if entry else None
 
-    async def create_database(self, name: str, primary: Member | None = None) -> Member:
+    def databases_on(self, shard: Shard) -> list[str]:
+        """Return the databases whose primary shard this is."""
+        return [
+            database.name for database in self.databases.values() if database.primary == shard.id
+        ]
+
+    async def create_database(self, name: str, primary: Shard | None = None) -> Shard:
         """Return the primary shard of ``name``, creating the database if necessary.
 
         Args:
@@ -151,7 +161,7 @@ class ClusterCatalog:
         await self._insert("databases", [{"_id": name, "primary": chosen.id}])
         return chosen
 
-    async def move_primary(self, name: str, to: Member) -> None:
+    async def move_primary(self, name: str, to: Shard) -> None:
         """Make ``to`` the primary shard of a database."""
         self.databases[name].primary = to.id
         await self._update("databases", {"_id": name}, {"$set": {"primary": to.id}})
@@ -161,7 +171,7 @@ class ClusterCatalog:
         if self.databases.pop(name, None) is not None:
             await self._delete("databases", {"_id": name})
 
-    def _emptiest_shard(self) -> Member:
+    def _emptiest_shard(self) -> Shard:
         candidates = [shard for shard in self.shards if shard.id not in self._draining]
         if not candidates:
             raise CommandError(ErrorCode.ShardNotFound, "the cluster has no shard")
@@ -174,10 +184,9 @@ class ClusterCatalog:
         prefix = f"{database}."
         return [self.collections[ns] for ns in sorted(self.collections) if ns.startswith(prefix)]
 
-    def holders(self, collection: ShardedCollection) -> list[Member]:
+    def holders(self, collection: ShardedCollection) -> list[Shard]:
         """Return the shards that own chunks of a collection, in the order of ``shards``."""
-        owners = collection.chunks.shards
-        return [shard for shard in self.shards if shard.id in owners]
+        return self.named(collection.chunks.shards)
 
     async def add_collection(self, collection: ShardedCollection, now: datetime) -> None:
         """Record a newly sharded collection."""
@@ -228,11 +237,9 @@ class ClusterCatalog:
         await self._write({"delete": name, "deletes": [{"q": query, "limit": 1}]})
 
     async def _write(self, command: Document) -> None:
-        reply = await self.config.execute("config", command)
-        for failure in reply.get("writeErrors", ()):
-            raise CommandError(failure["code"], failure["errmsg"])
+        raise_write_error(await self.config.execute("config", command))
 
 
-def _writes_on(shard: Member) -> int:
+def _writes_on(shard: Shard) -> int:
     """Return the oplog's length, as a measure of the size of a shard's files."""
     return len(shard.mongod.oplog)

@@ -6,10 +6,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from embedded.errors import TRANSIENT_TRANSACTION, CommandError, ErrorCode, no_such_transaction
+from embedded.errors import (
+    CommandError,
+    ErrorCode,
+    no_such_transaction,
+    transaction_started_before,
+    transaction_too_old,
+    unknown_transaction,
+)
 from embedded.mongod import Mongod
-from embedded.mongos.members import Member
-from embedded.mongos.namespace_locks import NamespaceLocks
+from embedded.mongos.namespace_locks import NamespaceLocks, names_to_share
+from embedded.mongos.shards import Shard
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 
@@ -25,31 +32,32 @@ class ClusterTransaction:
     number: int
     read_concern: Document | None = None
     state: Literal["open", "committed", "aborted"] = "open"
-    participants: dict[Member, bool] = field(default_factory=dict)
+    participants: dict[Shard, bool] = field(default_factory=dict)
     """The participants, the coordinator first, and whether each has written."""
-    namespaces: set[str] = field(default_factory=set)
+    locked: list[str] = field(default_factory=list)
+    """The databases and namespaces on which it holds shared locks."""
     expiry: asyncio.TimerHandle | None = None
 
-    def fields_for(self, member: Member) -> Document:
-        """Return the session fields of a statement on ``member``, which becomes a participant."""
+    def fields_for(self, shard: Shard) -> Document:
+        """Return the session fields of a statement on ``shard``, which becomes a participant."""
         fields: Document = {"lsid": self.lsid, "txnNumber": self.number, "autocommit": False}
-        if member not in self.participants:
+        if shard not in self.participants:
             fields["startTransaction"] = True
             if self.read_concern is not None:
                 fields["readConcern"] = self.read_concern
-            self.participants[member] = False
+            self.participants[shard] = False
         return fields
 
-    def wrote(self, member: Member) -> None:
-        """Record that ``member`` received a write."""
-        self.participants[member] = True
+    def wrote(self, shard: Shard) -> None:
+        """Record that ``shard`` received a write."""
+        self.participants[shard] = True
 
 
 class TransactionTable:
     """The latest transaction of each session (docs/protocol.md#events).
 
     Args:
-        locks: the locks on the namespaces that a transaction uses, held until it ends.
+        locks: the cluster's locks.
     """
 
     def __init__(self, locks: NamespaceLocks) -> None:
@@ -76,18 +84,11 @@ class TransactionTable:
         number = int(command["txnNumber"])
         latest = self._latest.get(session_key(lsid))
         if latest is not None and number < latest.number:
-            raise CommandError(
-                225, f"Cannot start transaction {number} on session because a newer transaction "
-                f"{latest.number} has already started", code_name="TransactionTooOld",
-                labels=[TRANSIENT_TRANSACTION],
-            )  # fmt: skip
+            raise transaction_too_old(number, latest.number)
         if command.get("startTransaction"):
             return self.begin(lsid, number, command.get("readConcern"))
         if latest is None or latest.number != number:
-            raise no_such_transaction(
-                f"Given transaction number {number} does not match any in-progress transactions. "
-                f"The active transaction number is {latest.number if latest else -1}"
-            )
+            raise unknown_transaction(number, latest.number if latest else -1)
         return latest
 
     def begin(
@@ -102,10 +103,7 @@ class TransactionTable:
         before = self._latest.pop(key, None)
         if before is not None and before.number == number:
             self._latest[key] = before
-            raise CommandError(
-                117, f"Only servers in a sharded cluster can start a new transaction at the active "
-                f"transaction number {number}", code_name="ConflictingOperationInProgress",
-            )  # fmt: skip
+            raise transaction_started_before(number)
         if before is not None:
             self.abort(before)
         transaction = ClusterTransaction(lsid, number, read_concern)
@@ -118,25 +116,22 @@ class TransactionTable:
             self.abort(oldest)
         return transaction
 
-    def has_committed(self, lsid: Document, number: int) -> bool:
-        """Return whether the session's latest transaction is this one and has committed."""
-        latest = self._latest.get(session_key(lsid))
-        return latest is not None and (latest.number, latest.state) == (number, "committed")
-
     async def hold(self, transaction: ClusterTransaction, namespace: str) -> None:
-        """Hold a shared lock on ``namespace`` until the transaction ends.
+        """Hold shared locks on ``namespace`` and its database until the transaction ends.
 
         Raises:
             CommandError: 24 LockTimeout; 251 if the transaction ended while it waited.
         """
-        if namespace not in transaction.namespaces:
-            await self._locks.acquire_shared(namespace)
+        for name in names_to_share(namespace):
+            if name in transaction.locked:
+                continue
+            await self._locks.acquire_shared(name)
             if transaction.state != "open":
-                self._locks.release_shared(namespace)
+                self._locks.release_shared(name)
                 raise no_such_transaction(
                     f"Transaction {transaction.number} has been {transaction.state}."
                 )
-            transaction.namespaces.add(namespace)
+            transaction.locked.append(name)
 
     def commit(self, transaction: ClusterTransaction) -> None:
         """Commit on all participants. Committing again succeeds.
@@ -151,11 +146,11 @@ class TransactionTable:
             return
         if transaction.state == "aborted":
             raise no_such_transaction(f"Transaction {transaction.number} has been aborted.")
-        readers = [member for member, wrote in transaction.participants.items() if not wrote]
-        writers = [member for member, wrote in transaction.participants.items() if wrote]
+        readers = [shard for shard, wrote in transaction.participants.items() if not wrote]
+        writers = [shard for shard, wrote in transaction.participants.items() if wrote]
         try:
-            for member in readers:
-                _commit_on([member], transaction)
+            for shard in readers:
+                _commit_on([shard], transaction)
             if len(writers) > 1:
                 _prepare_on(writers, transaction)
             _commit_on(writers[:1], transaction)
@@ -169,16 +164,16 @@ class TransactionTable:
         """Abort on all participants; does nothing if the transaction has ended."""
         if transaction.state != "open":
             return
-        for member in transaction.participants:
-            member.adopt_time()
+        for shard in transaction.participants:
+            shard.adopt_time()
             try:
-                member.mongod.abort_transaction(transaction.lsid, transaction.number)
+                shard.mongod.abort_transaction(transaction.lsid, transaction.number)
             except CommandError as error:
                 if (
                     error.code != ErrorCode.NoSuchTransaction
                 ):  # a participant may have aborted on its own
                     raise
-            member.report_time()
+            shard.report_time()
         self._end(transaction, "aborted")
 
     def end_session(self, lsid: Mapping[str, Any]) -> None:
@@ -196,24 +191,24 @@ class TransactionTable:
         transaction.state = state
         if transaction.expiry is not None:
             transaction.expiry.cancel()
-        for namespace in transaction.namespaces:
-            self._locks.release_shared(namespace)
-        transaction.namespaces.clear()
+        for name in transaction.locked:
+            self._locks.release_shared(name)
+        transaction.locked.clear()
 
 
-def _prepare_on(members: list[Member], transaction: ClusterTransaction) -> None:
-    _on_each(members, lambda each: each.prepare_transaction(transaction.lsid, transaction.number))
+def _prepare_on(shards: list[Shard], transaction: ClusterTransaction) -> None:
+    _on_each(shards, lambda each: each.prepare_transaction(transaction.lsid, transaction.number))
 
 
-def _commit_on(members: list[Member], transaction: ClusterTransaction) -> None:
-    _on_each(members, lambda each: each.commit_transaction(transaction.lsid, transaction.number))
+def _commit_on(shards: list[Shard], transaction: ClusterTransaction) -> None:
+    _on_each(shards, lambda each: each.commit_transaction(transaction.lsid, transaction.number))
 
 
-def _on_each(members: list[Member], step: Callable[[Mongod], object]) -> None:
-    """Run a step on each member; no member starts at the time of another's step."""
-    for member in members:
-        member.adopt_time()
-    for member in members:
-        step(member.mongod)
-    for member in members:
-        member.report_time()
+def _on_each(shards: list[Shard], step: Callable[[Mongod], object]) -> None:
+    """Run a step on each shard; no shard starts at the time of another's step."""
+    for shard in shards:
+        shard.adopt_time()
+    for shard in shards:
+        step(shard.mongod)
+    for shard in shards:
+        shard.report_time()

@@ -3,10 +3,8 @@
 from collections.abc import Awaitable, Callable
 
 from embedded.mongos import (
-    aggregations,
     ddl,
     diagnostics,
-    find_and_modify,
     listings,
     reads,
     sessions,
@@ -15,20 +13,20 @@ from embedded.mongos import (
     switches,
     writes,
 )
-from embedded.mongos.request import Request
+from embedded.mongos.request import RoutedRequest
 from embedded.storage.bson_values import Document
 
-Handler = Callable[[Request], Awaitable[Document]]
+Handler = Callable[[RoutedRequest], Awaitable[Document]]
 
 _IN_TRANSACTIONS: dict[str, Handler] = {
     "insert": writes.insert,
     "update": writes.update,
     "delete": writes.delete,
-    "findAndModify": find_and_modify.find_and_modify,
-    "findandmodify": find_and_modify.find_and_modify,
+    "findAndModify": writes.find_and_modify,
+    "findandmodify": writes.find_and_modify,
     "find": reads.find,
     "distinct": reads.distinct,
-    "aggregate": aggregations.aggregate,
+    "aggregate": reads.aggregate,
     "getMore": reads.get_more,
     "killCursors": reads.kill_cursors,
     "create": ddl.create,
@@ -63,8 +61,8 @@ COMMANDS: dict[str, Handler] = {
     "count": reads.count,
     "drop": ddl.drop,
     "dropDatabase": ddl.drop_database,
-    "dropIndexes": ddl.on_all_holders,
-    "collMod": ddl.on_all_holders,
+    "dropIndexes": ddl.modify,
+    "collMod": ddl.modify,
     "listCollections": listings.list_collections,
     "listIndexes": listings.list_indexes,
     "endSessions": sessions.end_sessions,

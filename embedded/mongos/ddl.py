@@ -1,30 +1,27 @@
 """Create, modify and drop collections and databases on every shard that holds them."""
 
-from collections.abc import Iterable
 from dataclasses import replace
 
 from embedded.errors import CommandError, ErrorCode, namespace_exists, namespace_not_found
 from embedded.mongos.catalog import ShardedCollection
-from embedded.mongos.members import Member, replies_of
-from embedded.mongos.request import Placement, Request
+from embedded.mongos.request import Placement, RoutedRequest
+from embedded.mongos.shards import Shard, replies_of
 from embedded.storage.bson_values import Document
 
-_SESSION_FIELDS = frozenset({"lsid", "txnNumber", "autocommit", "startTransaction", "readConcern"})
 
-
-async def create(request: Request) -> Document:
+async def create(request: RoutedRequest) -> Document:
     """Create a collection or view on its database's primary shard.
 
     Raises:
         CommandError: 48 NamespaceExists; the shard's error.
     """
-    if request.namespace in request.catalog.collections:
-        raise namespace_exists(request.namespace)
     async with request.placement_for_write() as placement:
-        return await request.send(placement.primary, as_sent(request), write=True)
+        if placement.sharded is not None:
+            raise namespace_exists(request.namespace)
+        return await request.send(placement.primary, request.as_sent(), write=True)
 
 
-async def drop(request: Request) -> Document:
+async def drop(request: RoutedRequest) -> Document:
     """Drop a collection: on all other shards in parallel, then on the primary shard.
 
     Raises:
@@ -41,7 +38,7 @@ async def drop(request: Request) -> Document:
         return {}
 
 
-async def drop_database(request: Request) -> Document:
+async def drop_database(request: RoutedRequest) -> Document:
     """Drop a database on all shards.
 
     The order is: its sharded collections, the database on the primary shard, then on the other
@@ -50,53 +47,49 @@ async def drop_database(request: Request) -> Document:
     Raises:
         CommandError: 20 IllegalOperation for admin and config.
     """
-    database, primary = request.database, request.catalog.primary_of(request.database)
-    if primary is None:
-        return {"dropped": database}
-    if primary is request.catalog.config:
-        raise CommandError(ErrorCode.IllegalOperation, f"Cannot drop '{database}' database")
-    held = {
-        collection.ns
-        for shard in request.catalog.shards
-        for collection in shard.mongod.catalog.collections(database)
-    }
-    async with request.state.locks.exclusive(database, *held):
-        members = [m for m in request.catalog.shards if m.mongod.catalog.collections(database)]
+    database = request.database
+    async with request.state.locks.exclusive_databases(database):
+        primary = request.catalog.primary_of(database)
+        if primary is None:
+            return {"dropped": database}
+        if primary is request.catalog.config:
+            raise CommandError(ErrorCode.IllegalOperation, f"Cannot drop '{database}' database")
+        shards = [m for m in request.catalog.shards if m.mongod.catalog.collections(database)]
         for collection in request.catalog.sharded_in(database):
             await drop_sharded(request, collection)
-        if primary in members:
+        if primary in shards:
             await _drop_rest(request, [primary])
-        await _drop_rest(request, [member for member in members if member is not primary])
+        await _drop_rest(request, [shard for shard in shards if shard is not primary])
         await request.catalog.forget_database(database)
     return {"dropped": database}
 
 
-async def _drop_rest(request: Request, members: list[Member]) -> None:
+async def _drop_rest(request: RoutedRequest, shards: list[Shard]) -> None:
     """Drop a database on some shards, even if it holds no collections there any more."""
-    left = [m for m in members if m.mongod.catalog.collections(request.database)]
-    for member in members:
-        member.adopt_time()
-        if member not in left:
-            member.mongod.journal.log_command(request.database, {"dropDatabase": 1})
-    replies_of(await request.send_all({member: {"dropDatabase": 1} for member in left}))
-    for member in members:
-        member.report_time()
+    left = [m for m in shards if m.mongod.catalog.collections(request.database)]
+    for shard in shards:
+        shard.adopt_time()
+        if shard not in left:
+            shard.mongod.journal.log_command(request.database, {"dropDatabase": 1})
+    replies_of(await request.send_all({shard: {"dropDatabase": 1} for shard in left}))
+    for shard in shards:
+        shard.report_time()
 
 
-async def drop_sharded(request: Request, collection: ShardedCollection) -> None:
+async def drop_sharded(request: RoutedRequest, collection: ShardedCollection) -> None:
     """Drop a sharded collection on all shards; the primary shard comes last."""
     database, _, name = collection.namespace.partition(".")
     primary = request.catalog.primary_of(database)
-    members = holding(request, collection.namespace)
+    shards = holding(request, collection.namespace)
     await request.catalog.forget_collection(collection)
     inner = replace(request, database=database)
-    others = {member: {"drop": name} for member in members if member is not primary}
+    others = {shard: {"drop": name} for shard in shards if shard is not primary}
     replies_of(await inner.send_all(others))
-    if primary in members:
+    if primary in shards:
         await inner.send(primary, {"drop": name})
 
 
-async def rename_collection(request: Request) -> Document:
+async def rename_collection(request: RoutedRequest) -> Document:
     """Rename a collection on every shard that holds it.
 
     Raises:
@@ -106,26 +99,26 @@ async def rename_collection(request: Request) -> Document:
     source, target = str(request.command["renameCollection"]), request.field("to", str)
     async with request.state.locks.exclusive(source, target):
         placement = request.placement_now(source)
-        members = holding(request, source)
-        if placement is None or not members:
+        shards = holding(request, source)
+        if placement is None or not shards:
             raise namespace_not_found(f"Source collection {source} does not exist")
         _check_target(request, placement, target)
         await request.catalog.create_database(target.partition(".")[0], placement.primary)
         replaced = request.catalog.collections.get(target)
-        others = [member for member in holding(request, target) if member not in members]
+        others = [shard for shard in holding(request, target) if shard not in shards]
         if replaced is not None:
             await request.catalog.forget_collection(replaced)
         inner = replace(request, database=target.partition(".")[0])
         drops = {other: {"drop": target.partition(".")[2]} for other in others}
         replies_of(await inner.send_all(drops))
-        command = as_sent(request)
-        replies_of(await request.send_all(dict.fromkeys(members, command)))
+        command = request.as_sent()
+        replies_of(await request.send_all(dict.fromkeys(shards, command)))
         if placement.sharded is not None:
             await request.catalog.rename_collection(placement.sharded, target)
     return {}
 
 
-def _check_target(request: Request, placement: Placement, target: str) -> None:
+def _check_target(request: RoutedRequest, placement: Placement, target: str) -> None:
     primary = request.catalog.primary_of(target.partition(".")[0])
     if primary is not None and primary is not placement.primary:
         raise CommandError(
@@ -135,31 +128,42 @@ def _check_target(request: Request, placement: Placement, target: str) -> None:
         raise CommandError(ErrorCode.NamespaceExists, "target namespace exists")
 
 
-async def create_indexes(request: Request) -> Document:
-    """Create indexes on every shard that holds the collection, and the collection if necessary."""
-    await request.catalog.create_database(request.database)
-    return await on_all_holders(request)
-
-
-async def on_all_holders(request: Request) -> Document:
-    """Run createIndexes, dropIndexes or collMod on every shard that holds the collection.
+async def create_indexes(request: RoutedRequest) -> Document:
+    """Create indexes on every shard that holds the collection, and the collection if necessary.
 
     Raises:
-        CommandError: 26 if the collection does not exist; the shards' errors.
+        CommandError: the shards' errors.
     """
-    async with request.placement() as placement:
-        if placement is None:
-            raise namespace_not_found(f"ns not found {request.namespace}")
-        if request.transaction is not None or placement.sharded is None:
-            return await request.send(placement.primary, as_sent(request), write=True)
+    if request.transaction is not None:
+        async with request.placement_for_write() as placement:
+            return await request.send(placement.primary, request.as_sent(), write=True)
     async with request.state.locks.exclusive(request.namespace):
-        members = holding(request, request.namespace)
-        command = as_sent(request)
-        replies = replies_of(await request.send_all(dict.fromkeys(members, command)))
-    return {"raw": {member.host: {**reply, "ok": 1.0} for member, reply in replies.items()}}
+        await request.catalog.create_database(request.database)
+        return await _send_to_holders(request)
 
 
-def holding(request: Request, namespace: str) -> list[Member]:
+async def modify(request: RoutedRequest) -> Document:
+    """Run dropIndexes or collMod on every shard that holds the collection.
+
+    Raises:
+        CommandError: 26 if the database does not exist; the shards' errors.
+    """
+    async with request.state.locks.exclusive(request.namespace):
+        return await _send_to_holders(request)
+
+
+async def _send_to_holders(request: RoutedRequest) -> Document:
+    placement, command = request.placement_now(request.namespace), request.as_sent()
+    if placement is None:
+        raise namespace_not_found(f"ns not found {request.namespace}")
+    if placement.sharded is None:
+        return await request.send(placement.primary, command, write=True)
+    shards = holding(request, request.namespace)
+    replies = replies_of(await request.send_all(dict.fromkeys(shards, command)))
+    return {"raw": {shard.host: {**reply, "ok": 1.0} for shard, reply in replies.items()}}
+
+
+def holding(request: RoutedRequest, namespace: str) -> list[Shard]:
     """Return the shards that have a collection or view of this name."""
     return [
         shard
@@ -167,13 +171,3 @@ def holding(request: Request, namespace: str) -> list[Member]:
         if shard.mongod.catalog.get(namespace) is not None
         or shard.mongod.catalog.view(namespace) is not None
     ]
-
-
-def as_sent(request: Request, without: Iterable[str] = ()) -> Document:
-    """Return the client's command without session fields and ``$`` fields."""
-    left_out = _SESSION_FIELDS | set(without)
-    return {
-        name: value
-        for name, value in request.command.items()
-        if name not in left_out and not name.startswith("$")
-    }

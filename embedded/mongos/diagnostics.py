@@ -8,11 +8,9 @@ from typing import Any
 
 from bson import Int64
 
-from embedded.mongos.ddl import as_sent
-from embedded.mongos.request import Request
+from embedded.commands.handshake import hello_of_any_server
+from embedded.mongos.request import RoutedRequest
 from embedded.storage.bson_values import Document
-from shard_client.wire.compression import negotiate
-from shard_client.wire.frames import MAX_DOCUMENT_SIZE, MAX_MESSAGE_SIZE, MAX_WRITE_BATCH_SIZE
 
 _LONGEST_WAIT = 60.0
 
@@ -24,17 +22,17 @@ ON_CONFIG_SERVER = (
 """Commands to which a mongos and the config server give the same answers."""
 
 
-async def on_config_server(request: Request) -> Document:
+async def on_config_server(request: RoutedRequest) -> Document:
     """Run the client's command on the config server.
 
     Raises:
         CommandError: the config server's error.
     """
     config = request.catalog.config.mongod
-    return await config.execute(request.database, as_sent(request), request.client)
+    return await config.execute(request.database, request.as_sent(), request.client)
 
 
-async def hello(request: Request) -> Document:
+async def hello(request: RoutedRequest) -> Document:
     """Return a mongos's reply to hello; a repeated ``topologyVersion`` waits first.
 
     Source: docs/protocol.md#wire-protocol.
@@ -46,28 +44,12 @@ async def hello(request: Request) -> Document:
         await asyncio.sleep(min(wait / 1000, _LONGEST_WAIT))
     is_hello = request.name == "hello"
     reply: dict[str, Any] = {"isWritablePrimary" if is_hello else "ismaster": True}
-    reply |= {
-        "msg": "isdbgrid",
-        "topologyVersion": {"processId": process_id, "counter": Int64(0)},
-        "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
-        "maxMessageSizeBytes": MAX_MESSAGE_SIZE,
-        "maxWriteBatchSize": MAX_WRITE_BATCH_SIZE,
-        "localTime": datetime.fromtimestamp(request.now(), UTC),
-        "logicalSessionTimeoutMinutes": 30,
-        "connectionId": request.client.connection_id,
-        "maxWireVersion": config.wire_version,
-        "minWireVersion": 0,
-    }
-    if not is_hello and request.command.get("helloOk"):
-        reply["helloOk"] = True
-    compressors = negotiate(request.command.get("compression") or ())
-    if compressors:
-        reply["compression"] = compressors
-    reply |= request.state.access.logins.hello(request.client, request.command)
-    return reply
+    reply["topologyVersion"] = {"processId": process_id, "counter": Int64(0)}
+    common = hello_of_any_server(config, request.client, request.command)
+    return reply | {"msg": "isdbgrid"} | common
 
 
-async def server_status(request: Request) -> Document:
+async def server_status(request: RoutedRequest) -> Document:
     """Return a small part of a server's status."""
     return {
         "host": platform.node(),
@@ -79,7 +61,7 @@ async def server_status(request: Request) -> Document:
     }
 
 
-async def command_line(request: Request) -> Document:
+async def command_line(request: RoutedRequest) -> Document:
     """Return the options of a mongos of this cluster."""
     config = request.catalog.config.host
     return {
@@ -88,11 +70,11 @@ async def command_line(request: Request) -> Document:
     }
 
 
-async def get_parameter(_request: Request) -> Document:
+async def get_parameter(_request: RoutedRequest) -> Document:
     """Return the parameter that drivers' own tests read."""
     return {"enableTestCommands": False}
 
 
-async def is_db_grid(_request: Request) -> Document:
+async def is_db_grid(_request: RoutedRequest) -> Document:
     """Confirm that this is a mongos."""
     return {"isdbgrid": 1, "hostname": platform.node()}

@@ -1,7 +1,5 @@
 """The embedded mongos: receives commands and returns replies."""
 
-import structlog
-
 from embedded.clients import Client
 from embedded.errors import (
     TRANSIENT_CODES,
@@ -11,13 +9,10 @@ from embedded.errors import (
     not_in_transactions,
 )
 from embedded.logical_clock import as_ordinal, client_time
-from embedded.mongos.aggregations import refuse_change_stream
 from embedded.mongos.command_table import COMMANDS, IN_TRANSACTIONS, ON_ADMIN_ONLY
-from embedded.mongos.request import ClusterState, Request
+from embedded.mongos.reads import refuse_change_stream
+from embedded.mongos.request import ClusterState, RoutedRequest
 from embedded.storage.bson_values import Document
-
-log = structlog.get_logger()
-
 
 _ENDS_OF_TRANSACTIONS = ("commitTransaction", "abortTransaction")
 
@@ -39,7 +34,7 @@ class Mongos:
 
         The reply includes ``$clusterTime`` and ``operationTime``.
         """
-        request = Request(self._state, database, command, client)
+        request = RoutedRequest(self._state, database, command, client)
         try:
             time = client_time(command)
             if time is not None:
@@ -52,7 +47,7 @@ class Mongos:
     def connection_closed(self, client: Client) -> None:
         """Do nothing, because cursors and transactions outlive connections."""
 
-    async def _execute(self, request: Request) -> Document:
+    async def _execute(self, request: RoutedRequest) -> Document:
         name = request.name
         handler = COMMANDS.get(name)
         if handler is None:
@@ -71,7 +66,7 @@ class Mongos:
             raise not_in_transactions(name)
         return await self._in_transaction(request)
 
-    async def _in_transaction(self, request: Request) -> Document:
+    async def _in_transaction(self, request: RoutedRequest) -> Document:
         """Run a statement; an error in it aborts its transaction on all shards."""
         transaction = request.transaction
         assert transaction is not None
@@ -89,10 +84,10 @@ class Mongos:
             self._state.transactions.abort(transaction)
         return reply
 
-    def _with_times(self, request: Request, reply: Document) -> Document:
+    def _with_times(self, request: RoutedRequest, reply: Document) -> Document:
         catalog = self._state.catalog
-        members = request.touched or {catalog.config: None}
-        times = [member.operation_time for member in members]
+        shards = request.touched or {catalog.config: None}
+        times = [shard.operation_time for shard in shards]
         reply["$clusterTime"] = self._state.access.shown(catalog.gossip.time, request.client)
         reply["operationTime"] = max(times, key=as_ordinal)
         return reply

@@ -10,11 +10,10 @@ from itertools import islice
 
 from bson import Binary
 
-from embedded.errors import CommandError
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
-from embedded.mongos.members import Member
-from embedded.mongos.request import Request
+from embedded.mongos.request import RoutedRequest
+from embedded.mongos.shards import Shard, raise_write_error
 from embedded.storage.bson_values import Document
 from embedded.storage.collection import Collection
 
@@ -22,7 +21,7 @@ _BATCH = 500
 
 
 async def move_chunk(
-    request: Request, collection: ShardedCollection, chunk: Chunk, to: Member
+    request: RoutedRequest, collection: ShardedCollection, chunk: Chunk, to: Shard
 ) -> None:
     """Move a chunk and its documents to another shard.
 
@@ -50,7 +49,7 @@ async def move_chunk(
 
 
 async def clone_database(
-    donor: Member, to: Member, database: str, sharded: Iterable[str]
+    donor: Shard, to: Shard, database: str, sharded: Iterable[str]
 ) -> list[Collection]:
     """Copy a database's collections and views to another shard, as ``movePrimary`` of 6.0 does.
 
@@ -79,7 +78,7 @@ async def clone_database(
     return copied
 
 
-async def drop_cloned(donor: Member, database: str, copied: Iterable[Collection]) -> None:
+async def drop_cloned(donor: Shard, database: str, copied: Iterable[Collection]) -> None:
     """Drop the collections that ``clone_database`` copied, and the views.
 
     Change streams show the drops of collections, but not of views.
@@ -95,16 +94,16 @@ async def drop_cloned(donor: Member, database: str, copied: Iterable[Collection]
         await donor.execute(database, {"drop": "system.views"}, from_migrate=True)
 
 
-def _views_of(member: Member, database: str) -> list[tuple[str, Document]]:
+def _views_of(shard: Shard, database: str) -> list[tuple[str, Document]]:
     prefix = f"{database}."
     return [
         (namespace.removeprefix(prefix), view)
-        for namespace, view in member.mongod.catalog.views.items()
+        for namespace, view in shard.mongod.catalog.views.items()
         if namespace.startswith(prefix)
     ]
 
 
-async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedCollection) -> None:
+async def copy_catalog_entry(donor: Shard, to: Shard, collection: ShardedCollection) -> None:
     """Create a sharded collection on one more shard, with the same UUID, options and indexes."""
     if to.mongod.catalog.get(collection.namespace) is None:
         local = donor.mongod.catalog.require(collection.namespace)
@@ -113,7 +112,7 @@ async def copy_catalog_entry(donor: Member, to: Member, collection: ShardedColle
 
 
 async def _create_like(
-    local: Collection, to: Member, uuid: Binary, *, from_migrate: bool = False
+    local: Collection, to: Shard, uuid: Binary, *, from_migrate: bool = False
 ) -> None:
     create = {"create": local.name, **local.options, "uuid": uuid}
     await to.execute(local.database, create, from_migrate=from_migrate)
@@ -123,7 +122,7 @@ async def _create_like(
         await to.execute(local.database, command, from_migrate=from_migrate)
 
 
-async def insert_documents(to: Member, namespace: str, documents: list[Document]) -> None:
+async def insert_documents(to: Shard, namespace: str, documents: list[Document]) -> None:
     """Insert documents with writes that change streams skip.
 
     Raises:
@@ -133,17 +132,15 @@ async def insert_documents(to: Member, namespace: str, documents: list[Document]
     for batch in _batches(documents):
         await asyncio.sleep(0)  # let other tasks run between batches
         reply = await to.execute(database, {"insert": name, "documents": batch}, from_migrate=True)
-        for failure in reply.get("writeErrors", ()):
-            raise CommandError(failure["code"], failure["errmsg"])
+        raise_write_error(reply)
 
 
-async def _delete(donor: Member, local: Collection, documents: list[Document]) -> None:
+async def _delete(donor: Shard, local: Collection, documents: list[Document]) -> None:
     for batch in _batches(documents):
         await asyncio.sleep(0)
         deletes = [{"q": {"_id": {"$eq": document["_id"]}}, "limit": 1} for document in batch]
-        await donor.execute(
-            local.database, {"delete": local.name, "deletes": deletes}, from_migrate=True
-        )
+        command = {"delete": local.name, "deletes": deletes}
+        raise_write_error(await donor.execute(local.database, command, from_migrate=True))
 
 
 def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:

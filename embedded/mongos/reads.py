@@ -1,23 +1,28 @@
-"""The commands find, count, distinct, getMore and killCursors over the shards."""
+"""Reads over the shards: find, count, distinct, aggregate, getMore and killCursors."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from embedded.change_streams import UserStages
 from embedded.cursors import FIRST_BATCH, ListCursor, first_reply, kill, next_reply
 from embedded.errors import CommandError, ErrorCode
-from embedded.mongos.members import Member, Outcome, replies_of
-from embedded.mongos.request import Placement, Request
+from embedded.mongos.request import Placement, RoutedRequest
+from embedded.mongos.shards import Outcome, Shard, replies_of
 from embedded.mongos.targeting import targets_of_filter
 from embedded.sessions import session_key
+from embedded.storage.aggregation import aggregate as run_pipeline
 from embedded.storage.bson_values import Document
 from embedded.storage.ordering import sort_key
 from embedded.storage.projection import project
 from embedded.storage.queries import sort_documents
 
+Pipeline = Sequence[Mapping[str, Any]]
+
+_CHANGE_STREAM_STAGES = ("$changeStream", "$_internalChangeStream")
 _FIND_OPTIONS = ("collation", "hint", "min", "max", "allowDiskUse")
 
 
-async def find(request: Request) -> Document:
+async def find(request: RoutedRequest) -> Document:
     """Return a cursor over the documents that match, merged from the shards in the sort order."""
     command = request.command
     skip, limit = int(command.get("skip", 0)), abs(int(command.get("limit", 0)))
@@ -27,18 +32,18 @@ async def find(request: Request) -> Document:
         _check_uuid(request, placement)
         if placement is None:
             return await _cursor(request, [])
-        members = members_for(request, placement, filter_)
+        shards = shards_for(request, placement, filter_)
         inner: Document = {"find": request.collection, "filter": filter_}
         inner |= {name: command[name] for name in _FIND_OPTIONS if name in command}
         if sort:
             inner["sort"] = sort
-        if len(members) == 1:
+        if len(shards) == 1:
             inner |= {"projection": projection, "skip": skip, "limit": limit}
-            reply = await request.send(members[0], inner)
+            reply = await request.send(shards[0], inner)
             return await _cursor(request, reply["cursor"]["firstBatch"])
         if limit:
             inner["limit"] = skip + limit
-        outcomes = await request.send_all(dict.fromkeys(members, inner))
+        outcomes = await request.send_all(dict.fromkeys(shards, inner))
         documents = all_documents(outcomes)
         if sort:
             documents = sort_documents(documents, sort)
@@ -48,40 +53,104 @@ async def find(request: Request) -> Document:
         return await _cursor(request, chosen)
 
 
-async def count(request: Request) -> Document:
+async def count(request: RoutedRequest) -> Document:
     """Return the number of documents that match."""
     options = ("query", "hint", "collation")
     skip, limit = int(request.command.get("skip", 0)), abs(int(request.command.get("limit", 0)))
     async with request.placement() as placement:
         if placement is None:
             return {"n": 0}
-        members = members_for(request, placement, request.field("query", dict, {}))
+        shards = shards_for(request, placement, request.field("query", dict, {}))
         inner = {"count": request.collection}
         inner |= {name: request.command[name] for name in options if name in request.command}
-        outcomes = await request.send_all(dict.fromkeys(members, inner))
+        outcomes = await request.send_all(dict.fromkeys(shards, inner))
         total = sum(int(reply["n"]) for reply in replies_of(outcomes).values())
     total = max(0, total - skip)
     return {"n": min(total, limit) if limit else total}
 
 
-async def distinct(request: Request) -> Document:
+async def distinct(request: RoutedRequest) -> Document:
     """Return the distinct values of a field, in BSON order if they come from several shards."""
     async with request.placement() as placement:
         if placement is None:
             return {"values": []}
-        members = members_for(request, placement, request.field("query", dict, {}))
+        shards = shards_for(request, placement, request.field("query", dict, {}))
         inner = {"distinct": request.collection, "key": request.field("key", str)}
         if "query" in request.command:
             inner["query"] = request.command["query"]
-        replies = replies_of(await request.send_all(dict.fromkeys(members, inner)))
+        replies = replies_of(await request.send_all(dict.fromkeys(shards, inner)))
     by_key: dict[Any, Any] = {}
     for reply in replies.values():
         for value in reply["values"]:
             by_key.setdefault(sort_key(value), value)
-    return {"values": [by_key[key] for key in (sorted(by_key) if len(members) > 1 else by_key)]}
+    return {"values": [by_key[key] for key in (sorted(by_key) if len(shards) > 1 else by_key)]}
 
 
-def _check_uuid(request: Request, placement: Placement | None) -> None:
+async def aggregate(request: RoutedRequest) -> Document:
+    """Run a pipeline over a collection, or over given documents.
+
+    Raises:
+        CommandError: the errors of pipelines and shards.
+    """
+    pipeline = request.field("pipeline", list)
+    cursor = request.command.get("cursor", {})
+    size = cursor.get("batchSize") if isinstance(cursor, Mapping) else None
+    if not isinstance(request.command["aggregate"], str):
+        documents = _from_given(request, pipeline)
+        return await open_cursor(request, f"{request.database}.$cmd.aggregate", documents, size)
+    documents = await _over_collection(request, pipeline)
+    return await open_cursor(request, request.namespace, documents, size)
+
+
+def _from_given(request: RoutedRequest, pipeline: Pipeline) -> list[Document]:
+    """Run a pipeline over the documents in its ``$documents`` stage."""
+    if not pipeline or "$documents" not in pipeline[0]:
+        return []
+    given, rest = pipeline[0]["$documents"], pipeline[1:]
+    if isinstance(given, Mapping) and given.keys() == {"$literal"}:
+        given = given["$literal"]
+    if not isinstance(given, list) or not all(isinstance(stage, dict) for stage in given):
+        raise CommandError(5858203, "$documents must be an array of objects")
+    stages = UserStages.of(rest, request.command)
+    results = (stages.apply(document) for document in given if stages.wants(document))
+    return [result for result in results if result is not None]
+
+
+async def _over_collection(request: RoutedRequest, pipeline: Pipeline) -> list[Document]:
+    filter_: Mapping[str, Any] = {}
+    if pipeline and "$match" in pipeline[0]:
+        filter_, pipeline = pipeline[0]["$match"], pipeline[1:]
+    async with request.placement() as placement:
+        if placement is None:
+            return []
+        shards = shards_for(request, placement, filter_)
+        inner: Document = {"find": request.collection, "filter": filter_}
+        documents = all_documents(await request.send_all(dict.fromkeys(shards, inner)))
+    return run_pipeline(documents, pipeline)
+
+
+def refuse_change_stream(command: Document) -> None:
+    """Refuse an ``aggregate``, or its ``explain``, with a change stream stage, valid or not.
+
+    Only the router opens change streams. A real mongos never answers an aggregate with this code,
+    so the router recognizes that it must itself report the errors of a malformed request.
+
+    Raises:
+        CommandError: 59.
+    """
+    inner = command.get("explain", command)
+    pipeline = inner.get("pipeline") if isinstance(inner, Mapping) else None
+    stages = pipeline if isinstance(pipeline, list) else []
+    names = [name for stage in stages if isinstance(stage, Mapping) for name in stage]
+    if any(name.startswith(_CHANGE_STREAM_STAGES) for name in names):
+        raise CommandError(
+            ErrorCode.CommandNotFound,
+            "this endpoint does not serve change streams; open them through "
+            "mergerouter, or on a shard"
+        )  # fmt: skip
+
+
+def _check_uuid(request: RoutedRequest, placement: Placement | None) -> None:
     """Check that the collection has the command's ``collectionUUID``, if it has one.
 
     Raises:
@@ -108,15 +177,16 @@ def _check_uuid(request: Request, placement: Placement | None) -> None:
         )
 
 
-def members_for(request: Request, placement: Placement, filter_: Mapping[str, Any]) -> list[Member]:
+def shards_for(
+    request: RoutedRequest, placement: Placement, filter_: Mapping[str, Any]
+) -> list[Shard]:
     """Return the shards that a read with ``filter_`` is sent to."""
     if placement.sharded is None:
         return [placement.primary]
-    owners = targets_of_filter(placement.sharded, filter_)
-    return [shard for shard in request.catalog.shards if shard.id in owners]
+    return request.catalog.named(targets_of_filter(placement.sharded, filter_))
 
 
-def all_documents(outcomes: Mapping[Member, Outcome]) -> list[Document]:
+def all_documents(outcomes: Mapping[Shard, Outcome]) -> list[Document]:
     """Return the documents of several shards' first batches, shard by shard.
 
     Raises:
@@ -130,7 +200,7 @@ def all_documents(outcomes: Mapping[Member, Outcome]) -> list[Document]:
 
 
 async def open_cursor(
-    request: Request, namespace: str, documents: Iterable[Document], batch_size: int | None
+    request: RoutedRequest, namespace: str, documents: Iterable[Document], batch_size: int | None
 ) -> Document:
     """Return the first reply over ``documents`` and keep the rest for getMore."""
     lsid = request.command.get("lsid")
@@ -143,17 +213,17 @@ async def open_cursor(
     )
 
 
-async def get_more(request: Request) -> Document:
+async def get_more(request: RoutedRequest) -> Document:
     """Return a cursor's next batch."""
     return await next_reply(request.state.cursors, request.command)
 
 
-async def kill_cursors(request: Request) -> Document:
+async def kill_cursors(request: RoutedRequest) -> Document:
     """Close cursors and report which of them existed."""
     return kill(request.state.cursors, request.field("cursors", list))
 
 
-async def _cursor(request: Request, documents: Iterable[Document]) -> Document:
+async def _cursor(request: RoutedRequest, documents: Iterable[Document]) -> Document:
     size = request.command.get("batchSize")
     if request.command.get("limit", 0) < 0:
         documents, size = list(documents), None

@@ -1,6 +1,6 @@
 """One client command with its context in the embedded mongos."""
 
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
@@ -15,12 +15,13 @@ from embedded.errors import CommandError, ErrorCode, no_such_transaction
 from embedded.mongod import Mongod
 from embedded.mongos.catalog import ClusterCatalog, ShardedCollection
 from embedded.mongos.cluster_transactions import ClusterTransaction, TransactionTable
-from embedded.mongos.members import Member, Outcome, execute_on_all
 from embedded.mongos.namespace_locks import NamespaceLocks
+from embedded.mongos.shards import Outcome, Shard, execute_on_all
 from embedded.storage.bson_values import Document
 
 Value = TypeVar("Value")
 
+_SESSION_FIELDS = frozenset({"lsid", "txnNumber", "autocommit", "startTransaction", "readConcern"})
 _PASSED_ON = ("writeConcern", "maxTimeMS", "comment", "bypassDocumentValidation", "let")
 
 
@@ -60,12 +61,12 @@ class ClusterState:
 class Placement:
     """The location of a namespace: sharded, or on its database's primary shard."""
 
-    primary: Member
+    primary: Shard
     sharded: ShardedCollection | None
 
 
 @dataclass
-class Request:
+class RoutedRequest:
     """A command, its session, and the shards that it was sent to.
 
     Args:
@@ -74,7 +75,7 @@ class Request:
         command: the command; its first key is the name.
         client: the sender.
         transaction: the transaction of the command, if any.
-        touched: the members that the command was sent to.
+        touched: the shards that the command was sent to.
     """
 
     state: ClusterState
@@ -82,7 +83,7 @@ class Request:
     command: Document
     client: Client
     transaction: ClusterTransaction | None = None
-    touched: dict[Member, None] = field(default_factory=dict)
+    touched: dict[Shard, None] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -133,16 +134,25 @@ class Request:
             )  # fmt: skip
         return value
 
+    def as_sent(self, without: Iterable[str] = ()) -> Document:
+        """Return the client's command without session fields and ``$`` fields."""
+        left_out = _SESSION_FIELDS | set(without)
+        return {
+            name: value
+            for name, value in self.command.items()
+            if name not in left_out and not name.startswith("$")
+        }
+
     def now(self) -> float:
         """Return the wall clock's time in seconds since 1970."""
         return self.state.wall()
 
     @asynccontextmanager
     async def placement(self) -> AsyncIterator[Placement | None]:
-        """Hold a shared lock on the namespace, and yield its location, which does not change.
+        """Hold shared locks on the namespace and its database, and yield its location.
 
-        Yields ``None`` if the database does not exist. The lock excludes migrations and DDL; a
-        transaction holds it until it ends.
+        Yields ``None`` if the database does not exist. The location does not change during the
+        block, in a transaction until that ends.
 
         Raises:
             CommandError: 24 LockTimeout.
@@ -168,7 +178,7 @@ class Request:
     def placement_now(self, namespace: str) -> Placement | None:
         """Return the location of a namespace that the caller has locked.
 
-        Returns ``None`` if its database does not exist.
+        Returns None if its database does not exist.
         """
         primary = self.catalog.primary_of(namespace.partition(".")[0])
         if primary is None:
@@ -176,35 +186,35 @@ class Request:
         return Placement(primary, self.catalog.collections.get(namespace))
 
     async def send(
-        self, member: Member, command: Mapping[str, Any], *, write: bool = False
+        self, shard: Shard, command: Mapping[str, Any], *, write: bool = False
     ) -> Document:
         """Run ``command`` on one shard, in this request's session.
 
         Args:
-            member: the shard.
+            shard: the shard.
             command: the command.
             write: whether the command may change data.
 
         Raises:
             CommandError: the shard's error.
         """
-        self.touched[member] = None
-        return await member.execute(self.database, self._in_session(member, command, write))
+        self.touched[shard] = None
+        return await shard.execute(self.database, self._in_session(shard, command, write))
 
     async def send_all(
-        self, commands: Mapping[Member, Mapping[str, Any]], *, write: bool = False
-    ) -> dict[Member, Outcome]:
+        self, commands: Mapping[Shard, Mapping[str, Any]], *, write: bool = False
+    ) -> dict[Shard, Outcome]:
         """Run commands on several shards in parallel, in this request's session.
 
         Returns each shard's reply or error.
         """
         self.touched.update(dict.fromkeys(commands))
         prepared = {
-            member: self._in_session(member, command, write) for member, command in commands.items()
+            shard: self._in_session(shard, command, write) for shard, command in commands.items()
         }
         return await execute_on_all(prepared, self.database)
 
-    def _in_session(self, member: Member, command: Mapping[str, Any], write: bool) -> Document:
+    def _in_session(self, shard: Shard, command: Mapping[str, Any], write: bool) -> Document:
         passed = {name: self.command[name] for name in _PASSED_ON if name in self.command}
         if self.transaction is None:
             for name in ("lsid", "readConcern"):
@@ -218,7 +228,7 @@ class Request:
                 f"Transaction {self.transaction.number} has been {self.transaction.state}."
             )
         passed.pop("writeConcern", None)
-        fields = self.transaction.fields_for(member)
+        fields = self.transaction.fields_for(shard)
         if write:
-            self.transaction.wrote(member)
+            self.transaction.wrote(shard)
         return {**command, **passed, **fields}

@@ -3,12 +3,12 @@
 from typing import Any
 
 from embedded.errors import CommandError, ErrorCode
-from embedded.mongos.request import Request
+from embedded.mongos.request import RoutedRequest
 from embedded.sessions import session_key
 from embedded.storage.bson_values import Document
 
 
-async def end_sessions(request: Request) -> Document:
+async def end_sessions(request: RoutedRequest) -> Document:
     """Run endSessions or killSessions: close the sessions' cursors and abort their transactions."""
     sessions: list[Any] = request.field(request.name, list)
     for lsid in sessions:
@@ -17,7 +17,7 @@ async def end_sessions(request: Request) -> Document:
     return {}
 
 
-async def commit_transaction(request: Request) -> Document:
+async def commit_transaction(request: RoutedRequest) -> Document:
     """Commit on all participants.
 
     Raises:
@@ -31,7 +31,7 @@ async def commit_transaction(request: Request) -> Document:
     return {}
 
 
-async def abort_transaction(request: Request) -> Document:
+async def abort_transaction(request: RoutedRequest) -> Document:
     """Abort on all participants.
 
     Raises:

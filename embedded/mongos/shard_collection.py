@@ -8,17 +8,17 @@ from bson import Binary, Int64
 from embedded.errors import CommandError, ErrorCode
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, ChunkMap
-from embedded.mongos.members import Member
 from embedded.mongos.migration import copy_catalog_entry
-from embedded.mongos.request import Request
+from embedded.mongos.request import RoutedRequest
 from embedded.mongos.shard_key import ShardKey
+from embedded.mongos.shards import Shard
 from embedded.storage.bson_values import Document
 
 _HASHED_CHUNKS_PER_SHARD = 2
 _HASH_SPACE = 1 << 64
 
 
-async def enable_sharding(request: Request) -> Document:
+async def enable_sharding(request: RoutedRequest) -> Document:
     """Create a database, on the shard ``primaryShard`` if the command names one."""
     name, wanted = str(request.command["enableSharding"]), request.command.get("primaryShard")
     primary = request.catalog.shard(wanted) if wanted else None
@@ -26,7 +26,7 @@ async def enable_sharding(request: Request) -> Document:
     return {}
 
 
-async def shard_collection(request: Request) -> Document:
+async def shard_collection(request: RoutedRequest) -> Document:
     """Shard a collection, creating it if necessary.
 
     Raises:
@@ -38,8 +38,8 @@ async def shard_collection(request: Request) -> Document:
     database, _, name = namespace.partition(".")
     if not name:
         raise CommandError(ErrorCode.InvalidNamespace, f"Invalid namespace: {namespace}")
-    primary = await request.catalog.create_database(database)
     async with request.state.locks.exclusive(namespace):
+        primary = await request.catalog.create_database(database)
         existing = request.catalog.collections.get(namespace)
         if existing is None:
             existing = await _shard(request, primary, namespace, key)
@@ -52,7 +52,7 @@ async def shard_collection(request: Request) -> Document:
 
 
 async def _shard(
-    request: Request, primary: Member, namespace: str, key: ShardKey
+    request: RoutedRequest, primary: Shard, namespace: str, key: ShardKey
 ) -> ShardedCollection:
     database, _, name = namespace.partition(".")
     unique = bool(request.command.get("unique", False))
@@ -77,7 +77,7 @@ async def _shard(
     return collection
 
 
-async def _ensure_index(primary: Member, namespace: str, key: ShardKey, *, was_empty: bool) -> None:
+async def _ensure_index(primary: Shard, namespace: str, key: ShardKey, *, was_empty: bool) -> None:
     database, _, name = namespace.partition(".")
     wanted = list(key.pattern.items())
     indexes = primary.mongod.catalog.require(namespace).indexes.values()
@@ -97,7 +97,7 @@ async def _ensure_index(primary: Member, namespace: str, key: ShardKey, *, was_e
 
 
 def _initial_chunks(
-    request: Request, primary: Member, key: ShardKey, *, spread: bool
+    request: RoutedRequest, primary: Shard, key: ShardKey, *, spread: bool
 ) -> list[Chunk]:
     """Return one chunk on the primary shard.
 
@@ -120,7 +120,7 @@ def _initial_chunks(
     ]
 
 
-def _log_event(primary: Member, collection: ShardedCollection, uuid: Binary) -> None:
+def _log_event(primary: Shard, collection: ShardedCollection, uuid: Binary) -> None:
     """Append the oplog entry that change streams with expanded events show."""
     primary.adopt_time()
     namespace = collection.namespace

@@ -3,20 +3,20 @@
 from embedded.errors import CommandError, ErrorCode, bad_value, namespace_not_found
 from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
-from embedded.mongos.members import Member
 from embedded.mongos.migration import clone_database, drop_cloned, move_chunk
-from embedded.mongos.request import Request
+from embedded.mongos.request import RoutedRequest
+from embedded.mongos.shards import Shard
 from embedded.storage.bson_values import Document
 
 _OWN_DATABASES = frozenset({"admin", "config", "local"})
 
 
-async def list_shards(request: Request) -> Document:
+async def list_shards(request: RoutedRequest) -> Document:
     """Return the documents of config.shards."""
     return {"shards": await request.catalog.read("shards", {})}
 
 
-async def start_shard(request: Request) -> Document:
+async def start_shard(request: RoutedRequest) -> Document:
     """Start a shard server in this process, which addShard can add (not a MongoDB command).
 
     Raises:
@@ -29,7 +29,7 @@ async def start_shard(request: Request) -> Document:
     return {"host": mongod.host_string}
 
 
-async def add_shard(request: Request) -> Document:
+async def add_shard(request: RoutedRequest) -> Document:
     """Add a running shard server to the cluster.
 
     Raises:
@@ -52,22 +52,23 @@ async def add_shard(request: Request) -> Document:
             "already exists"
         )  # fmt: skip
     brought = [db for db in mongod.catalog.databases() if db not in _OWN_DATABASES]
-    for database in brought:
-        if request.catalog.primary_of(database) is not None:
-            raise CommandError(
-                ErrorCode.OperationFailed,
-                f"can't add shard '{host}' because a local database '{database}' exists in "
-                "another shard"
-            )  # fmt: skip
-    member = Member(name, mongod, request.catalog.gossip)
-    await request.catalog.add_shard(member)
-    for database in brought:
-        await request.catalog.create_database(database, member)
+    async with request.state.locks.exclusive_databases(*brought):
+        for database in brought:
+            if request.catalog.primary_of(database) is not None:
+                raise CommandError(
+                    ErrorCode.OperationFailed,
+                    f"can't add shard '{host}' because a local database '{database}' exists in "
+                    "another shard"
+                )  # fmt: skip
+        shard = Shard(name, mongod, request.catalog.gossip)
+        await request.catalog.add_shard(shard)
+        for database in brought:
+            await request.catalog.create_database(database, shard)
     request.touched[request.catalog.config] = None
     return {"shardAdded": name}
 
 
-async def remove_shard(request: Request) -> Document:
+async def remove_shard(request: RoutedRequest) -> Document:
     """Drain a shard; each call advances its state: started, ongoing, completed.
 
     The second call moves the chunks to the other shards. The administrator must move the databases
@@ -76,59 +77,62 @@ async def remove_shard(request: Request) -> Document:
     Raises:
         CommandError: 20 IllegalOperation for the last shard.
     """
-    member = request.catalog.shard(str(request.command["removeShard"]))
-    to_move = [db.name for db in request.catalog.databases.values() if db.primary == member.id]
-    if not request.catalog.is_draining(member.id):
-        if not _takers(request, member):
+    shard = request.catalog.shard(str(request.command["removeShard"]))
+    if not request.catalog.is_draining(shard.id):
+        if not _takers(request, shard):
             raise CommandError(
                 ErrorCode.IllegalOperation,
                 "Operation not allowed because it would remove the last shard",
             )
-        await request.catalog.set_draining(member)
-        return _drain_state("started", "draining started successfully", member, to_move)
-    await _move_chunks_away(request, member)
-    if to_move:
+        await request.catalog.set_draining(shard)
+        to_move = request.catalog.databases_on(shard)
+        return _drain_state("started", "draining started successfully", shard, to_move)
+    await _move_chunks_away(request, shard)
+    if to_move := request.catalog.databases_on(shard):
         left = {"chunks": 0, "dbs": len(to_move), "jumboChunks": 0}
-        state = _drain_state("ongoing", "draining ongoing", member, to_move)
+        state = _drain_state("ongoing", "draining ongoing", shard, to_move)
         return {"remaining": left, **state}
-    for database in member.mongod.catalog.databases():
+    for database in shard.mongod.catalog.databases():
         if database not in _OWN_DATABASES:  # an empty one would stop a later addShard
-            await member.execute(database, {"dropDatabase": 1}, from_migrate=True)
-    await request.catalog.remove_shard(member)
+            await shard.execute(database, {"dropDatabase": 1}, from_migrate=True)
+    await request.catalog.remove_shard(shard)
     request.touched[request.catalog.config] = None
     return {
-        "msg": "removeshard completed successfully", "state": "completed", "shard": member.id,
+        "msg": "removeshard completed successfully", "state": "completed", "shard": shard.id,
     }  # fmt: skip
 
 
-def _drain_state(state: str, message: str, member: Member, databases: list[str]) -> Document:
+def _drain_state(state: str, message: str, shard: Shard, databases: list[str]) -> Document:
     return {
         "msg": message,
         "state": state,
-        "shard": member.id,
+        "shard": shard.id,
         "note": "you need to drop or movePrimary these databases",
         "dbsToMove": databases,
     }
 
 
-def _takers(request: Request, member: Member) -> list[Member]:
+def _takers(request: RoutedRequest, leaving: Shard) -> list[Shard]:
     return [
         shard
         for shard in request.catalog.shards
-        if shard is not member and not request.catalog.is_draining(shard.id)
+        if shard is not leaving and not request.catalog.is_draining(shard.id)
     ]
 
 
-async def _move_chunks_away(request: Request, member: Member) -> None:
-    takers = _takers(request, member)
-    for collection in list(request.catalog.collections.values()):
-        async with request.state.locks.exclusive(collection.namespace):
-            leaving = [chunk for chunk in collection.chunks if chunk.shard == member.id]
+async def _move_chunks_away(request: RoutedRequest, shard: Shard) -> None:
+    takers = _takers(request, shard)
+    for namespace in list(request.catalog.collections):
+        async with request.state.locks.exclusive(namespace):
+            collection = request.catalog.collections.get(namespace)
+            if collection is None:  # it has been dropped or renamed meanwhile
+                continue
+            leaving = [chunk for chunk in collection.chunks if chunk.shard == shard.id]
             for index, chunk in enumerate(leaving):
                 await move_chunk(request, collection, chunk, takers[index % len(takers)])
 
 
-async def move_primary(request: Request) -> Document:
+async def move_primary(request: RoutedRequest) -> Document:
     """Move a database's unsharded collections to another shard.
 
     Raises:
@@ -136,12 +140,11 @@ async def move_primary(request: Request) -> Document:
     """
     database = str(request.command["movePrimary"])
     to = request.catalog.shard(request.field("to", str))
-    donor = request.catalog.primary_of(database)
-    if donor is None:
-        raise namespace_not_found(f"Database {database} could not be found")
-    if donor is not to:
-        held = [collection.ns for collection in donor.mongod.catalog.collections(database)]
-        async with request.state.locks.exclusive(database, *held):
+    async with request.state.locks.exclusive_databases(database):
+        donor = request.catalog.primary_of(database)
+        if donor is None:
+            raise namespace_not_found(f"Database {database} could not be found")
+        if donor is not to:
             sharded = [collection.namespace for collection in request.catalog.sharded_in(database)]
             copied = await clone_database(donor, to, database, sharded)
             await request.catalog.move_primary(database, to)
@@ -149,36 +152,37 @@ async def move_primary(request: Request) -> Document:
     return {}
 
 
-async def split(request: Request) -> Document:
+async def split(request: RoutedRequest) -> Document:
     """Split a chunk at ``middle``.
 
     Raises:
         CommandError: 118 if the collection is not sharded; 2 BadValue for an invalid split point.
     """
-    async with request.state.locks.exclusive(_collection(request, "split").namespace):
-        collection = _collection(request, "split")  # it may have been dropped meanwhile
+    namespace = str(request.command["split"])
+    async with request.state.locks.exclusive(namespace):
+        collection = _sharded(request, namespace)
         collection.chunks.split(collection.key.bound(request.field("middle", dict)))
     return {}
 
 
-async def move(request: Request) -> Document:
+async def move(request: RoutedRequest) -> Document:
     """Run moveChunk: move the chunk of ``find``, or the one that begins at ``min``.
 
     Raises:
         CommandError: 118 if the collection is not sharded; 2 BadValue if no chunk has the bounds; a
             shard's error.
     """
+    namespace = str(request.command["moveChunk"])
     to = request.catalog.shard(request.field("to", str))
-    async with request.state.locks.exclusive(_collection(request, request.name).namespace):
-        collection = _collection(request, request.name)
+    async with request.state.locks.exclusive(namespace):
+        collection = _sharded(request, namespace)
         chunk = _named_chunk(request, collection)
         await move_chunk(request, collection, chunk, to)
     request.touched[to] = None
     return {"millis": 0}
 
 
-def _collection(request: Request, name: str) -> ShardedCollection:
-    namespace = str(request.command[name])
+def _sharded(request: RoutedRequest, namespace: str) -> ShardedCollection:
     collection = request.catalog.collections.get(namespace)
     if collection is None:
         raise CommandError(
@@ -187,7 +191,7 @@ def _collection(request: Request, name: str) -> ShardedCollection:
     return collection
 
 
-def _named_chunk(request: Request, collection: ShardedCollection) -> Chunk:
+def _named_chunk(request: RoutedRequest, collection: ShardedCollection) -> Chunk:
     key, chunks = collection.key, collection.chunks
     if "find" in request.command:
         return chunks.chunk_of(key.of_document(request.command["find"]))

@@ -3,11 +3,11 @@
 from typing import Any
 
 from embedded.errors import bad_value
-from embedded.mongos.request import Request
+from embedded.mongos.request import RoutedRequest
 from embedded.storage.bson_values import Document
 
 
-async def switch_member(request: Request) -> Document:
+async def switch_member(request: RoutedRequest) -> Document:
     """Switch a member (not a MongoDB command): ``{switchMember: "shard0" | "config", to: …}``.
 
     ``to`` is ``stop`` (close all connections and stop listening), ``start`` (again, with the same

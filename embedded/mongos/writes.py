@@ -1,134 +1,133 @@
-"""insert, update and delete; each statement is sent to the shards that own its documents."""
+"""insert, update, delete and findAndModify, sent to the shards that own the documents."""
 
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable
 
 from bson import ObjectId
 
-from embedded.errors import CommandError, shard_key_changed
-from embedded.mongos.bulk import BulkResult, batches, picked
-from embedded.mongos.catalog import ShardedCollection
-from embedded.mongos.key_change import has_moved, move_document
-from embedded.mongos.members import Member
-from embedded.mongos.request import Placement, Request
-from embedded.mongos.statements import bulk_command, send_statement
-from embedded.mongos.targeting import targets_of_delete, targets_of_update
+from embedded.errors import CommandError, ErrorCode, shard_key_changed
+from embedded.mongos.bulk import BulkWrite, batches
+from embedded.mongos.key_change import move_document
+from embedded.mongos.request import Placement, RoutedRequest
+from embedded.mongos.shards import Shard
+from embedded.mongos.targeting import target_of_one, targets_of_delete, targets_of_update
 from embedded.storage.bson_values import Document
 
+_OPTIONS = ("query", "sort", "remove", "update", "new", "fields", "upsert")
 
-async def insert(request: Request) -> Document:
+
+async def insert(request: RoutedRequest) -> Document:
     """Insert documents, each on its owner; an ordered insert stops at its first error.
 
     Raises:
         CommandError: a shard's error for the whole command.
     """
-    documents = [_with_id(document) for document in request.field("documents", list)]
-    ordered = bool(request.command.get("ordered", True))
-    result = BulkResult()
+    bulk = BulkWrite(request, "documents")
+    bulk.statements = [_with_id(document) for document in bulk.statements]
     async with request.placement_for_write() as placement:
-        owners = [_owner(request, placement, d, i, result) for i, d in enumerate(documents)]
-
-        def command(positions: list[int]) -> Document:
-            return bulk_command(
-                request, "documents", picked(documents, positions), positions, ordered=ordered
-            )
-
-        for member, positions in batches(owners):
-            if member is not None:
-                result.add(await request.send(member, command(positions), write=True), positions)
-            if ordered and any(error["index"] in positions for error in result.errors):
+        owners = [_owner(bulk, placement, position) for position in range(len(bulk.statements))]
+        for shard, positions in batches(owners):
+            if shard is not None:
+                await bulk.send([shard], positions)
+            if bulk.ordered and any(error["index"] in positions for error in bulk.errors):
                 break
-    if ordered:
-        result.errors = sorted(result.errors, key=lambda error: error["index"])[:1]
-    return result.reply()
+    if bulk.ordered:
+        bulk.errors = sorted(bulk.errors, key=lambda error: error["index"])[:1]
+    return bulk.reply()
 
 
-async def update(request: Request) -> Document:
+async def update(request: RoutedRequest) -> Document:
     """Update documents on their shards.
 
     Raises:
         CommandError: an error for the whole command.
     """
-    return await _one_by_one(request, "updates", _update_statement, modified=0)
+    return await _one_by_one(BulkWrite(request, "updates"), _update_statement)
 
 
-async def delete(request: Request) -> Document:
+async def delete(request: RoutedRequest) -> Document:
     """Delete documents on their shards.
 
     Raises:
         CommandError: an error for the whole command.
     """
-    return await _one_by_one(request, "deletes", _delete_statement, modified=None)
+    return await _one_by_one(BulkWrite(request, "deletes"), _delete_statement)
 
 
-Statement = Mapping[str, Any]
-Runner = Callable[[Request, Placement, Statement, int, BulkResult], Awaitable[None]]
+async def find_and_modify(request: RoutedRequest) -> Document:
+    """Change one document; return it as before or, with ``new``, as after.
+
+    Raises:
+        CommandError: 61 ShardKeyNotFound if the query does not determine the shard key; the shard's
+            error.
+    """
+    command = {name: request.command[name] for name in _OPTIONS if name in request.command}
+    if request.retryable:
+        command["stmtId"] = request.command.get("stmtId", 0)
+    async with request.placement_for_write() as placement:
+        shard = placement.primary
+        if placement.sharded is not None:
+            query = request.field("query", dict, {})
+            shard = request.catalog.shard(target_of_one(placement.sharded, query, "findAndModify"))
+        inner = {"findAndModify": request.collection, **command}
+        return await request.send(shard, inner, write=True)
 
 
 async def _one_by_one(
-    request: Request, field: str, run: Runner, *, modified: int | None
+    bulk: BulkWrite, run: Callable[[BulkWrite, Placement, int], Awaitable[None]]
 ) -> Document:
-    statements: list[Document] = request.field(field, list)
-    ordered = bool(request.command.get("ordered", True))
-    result = BulkResult(modified=modified)
-    for position, statement in enumerate(statements):
+    request = bulk.request
+    for position, statement in enumerate(bulk.statements):
         creates = statement.get("upsert")
         async with request.placement_for_write() if creates else request.placement() as placement:
             try:
                 if placement is not None:
-                    await run(request, placement, statement, position, result)
+                    await run(bulk, placement, position)
             except CommandError as error:
                 if request.transaction is not None:
                     raise
-                result.add_error(error, position)
-        if result.errors and ordered:
+                bulk.add_error(error, position)
+        if bulk.errors and bulk.ordered:
             break
-    return result.reply()
+    return bulk.reply()
 
 
-async def _update_statement(
-    request: Request, placement: Placement, statement: Statement, position: int, result: BulkResult
-) -> None:
-    collection = placement.sharded
-    targets = targets_of_update(collection, statement) if collection else None
-    if has_moved(request):
-        result.add({"n": 1, "nModified": 1}, [position])
+async def _update_statement(bulk: BulkWrite, placement: Placement, position: int) -> None:
+    request, statement, earlier = bulk.request, bulk.statements[position], len(bulk.errors)
+    if placement.sharded is None:
+        await bulk.send([placement.primary], [position])
         return
-    earlier = len(result.errors)
-    await send_statement(request, placement, targets, statement, position, result)
-    refused = [error["code"] for error in result.errors[earlier:]]
-    if (
-        collection is not None
-        and targets is not None
-        and len(targets) == 1
-        and request.retryable
-        and refused == [shard_key_changed().code]
-    ):
-        [target] = targets
-        del result.errors[earlier:]
-        moved = await move_document(request, collection, request.catalog.shard(target), statement)
-        result.add({"n": int(moved), "nModified": int(moved)}, [position])
+    shards = request.catalog.named(targets_of_update(placement.sharded, statement))
+    await bulk.send(shards, [position])
+    codes = [error["code"] for error in bulk.errors[earlier:]]
+    if len(shards) == 1 and request.retryable and codes == [shard_key_changed().code]:
+        del bulk.errors[earlier:]
+        if len(bulk.statements) > 1:
+            raise CommandError(
+                ErrorCode.InvalidOptions,
+                "Document shard key value updates that cause the doc to move shards must be sent "
+                "with write batch of size 1",
+            )
+        moved = int(await move_document(request, placement.sharded, shards[0], statement))
+        bulk.add({"n": moved, "nModified": moved}, [position])
 
 
-async def _delete_statement(
-    request: Request, placement: Placement, statement: Statement, position: int, result: BulkResult
-) -> None:
-    collection = placement.sharded
-    targets = targets_of_delete(collection, statement) if collection else None
-    await send_statement(request, placement, targets, statement, position, result)
+async def _delete_statement(bulk: BulkWrite, placement: Placement, position: int) -> None:
+    shards = [placement.primary]
+    if placement.sharded is not None:
+        targets = targets_of_delete(placement.sharded, bulk.statements[position])
+        shards = bulk.request.catalog.named(targets)
+    await bulk.send(shards, [position])
 
 
-def _owner(
-    request: Request, placement: Placement, document: Document, position: int, result: BulkResult
-) -> Member | None:
-    collection: ShardedCollection | None = placement.sharded
-    if collection is None:
+def _owner(bulk: BulkWrite, placement: Placement, position: int) -> Shard | None:
+    if placement.sharded is None:
         return placement.primary
     try:
-        return request.catalog.shard(collection.chunks.owner_of_document(document))
+        owner = placement.sharded.chunks.owner_of_document(bulk.statements[position])
     except CommandError as error:
-        result.add_error(error, position)
+        bulk.add_error(error, position)
         return None
+    return bulk.request.catalog.shard(owner)
 
 
 def _with_id(document: Document) -> Document:

@@ -5,6 +5,7 @@
 
 import argparse
 import os
+import subprocess
 import sys
 import tempfile
 import threading
@@ -16,7 +17,7 @@ from typing import Any
 
 import pymongo
 
-from bench.processes import listening, memory, spawn
+from bench.kernel import listening, memory
 from bench.writes import COLLECTION, DATABASE, percentiles, random_pauses, shard_evenly, write_paced
 from router.allocator import LOOK_SECONDS
 from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
@@ -115,7 +116,8 @@ class Measurement:
         before, healthy, attackers = server.mebibytes, Healthy(server), None
         if name is not None:
             numbers = (server.port, self._seconds, server.admin_port, self._since)
-            attackers = spawn("-m", "tests.attack.attackers", name, *map(str, numbers))
+            command = [sys.executable, "-m", "tests.attack.attackers", name, *map(str, numbers)]
+            attackers = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
             time.sleep(1.5)
         with Client(self._cluster.mongos_uri) as client:
             pauses = random_pauses(int((self._seconds - 2) / PAUSE), PAUSE)

@@ -61,6 +61,134 @@ class Report:
     summary: list[str] = field(default_factory=list)
 
 
+class Run:
+    """The clients of a run: writers, and watchers whose events are audited.
+
+    Args:
+        cluster: at least two shards of three members each, and two mongos; its data is spread.
+        seed: determines the behaviour of writers and openers.
+        parameters: start parameters of the router.
+        pause: seconds between each writer's writes.
+    """
+
+    def __init__(
+        self, cluster: RealCluster, seed: int, parameters: dict[str, object], pause: float
+    ) -> None:
+        router = start_router(
+            cluster.configdb, cluster.mongos_uri, port=free_port(), set_parameter=parameters
+        )
+        uri, others = router.uri, f"mongodb://{','.join(cluster.mongoses.values())}/"
+        self.report, self.ledger = Report(), Ledger()
+        self.faults = Faults(cluster, router, self.checkpoint, self._answers, parameters)
+        self._history = History(others, Watch(""))
+        self._expanded = History(others, Watch("", expanded=True))
+        self._marks, *self._writers = (
+            Writer(name, to, _REGIONS, self.ledger, seed=seed, pause=pause)
+            for name, to in (
+                ("marks", others), ("direct", others), ("second", others), ("routed", uri)
+            )
+        )  # fmt: skip
+        self._markers = 0
+        self._ddl = DdlWriter(others, seed=seed, pause=1.0)
+        self._looking_up = Watcher("looking up", uri, Watch(lookup=True))
+        self._with_images = Watcher("with images", uri, Watch("", expanded=True), patience=80)
+        filtered = Watch(SHARDED, "nearest", INSERTS_AND_DELETES)
+        self._routed = [
+            Watcher("plain", uri, Watch()),
+            Watcher("resuming", uri, Watch(collection=""), patience=40),
+            Watcher("secondary", uri, Watch(preference="secondary")),
+            Watcher("nearest", uri, filtered, patience=60),
+            Watcher("of a dropped collection", uri, Watch(WATCHED)),
+            self._looking_up,
+            self._with_images,
+        ]
+        self._control = Watcher("control", f"mongodb://{cluster.mongoses['mongos-1']}/", Watch())
+        self._watchers = [*self._routed, self._control]
+        self._opener = Opener("opener", uri, seed, ("primary", "secondaryPreferred", "nearest"))
+
+    def work(self, let_happen: Callable[[Faults], None]) -> None:
+        """Write, change collections and watch while ``let_happen`` runs faults."""
+        watching: list[threading.Thread] = []
+        try:
+            self._history.begin()
+            self._expanded.begin()
+            watching += [_started(watcher.run) for watcher in self._watchers]
+            for watcher in self._watchers:
+                if not watcher.opened.wait(60):
+                    raise RuntimeError(f"{watcher.name} could not open: {watcher.failures}")
+            writers: list[Writer | DdlWriter] = [*self._writers, self._ddl]
+            working = [_started(each.run) for each in (*writers, self._opener)]
+            let_happen(self.faults)
+            for writer in writers:
+                writer.stop()
+            self._opener.stopping.set()
+            for thread in working:
+                thread.join(_PASS_SECONDS)
+            if any(thread.is_alive() for thread in working):
+                self.report.problems.append("writers or openers hang")
+            self.checkpoint()
+        finally:
+            for watcher in (*self._watchers, self._opener):
+                watcher.stopping.set()
+            for thread in watching:
+                thread.join(30)
+            self.faults.router.stop()
+
+    def checkpoint(self) -> None:
+        """Read the history to a new marker and wait until all watchers have received it."""
+        self._markers += 1
+        self._marks.mark(self._markers)
+        for told in (self._history, self._expanded):
+            told.read_to(self._markers)
+        marker = key_of(self._history.events[-1])
+        deadline = time.monotonic() + _PASS_SECONDS
+        for watcher in self._watchers:
+            while not watcher.has_passed(marker):
+                if time.monotonic() > deadline:
+                    self.report.problems.append(
+                        f"{watcher.name} has not come to marker {self._markers}, but to"
+                        f" {watcher.last_id}"
+                    )
+                    break
+                time.sleep(0.05)
+
+    def _answers(self) -> dict[str, int]:
+        return {each.name: each.replies for each in (*self._routed, self._opener)}
+
+    def audit(self) -> None:
+        """Report what differs between watchers, the history and the ledger."""
+        report, history, expanded = self.report, self._history.events, self._expanded.events
+        end = key_of(history[-1])
+        for watcher in self._watchers:
+            for segment in watcher.segments:
+                segment.end = min(segment.end or segment.start, end)
+            report.events += watcher.events
+            report.streams += len(watcher.segments)
+            told = expanded if watcher.watch.expanded else history
+            report.problems += watcher_problems(watcher, told)
+        report.problems += lookup_problems(self._looking_up, history)
+        report.problems += image_problems(self._with_images, expanded)
+        report.problems += ddl_problems(self._ddl, expanded)
+        report.problems += ledger_problems(self.ledger, history)
+        report.problems += opener_problems(self._opener, history, self.ledger, end)
+        for reading in (*self._routed, self._opener):
+            report.problems += [
+                f"{reading.name} got an error: {failure.error}; {_during(self.faults, failure.at)}"
+                for failure in reading.failures
+            ]
+        report.control_errors = [failure.error for failure in self._control.failures]
+        report.streams += len(self._opener.found)
+        report.writes, report.faults = self.ledger.writes, len(self.faults.log)
+        report.summary = [
+            f"{report.faults} faults, {report.writes} writes, {len(history)} events in the history,"
+            f" {report.events} at watchers, {report.streams} streams, slowest opening"
+            f" {self._opener.slowest:.1f} s",
+            f"DDL: {dict(_kinds(self._ddl))}, errors {dict(self._ddl.errors)}",
+            f"writers' retries: { ({w.name: w.errors for w in self._writers}) }",
+            f"errors at the control: {report.control_errors or 'none'}",
+        ]
+
+
 def run_faults(
     cluster: RealCluster,
     seed: int,
@@ -70,142 +198,33 @@ def run_faults(
     pause: float = 0.03,
     logs: Path | None = None,
 ) -> Report:
-    """Write, change collections and watch while ``let_happen`` runs faults; then audit.
+    """Run clients while ``let_happen`` runs faults and returns when done; then audit.
 
-    Args:
-        cluster: at least two shards of three members each, and two mongos; its data is spread.
-        seed: determines the behaviour of writers and openers.
-        let_happen: runs faults, and returns when done.
-        parameters: start parameters of the router.
-        pause: seconds between each writer's writes.
-        logs: a folder for the routers' logs and the report, kept if there are problems.
+    The other arguments are those of ``Run``. ``logs`` is a folder for the routers' logs and the
+    report, kept if there are problems.
     """
-    ledger, report = Ledger(), Report()
-    parameters = parameters or {}
-    router = start_router(
-        cluster.configdb, cluster.mongos_uri, port=free_port(), set_parameter=parameters
-    )
-    others = ",".join(cluster.mongoses.values())
-    history = History(f"mongodb://{others}/", Watch(""))
-    expanded = History(f"mongodb://{others}/", Watch("", expanded=True))
-    marks = Writer("marks", f"mongodb://{others}/", _REGIONS, ledger, seed=seed, pause=pause)
-    writers = [
-        Writer("direct", f"mongodb://{others}/", _REGIONS, ledger, seed=seed, pause=pause),
-        Writer("second", f"mongodb://{others}/", _REGIONS, ledger, seed=seed, pause=pause),
-        Writer("routed", router.uri, _REGIONS, ledger, seed=seed, pause=pause),
-    ]
-    ddl = DdlWriter(f"mongodb://{others}/", seed=seed, pause=1.0)
-    looking_up = Watcher("looking up", router.uri, Watch(lookup=True))
-    with_images = Watcher("with images", router.uri, Watch("", expanded=True), patience=80)
-    routed = [
-        Watcher("plain", router.uri, Watch()),
-        Watcher("resuming", router.uri, Watch(collection=""), patience=40),
-        Watcher("secondary", router.uri, Watch(preference="secondary")),
-        Watcher("nearest", router.uri, Watch(SHARDED, "nearest", INSERTS_AND_DELETES), patience=60),
-        Watcher("of a dropped collection", router.uri, Watch(WATCHED)),
-        looking_up,
-        with_images,
-    ]
-    control = Watcher("control", f"mongodb://{cluster.mongoses['mongos-1']}/", Watch())
-    watchers = [*routed, control]
-    working: list[Writer | DdlWriter] = [*writers, ddl]
-    opener = Opener("opener", router.uri, seed, ("primary", "secondaryPreferred", "nearest"))
-    markers = 0
-
-    def checkpoint() -> None:
-        """Read the history to a new marker and wait until all watchers have received it."""
-        nonlocal markers
-        markers += 1
-        marks.mark(markers)
-        for told in (history, expanded):
-            told.read_to(markers)
-        marker = key_of(history.events[-1])
-        deadline = time.monotonic() + _PASS_SECONDS
-        for watcher in watchers:
-            while not watcher.has_passed(marker):
-                if time.monotonic() > deadline:
-                    report.problems.append(
-                        f"{watcher.name} has not come to marker {markers}, but to {watcher.last_id}"
-                    )
-                    break
-                time.sleep(0.05)
-
-    def answers() -> dict[str, int]:
-        return {each.name: each.replies for each in (*routed, opener)}
-
-    faults = Faults(cluster, router, checkpoint, answers, parameters)
-    running: list[threading.Thread] = []
-
-    def begin(work: Callable[[], None]) -> None:
-        running.append(threading.Thread(target=work, daemon=True))
-        running[-1].start()
-
+    run = Run(cluster, seed, parameters or {}, pause)
     try:
-        history.begin()
-        expanded.begin()
-        for watcher in watchers:
-            begin(watcher.run)
-        for watcher in watchers:
-            if not watcher.opened.wait(60):
-                raise RuntimeError(f"{watcher.name} could not open: {watcher.failures}")
-        for each in working:
-            begin(each.run)
-        begin(opener.run)
-        let_happen(faults)
-        for each in working:
-            each.stop()
-        opener.stopping.set()
-        threads = running[len(routed) + 1 :]
-        for thread in threads:
-            thread.join(_PASS_SECONDS)
-        if any(thread.is_alive() for thread in threads):
-            report.problems.append("writers or openers hang")
-        checkpoint()
+        run.work(let_happen)
     finally:
-        for watching in (*watchers, opener):
-            watching.stopping.set()
-        for thread in running:
-            thread.join(30)
-        faults.router.stop()
         if logs is not None:
-            _write(logs / "faults.log", [*map(str, faults.log)])
-            for number, process in enumerate(faults.routers):
+            _write(logs / "faults.log", [*map(str, run.faults.log)])
+            for number, process in enumerate(run.faults.routers):
                 _write(logs / f"router-{number}.log", process.lines)
-    end = key_of(history.events[-1])
-    for watcher in watchers:
-        for segment in watcher.segments:
-            segment.end = min(segment.end or segment.start, end)
-        report.events += watcher.events
-        report.streams += len(watcher.segments)
-        told = expanded if watcher.watch.expanded else history
-        report.problems += watcher_problems(watcher, told.events)
-    report.problems += lookup_problems(looking_up, history.events)
-    report.problems += image_problems(with_images, expanded.events)
-    report.problems += ddl_problems(ddl, expanded.events)
-    report.problems += ledger_problems(ledger, history.events)
-    report.problems += opener_problems(opener, history.events, ledger, end)
-    for reading in (*routed, opener):
-        report.problems += [
-            f"{reading.name} got an error: {failure.error}; {_during(faults, failure.at)}"
-            for failure in reading.failures
-        ]
-    report.control_errors = [failure.error for failure in control.failures]
-    report.streams += len(opener.found)
-    report.writes, report.faults = ledger.writes, len(faults.log)
-    report.summary = [
-        f"{report.faults} faults, {report.writes} writes, {len(history.events)} events in the"
-        f" history, {report.events} at watchers, {report.streams} streams, slowest opening"
-        f" {opener.slowest:.1f} s",
-        f"DDL: {dict(_kinds(ddl))}, errors {dict(ddl.errors)}",
-        f"writers' retries: { ({w._name: w.errors for w in writers}) }",
-        f"errors at the control: {report.control_errors or 'none'}",
-    ]
+    run.audit()
+    report = run.report
     if logs is not None:
         if report.problems:
             _write(logs / "report.txt", [*report.summary, *report.problems])
         else:
             shutil.rmtree(logs)
     return report
+
+
+def _started(work: Callable[[], None]) -> threading.Thread:
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    return thread
 
 
 def _kinds(ddl: DdlWriter) -> Counter[str]:

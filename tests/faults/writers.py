@@ -59,7 +59,7 @@ class Writer:
     ) -> None:
         self.retries = 0
         self.errors: dict[str, int] = {}
-        self._name = name
+        self.name = name
         self._regions = regions
         self._ledger = ledger
         self._pause = pause
@@ -105,7 +105,7 @@ class Writer:
         self._made += 1
         collection = SHARDED if self._chance.random() < 0.85 else UNSHARDED
         return {
-            "_id": f"{self._name}-{self._made}",
+            "_id": f"{self.name}-{self._made}",
             "region": self._chance.choice(self._regions),
             "n": 0,
             "in": collection,

@@ -59,29 +59,6 @@ def test_disconnected_clients_leave_nothing_behind(
     soak.close()
 
 
-def test_a_stream_closed_while_a_shard_hangs_leaves_no_cursor(
-    cluster: TestCluster, router: RouterProcess
-) -> None:
-    soak = Soak(cluster, router)
-    shard = next(iter(cluster.shards))
-    with Client(router.uri) as client, client.life.watch(max_await_time_ms=100) as stream:
-        stream.try_next()
-        wait_for(lambda: soak.holdings().shard_cursors >= 3, "the stream's remotes")
-        cluster.hang_member(shard)
-        try:
-            stream.close()
-            # The router closes its remotes after the reply to killCursors.
-            wait_for(lambda: "cursors left on a member" in messages(router), "the failed kill")
-        finally:
-            cluster.wake_member(shard)
-    wait_for(lambda: not soak.holdings().shard_cursors, "the kill once the shard answers")
-    soak.close()
-
-
-def messages(router: RouterProcess) -> set[str]:
-    return {line["msg"] for line in router.logs()}
-
-
 def test_keepalive_probes_silent_clients(router: RouterProcess) -> None:
     """The kernel sends the keepalive probes; /proc/net/tcp shows that the timer runs."""
     table = Path("/proc/net/tcp")

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 from bson import MinKey
+from pymongo import UpdateOne
 from pymongo.client_session import ClientSession
-from pymongo.errors import OperationFailure
+from pymongo.errors import BulkWriteError, OperationFailure
 
 from tests.harness.clusters import EMBEDDED, Client, EmbeddedProcess, TestCluster, start_cluster
 from tests.harness.until import PATIENCE
@@ -79,6 +80,34 @@ def test_a_transaction_over_shards_is_atomic(client: Client, orders: Any) -> Non
         session.abort_transaction()
     assert orders.count_documents({}) == 3
     assert client.shop.log.count_documents({}) == 1
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "code"), [("delete_one", 11000), ("insert_one", 112)], ids=["deleted", "inserted"]
+)
+def test_an_insert_in_a_transaction_conflicts_with_later_changes(
+    client: Client, meanwhile: str, code: int
+) -> None:
+    notes = client.unsharded.notes
+    notes.drop()
+    notes.insert_one({"_id": meanwhile} if meanwhile == "delete_one" else {})
+    with client.start_session() as session, session.start_transaction():
+        notes.find_one({}, session=session)
+        getattr(notes, meanwhile)({"_id": meanwhile})
+        with pytest.raises(OperationFailure) as error:
+            notes.insert_one({"_id": meanwhile}, session=session)
+        assert error.value.code == code
+        session.abort_transaction()
+
+
+def test_only_an_update_by_itself_moves_a_document(orders: Any) -> None:
+    orders.insert_many([{"_id": i, "region": "a"} for i in range(2)])
+    to_move = UpdateOne({"_id": 0, "region": "a"}, {"$set": {"region": "z"}})
+    with pytest.raises(BulkWriteError) as error:
+        orders.bulk_write([to_move, UpdateOne({"_id": 1, "region": "a"}, {"$set": {"v": 1}})])
+    assert error.value.details["writeErrors"][0]["code"] == 72
+    assert orders.bulk_write([to_move]).modified_count == 1
+    assert [(d["_id"], d["region"]) for d in orders.find().sort("_id")] == [(0, "z"), (1, "a")]
 
 
 def test_a_migration_waits_for_transactions(client: Client, orders: Any) -> None:

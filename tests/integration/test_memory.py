@@ -10,7 +10,7 @@ import pytest
 from bson import Int64, Timestamp
 
 from bench.events import END, FIRST_SECOND, START, event, token
-from bench.processes import memory
+from bench.kernel import memory
 from tests.doubles.replay import ReplayMember, cursor_body
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router

@@ -185,21 +185,6 @@ def test_a_killed_worker_restarts_and_its_watchers_resume(cluster: TestCluster) 
             each.close()
 
 
-async def test_a_killed_worker_loses_only_its_own_cursors(cluster: TestCluster) -> None:
-    with start_router(cluster.configdb, workers=2) as router:
-        one, two = await on_both(router)
-        async with one, two:
-            ids = [(await each.command("cross", WATCH))["cursor"]["id"] for each in (one, two)]
-            status = await two.command("admin", {"serverStatus": 1})
-            victim = status["mergerouter"]["workers"][0]
-            two.send("cross", {"getMore": ids[0], "collection": "c", "maxTimeMS": 60_000})
-            os.kill(victim["pid"], signal.SIGKILL)
-            assert (await two.receive())["code"] == 43
-            assert await one.closed()
-            reply = await two.command("cross", {"getMore": ids[1], "collection": "c"})
-            assert reply["ok"] == 1
-
-
 def test_sigterm_ends_all_workers_in_bounded_time(cluster: TestCluster) -> None:
     drain = {"mongosShutdownTimeoutMillisForSignaledShutdown": 300}
     router = start_router(cluster.configdb, workers=3, feed=True, set_parameter=drain)

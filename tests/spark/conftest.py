@@ -65,7 +65,7 @@ def cluster() -> Iterator[TestCluster]:
 
 @pytest.fixture(scope="session")
 def router(cluster: TestCluster) -> Iterator[RouterProcess]:
-    with start_router(cluster.configdb, upstream=cluster.mongos_uri, feed=True) as router:
+    with start_router(cluster.configdb, upstream=cluster.mongos_uri) as router:
         yield router
 
 

@@ -33,45 +33,6 @@ def decoded(frame: DataFrame) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def test_a_stream_becomes_messages(spark: SparkSession, shop: Shop, tmp_path: Path) -> None:
-    database, one = shop.database, {"_id": 1, "customer": 1}
-    shop.client[database].command(
-        "collMod", "orders", changeStreamPreAndPostImages={"enabled": True}
-    )
-    shop.orders.insert_one({**one, "n": 1})
-    shop.orders.update_one(one, {"$set": {"n": 2}})
-    shop.orders.replace_one(one, {**one, "m": 3})
-    shop.orders.delete_one(one)
-    shop.client[database].items.drop()  # which is no message
-    wanted = {"fullDocument": "whenAvailable", "fullDocumentBeforeChange": "whenAvailable"}
-    rows = changes(spark, shop, streaming=True, **wanted)
-    query = to_debezium(rows, "fulfillment").writeStream.format("memory").queryName("messages")
-    query = query.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
-    query.start().awaitTermination()
-    found = decoded(spark.table("messages"))
-    assert {topic for topic, _, _ in found} == {f"fulfillment.{database}.orders"}
-    assert {json.dumps(key) for _, key, _ in found} == {'{"id": "1"}'}
-    values = [value for _, _, value in found]
-    assert values.pop() is None  # the tombstone after the delete
-    assert [value["op"] for value in values] == ["c", "u", "u", "d"]
-    documents = [
-        {"_id": 1, "customer": 1, "n": 1}, {"_id": 1, "customer": 1, "n": 2},
-        {"_id": 1, "customer": 1, "m": 3}, None,
-    ]  # fmt: skip
-    for value, before, after in zip(values, [None, *documents], documents, strict=False):
-        assert (value["before"] and json.loads(value["before"])) == before
-        assert (value["after"] and json.loads(value["after"])) == after
-    assert values[1]["updateDescription"] == {
-        "removedFields": None, "updatedFields": '{"n": 2}', "truncatedArrays": None,
-    }  # fmt: skip
-    with shop.orders.watch(start_at_operation_time=shop.created) as watch:
-        for value in values:
-            event, source = watch.next(), value["source"]
-            time = event["clusterTime"]
-            wall = int(event["wallTime"].timestamp() * 1000)
-            assert (source["ts_ms"], source["wallTime"], source["ord"]) == (wall, wall, time.inc)
-
-
 def test_a_query_writes_avro_after_its_registry_accepts_the_schemas(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:

@@ -22,28 +22,6 @@ def stream(spark: SparkSession, shop: Shop, **options: str) -> DataFrame:
     return spark.readStream.format("mergerouter").options(**given).load()
 
 
-def test_another_scope_on_an_old_checkpoint_is_refused(
-    spark: SparkSession, shop: Shop, tmp_path: Path
-) -> None:
-    def run(collection: str) -> None:
-        frame = stream(spark, shop, collection=collection)
-        writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "rows"))
-        writer = writer.option("checkpointLocation", str(tmp_path / "checkpoint"))
-        writer.trigger(availableNow=True).start().awaitTermination()
-
-    run("orders")
-    with pytest.raises(StreamingQueryException) as caught:
-        run("orders,items")
-    message = str(caught.value)
-    assert "StreamError: the checkpoint is of another scope" in message
-    assert "Traceback" not in message
-    offsets = (tmp_path / "checkpoint" / "offsets" / "0").read_text().splitlines()
-    assert json.loads(offsets[-1])["scope"] == {
-        "database": shop.database,
-        "collections": ["orders"],
-    }
-
-
 def test_an_unreachable_router_is_reported_quickly(spark: SparkSession) -> None:
     with socket.socket() as unused:
         unused.bind(("127.0.0.1", 0))

@@ -6,7 +6,8 @@ import bson
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sink import apply_changes
+from spark_sink import apply_changes, verify
+from spark_sink.errors import OptionError
 from spark_sink.signals.channels import send
 from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.jobs import forget_last_commit
@@ -102,5 +103,10 @@ def test_a_killed_query_writes_every_event_exactly_once(
         told = [watch.next()["_id"]["_data"] for _ in range(2000 + len(events))]
         assert watch.try_next() is None
     assert sorted(row.token for row in events) == told[2000:]
-    apply_changes(rows, str(tmp_path / "now" / "table"))
-    assert table_of(spark, tmp_path / "now") == collections_of(shop)
+    target = str(tmp_path / "now" / "table")
+    for _ in range(2):  # applied again, they change nothing
+        apply_changes(rows, target)
+        assert table_of(spark, tmp_path / "now") == collections_of(shop)
+    assert verify(spark, target, uri=shop.uri, database=shop.database).collect() == []
+    with pytest.raises(OptionError, match="has the keys _id"):
+        apply_changes(rows, target, keys=("customer", "_id"))

@@ -24,10 +24,8 @@ from spark_sink.cli import job
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import to_document
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.folders import is_local
 from spark_sink.job import Job
 from spark_sink.jobs.job_folder import DEFAULT_TABLES, MESSAGES, TRANSACTIONS, JobFolder, JobRecord
-from spark_sink.jobs.recovery import restore_checkpoint
 from spark_sink.jobs.status import lines_of, status_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
@@ -283,33 +281,6 @@ def test_a_bad_pipeline_is_told_before_spark_starts(
     assert "RawBSON" not in result.output
 
 
-def test_a_job_goes_on_after_a_power_failure(
-    tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    """Spark renames files before they are on the disk, so some may be empty or cut."""
-    shop.insert(10)
-    run_job(spark, shop, tmp_path)
-    checkpoint = tmp_path / "checkpoint"
-    logs = "offsets", "commits"
-    kinds: dict[str, tuple[list[str], int]] = {
-        "checksums of other files": ([f"{log}/.{{}}.crc" for log in logs], -1),
-        "both": ([f"{log}/{{}}" for log in logs], 0),
-        "all offsets and commits": ([f"{log}/[0-9]*" for log in logs], 0),
-    }
-    for names, length in kinds.values():
-        last = JobFolder(str(tmp_path)).batches()[-1].number
-        paths = [found for name in names for found in checkpoint.glob(name.format(last))]
-        assert paths
-        for path in paths:
-            whole = path.read_bytes()
-            path.write_bytes(whole[:length] if length >= 0 else whole[:-1] + b"?")
-        shop.insert(5)
-        restore_checkpoint(JobFolder(str(tmp_path)))
-        run_job(spark, shop, tmp_path)
-    assert differences(spark, shop, tmp_path) == NO_DIFFERENCE
-    assert len(rows_of(tmp_path)) == 10 + 1 + 5 * len(kinds)
-
-
 @pytest.mark.parametrize("name", ["run", "verify"])
 def test_what_matches_nothing_is_told(
     name: str, tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
@@ -461,11 +432,3 @@ def test_namespaces_become_options() -> None:
     }
     with pytest.raises(OptionError):
         namespace_options(["shop", "crm.b"])
-
-
-@pytest.mark.parametrize(
-    ("address", "local"),
-    [("/data/job", True), ("job", True), ("file:///data/job", True), ("s3://bucket/job", False)],
-)
-def test_where_the_checkpoint_is_local(address: str, local: bool) -> None:
-    assert is_local(address) == local

@@ -9,7 +9,6 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 from deltalake import DeltaTable
-from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from spark_sink import Job
@@ -105,17 +104,6 @@ def test_no_file_has_a_clear_value(
     keys = DeltaTable(folder / "current").to_pyarrow_table()[column].to_pylist()
     assert sorted(keys) == [f'{{"$numberInt": "{number}"}}' for number in (0, 1, 3, 5)]
     assert differences(spark, shop, folder) == NO_DIFFERENCE
-
-
-def test_a_field_of_a_shard_key_is_refused_before_the_first_batch(
-    tmp_path: Path, shop: Shop, spark: SparkSession
-) -> None:
-    shop.insert(1)
-    masks = {"field.masks": "*.orders.customer:constant=x"}
-    with pytest.raises(PySparkException, match="customer is a part of the key of the documents of"):
-        run_job(spark, shop, tmp_path, options=masks)
-    assert not (tmp_path / "bronze").exists()
-    assert not (tmp_path / "checkpoint").exists()
 
 
 def test_a_file_has_collections_with_settings_of_their_own(

@@ -5,7 +5,6 @@ import random
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import bson
 import pandas
@@ -14,7 +13,6 @@ from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, position_document
-from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.stream.router_client import RouterClient
@@ -198,49 +196,4 @@ def test_a_snapshot_whose_filter_fails_is_stopped_by_a_signal(shop: Shop, tmp_pa
     query.batch(again=query.planned)
     assert "read" not in query.operations
     wait_for(lambda: query.batch() and "ABORTED" in [e[2] for e in query.notified], "the stop")
-    query.reader.stop()
-
-
-def test_a_snapshot_whose_chunks_were_left_out_does_not_end_as_read(
-    shop: Shop, tmp_path: Path
-) -> None:
-    """A batch receives two signals of the folder: the third one stops the snapshot later."""
-    query = query_of(shop, tmp_path)
-    query.batch()
-    shop.insert(5)
-    data = {"data-collections": [shop.orders.full_name]}
-    send(str(tmp_path), {"id": "all", "type": "execute-snapshot", "data": data})
-    killed = patch.object(query.reader, "read", side_effect=StreamError("killed"))
-    with killed, pytest.raises(StreamError, match="killed"):
-        wait_for(lambda: query.batch() is None, "the snapshot")
-    assert "reading" in query.planned["signals"]
-    for message in ("one", "two"):
-        send(str(tmp_path), {"type": "log", "data": {"message": message}})
-    send(str(tmp_path), {"type": "stop-snapshot"})
-    query.kill()
-    query.batch(again=query.planned)
-    assert "read" not in query.operations
-    wait_for(lambda: "requests" not in query.batch()["signals"], "the end of the snapshot")
-    assert ("all", "Incremental Snapshot", "ABORTED") in query.notified
-    assert "snapshotEnd" not in query.operations
-    query.reader.stop()
-
-
-def test_a_repeated_batch_reads_the_collections_of_its_own_scope(
-    shop: Shop, tmp_path: Path
-) -> None:
-    """A start with other options repeats it, and ends before it can refuse or change the scope."""
-    shop.insert(30)
-    query = query_of(shop, tmp_path, snapshotMode="initial")
-    killed = patch.object(query.reader, "read", side_effect=StreamError("killed"))
-    with killed, pytest.raises(StreamError, match="killed"):
-        wait_for(lambda: query.batch() is None, "the snapshot")
-    given = query.options
-    query.options = replace(given, scope=Scope(shop.database, ("others",)))
-    query.kill()
-    query.batch(again=query.planned)
-    query.options = given
-    query.kill()
-    wait_for(lambda: query.batch() and "snapshotEnd" in query.operations, "the snapshot's end")
-    assert query.table == collections_of(shop)
     query.reader.stop()

@@ -1,18 +1,14 @@
 """The source in a running Spark, which reads from a router on a sharded cluster."""
 
 import json
-import time
-from typing import Any
 
 import pytest
 from bson.raw_bson import RawBSONDocument
 from pymongo import MongoClient
-from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, Row, SparkSession
 from pyspark.sql.functions import spark_partition_id
 
-from tests.harness.routers import RouterProcess
-from tests.harness.until import PATIENCE, wait_for
+from tests.harness.until import wait_for
 from tests.spark.conftest import Shop
 
 # One process for the cluster and Spark, which takes minutes to start on a busy machine.
@@ -87,11 +83,6 @@ def test_a_pipeline_runs_on_the_shards_and_hidden_events_are_skipped(
     assert [json.loads(row["fullDocument"])["_id"] % 10 for row in rows] == [4, 5] * 5
 
 
-def test_a_server_s_refusal_is_told_before_a_query_starts(spark: SparkSession, shop: Shop) -> None:
-    with pytest.raises(AnalysisException, match=r"\$group"):
-        stream(spark, shop, pipeline='[{"$group": {"_id": 1}}]')
-
-
 def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, shop: Shop) -> None:
     def open_cursors() -> int:
         metrics = shop.client.admin.command("serverStatus")["metrics"]
@@ -104,32 +95,3 @@ def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, sh
     assert open_cursors() == 1
     query.stop()
     wait_for(lambda: open_cursors() == 0, "the query's cursor to end")
-
-
-def test_spark_s_socket_source_reads_the_feed(
-    spark: SparkSession, router: RouterProcess, shop: Shop
-) -> None:
-    lines = (
-        spark.readStream.format("socket")
-        .option("host", "127.0.0.1")
-        .option("port", str(router.feed_port))
-        .load()
-    )
-    query = lines.writeStream.format("memory").queryName("fed").start()
-    found: list[int] = []
-    until = time.monotonic() + 4 * PATIENCE
-    try:
-        while len(found) < 20:
-            assert query.isActive
-            assert time.monotonic() < until
-            shop.insert(5)  # the first ones are written before the feed has started
-            query.processAllAvailable()
-            events = [json.loads(row["value"]) for row in spark.table("fed").collect()]
-            found = [event["fullDocument"]["_id"] for event in events if _is_order(event, shop)]
-    finally:
-        query.stop()
-    assert found == list(range(found[0], found[-1] + 1))
-
-
-def _is_order(event: dict[str, Any], shop: Shop) -> bool:
-    return event["operationType"] == "insert" and event["ns"]["db"] == shop.database

@@ -3,7 +3,6 @@
 import ast
 import re
 from collections import defaultdict
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +15,8 @@ WAYS = (
     "A command and a change stream on the embedded cluster",
 )
 PACKAGES = ("router", "shard_client", "spark_sink")
-"""Not the embedded cluster, which has MongoDB's own words, as its parts are read by themselves."""
+"""Not the embedded cluster, which is read by itself. Its mongod and its mongos handle the same
+commands, in functions of the same names."""
 DOUBLES = {
     "Batch",
     "document_of",
@@ -70,23 +70,23 @@ def test_the_layout_names_every_part_of_a_package(package: str) -> None:
     assert {part for part in parts if f"{part}/" not in layout} == set()
 
 
-def public_names() -> Iterator[tuple[str, str]]:
-    """The public classes and functions of all modules' top level, each with its package."""
-    for package in PACKAGES:
+def repeated_names(packages: tuple[str, ...], *kinds: type[ast.AST]) -> dict[str, set[str]]:
+    """The public names at the top of several modules, each with the modules' paths."""
+    paths = defaultdict(set)
+    for package in packages:
         for path in (ROOT / package).rglob("*.py"):
             for node in ast.parse(path.read_text()).body:
-                kinds = ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
                 if isinstance(node, kinds) and not node.name.startswith("_"):
-                    yield node.name, str(path.relative_to(ROOT))
+                    paths[node.name].add(str(path.relative_to(ROOT)))
+    return {name: modules for name, modules in paths.items() if len(modules) > 1}
 
 
 def test_a_public_name_has_one_meaning() -> None:
-    paths = defaultdict(list)
-    for name, path in public_names():
-        paths[name].append(path)
-    found = {name: each for name, each in paths.items() if len(set(each)) > 1}
-    assert {name: each for name, each in found.items() if name not in {*DOUBLES, "main"}} == {}
-    assert set(found) >= DOUBLES, "remove from DOUBLES what occurs once now"
+    kinds = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    repeated = repeated_names(PACKAGES, *kinds)
+    assert {name: repeated[name] for name in repeated.keys() - DOUBLES - {"main"}} == {}
+    assert repeated.keys() >= DOUBLES, "remove from DOUBLES what occurs once now"
+    assert repeated_names(("embedded",), ast.ClassDef) == {}
 
 
 def test_no_module_imports_from_a_test() -> None:

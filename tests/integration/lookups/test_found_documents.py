@@ -1,6 +1,5 @@
 """updateLookup finds each event's document wherever it is now."""
 
-import socket
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +7,9 @@ from typing import Any
 
 import bson
 import pytest
-from bson import json_util
 from bson.raw_bson import RawBSONDocument
 
 from tests.harness.clusters import Client, TestCluster, on_real_servers
-from tests.harness.routers import RouterProcess
-from tests.harness.until import PATIENCE
 from tests.integration.lookups.both import Both, Data, documents, move, since, spread, tick
 
 
@@ -99,23 +95,6 @@ def test_documents_of_a_recreated_collection_are_not_returned(both: Both, db: Da
     db.a.insert_one({"_id": 1, "other": True})
     db.b.rename("c")
     assert documents(both.read(db.name, options=since(start))) == [None, None]
-
-
-def test_the_feed_includes_the_documents(
-    process: RouterProcess, db: Data, cluster: TestCluster
-) -> None:
-    spread(db, cluster)
-    start = tick(db.client)
-    db.a.insert_one({"_id": 1, "k": 1})
-    db.a.update_one({"_id": 1, "k": 1}, {"$set": {"v": 1}})
-    move(db, cluster, {"k": 1}, 1)
-    wanted = {"database": db.name, "collection": "a", **since(start)}
-    assert process.feed_port is not None
-    with socket.create_connection(("127.0.0.1", process.feed_port), timeout=PATIENCE) as feed:
-        feed.sendall(json_util.dumps(wanted).encode() + b"\n")
-        with feed.makefile() as lines:
-            events = [json_util.loads(next(lines)) for _ in range(2)]
-    assert documents(events) == [{"_id": 1, "k": 1, "v": 1}]
 
 
 def test_drivers_get_the_documents(router: Client, db: Data, cluster: TestCluster) -> None:

@@ -14,7 +14,7 @@ from pymongo.errors import OperationFailure
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
-from tests.integration.security.clients import USERS, Servers, client
+from tests.integration.security.clients import USERS, Servers
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "read_secured_feed.py"
 
@@ -27,18 +27,6 @@ def router(
     flags = {"keyFile": key_file, "set_parameter": options, "workers": request.param}
     with start_router(secured.configdb, feed=True, **flags) as running:
         yield running
-
-
-async def test_a_login_and_a_stream(router: RouterProcess, servers: Servers) -> None:
-    async with feed(router.feed_port) as connected:
-        assert (await connected.log_in("reader", "reader"))["login"]["done"]
-        connected.send({"database": "db", "collection": "c", "heartbeatMs": 10})
-        assert "resolved" in (await connected.receive() or {})
-        with client(servers.mongos, "writer") as writer:
-            inserted = writer.db.c.insert_one({}).inserted_id
-        while "resolved" in (line := await connected.receive() or {}):
-            pass
-        assert line["documentKey"]["_id"] == {"$oid": str(inserted)}
 
 
 REQUESTS: list[tuple[str, Line, str]] = [

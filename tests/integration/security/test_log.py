@@ -78,14 +78,3 @@ def test_denied_actions_are_logged_as_by_mongos(servers: Servers) -> None:
     shown = [each.pop("errmsg").partition(", lsid: ")[0] for each in answers]
     assert shown[1] == shown[0]
     assert answers[1] == answers[0] == {"code": 13, "codeName": "Unauthorized"}
-
-
-def test_the_configuration_is_logged_without_secrets(servers: Servers) -> None:
-    (line,) = lines(servers.router, OPTIONS)
-    # As a mongos has it, whose log keeps 1,024 lines, so that its own is not there any more.
-    assert (line["c"], line["s"]) == ("CONTROL", "I")
-    assert line["msg"] == "Options set by command line"
-    with client(servers.router, "root") as root:
-        assert line["attr"]["options"] == root.admin.command("getCmdLineOpts")["parsed"]
-    assert "passwordFile" in str(line)
-    assert "swordfish" not in str(line)

@@ -96,6 +96,19 @@ def test_the_compose_file_refers_to_what_it_defines() -> None:
     assert (DEPLOY / services["router"]["build"]["context"] / "deploy" / "Dockerfile").is_file()
 
 
+def test_each_address_of_the_compose_file_is_a_service_that_listens_there() -> None:
+    ports = {"mongos": {"27017"}, "router": {"27022"}, "prometheus": {"9090"}}
+    for name, service in compose()["services"].items():
+        command = service.get("command", [""])
+        if command[0] == "mongod":
+            ports[name] = {command[command.index("--port") + 1]}
+    text = (DEPLOY / "compose.yaml").read_text()
+    named = re.findall(r"\b([a-z]+\d?):(\d{4,5})\b|initiate (\w+) (\d+)", text)
+    addresses = {(host or set_, port or its_port) for host, port, set_, its_port in named}
+    assert {host for host, _ in addresses} == ports.keys()
+    assert [(host, port) for host, port in addresses if port not in ports[host]] == []
+
+
 def test_the_image_runs_without_root_and_copies_what_it_needs() -> None:
     text = dockerfile()
     users = re.findall(r"^USER (\d+):\d+$", text, re.MULTILINE)

@@ -1,6 +1,7 @@
-"""Where the embedded mongos sends a command that waits while its collection changes."""
+"""Where the embedded mongos sends commands while collections and chunks change."""
 
 import asyncio
+from collections.abc import AsyncIterator
 from typing import Any
 from uuid import UUID
 
@@ -11,6 +12,8 @@ from embedded.clients import Client
 from embedded.cluster import EmbeddedCluster
 
 LSID = {"id": Binary.from_uuid(UUID(int=1))}
+MANY = [{"_id": i} for i in range(1_500)]
+"""Documents that a move copies in several steps, so that other commands run in between."""
 AFTER_MOVE: list[dict[str, Any]] = [
     {"update": "orders", "updates": [{"q": {"_id": 1}, "u": {"$set": {"v": 1}}}]},
     {"delete": "orders", "deletes": [{"q": {"_id": 1}, "limit": 1}]},
@@ -25,45 +28,118 @@ async def run(cluster: EmbeddedCluster, command: dict[str, Any], database: str =
     return reply
 
 
+@pytest.fixture
+async def cluster() -> AsyncIterator[EmbeddedCluster]:
+    """Return a cluster of two shards; the database shop is on the first one."""
+    async with EmbeddedCluster(2, oplog_size=2_000) as started:
+        await run(started, {"enableSharding": "shop", "primaryShard": "shard0"}, "admin")
+        yield started
+
+
 @pytest.mark.parametrize("command", AFTER_MOVE, ids=lambda command: next(iter(command)))
 async def test_a_command_that_waits_for_move_primary_finds_the_document(
-    command: dict[str, Any],
+    cluster: EmbeddedCluster, command: dict[str, Any]
 ) -> None:
-    async with EmbeddedCluster(2) as cluster:
-        await run(cluster, {"enableSharding": "shop", "primaryShard": "shard0"}, "admin")
-        await run(cluster, {"insert": "orders", "documents": [{"_id": 1}]})
-        transaction = {"lsid": LSID, "txnNumber": Int64(1), "autocommit": False}
-        await run(cluster, {"find": "orders", "startTransaction": True, **transaction})
-        async with asyncio.TaskGroup() as group:
-            move = group.create_task(run(cluster, {"movePrimary": "shop", "to": "shard1"}, "admin"))
-            await asyncio.sleep(0)
-            waiting = group.create_task(run(cluster, command))
-            await asyncio.sleep(0)
-            assert not move.done()
-            assert not waiting.done()
-            await run(cluster, {"commitTransaction": 1, **transaction}, "admin")
-        reply = await waiting
-        assert reply.get("n", reply.get("lastErrorObject", {}).get("n")) == 1
+    await run(cluster, {"insert": "orders", "documents": [{"_id": 1}]})
+    transaction = {"lsid": LSID, "txnNumber": Int64(1), "autocommit": False}
+    await run(cluster, {"find": "orders", "startTransaction": True, **transaction})
+    async with asyncio.TaskGroup() as group:
+        move = group.create_task(run(cluster, {"movePrimary": "shop", "to": "shard1"}, "admin"))
+        await asyncio.sleep(0)
+        waiting = group.create_task(run(cluster, command))
+        await asyncio.sleep(0)
+        assert not move.done()
+        assert not waiting.done()
+        await run(cluster, {"commitTransaction": 1, **transaction}, "admin")
+    reply = await waiting
+    assert reply.get("n", reply.get("lastErrorObject", {}).get("n")) == 1
 
 
 async def test_a_document_that_is_gone_when_its_key_changes_is_not_moved(
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async with EmbeddedCluster(1) as cluster:
-        await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
-        await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
-        shard = cluster.shard("shard0")
-        execute = shard.execute
+    await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+    await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
+    shard = cluster.shard("shard0")
+    execute = shard.execute
 
-        async def delete_after_update(database: str, command: Any, client: Client) -> Any:
-            reply = await execute(database, command, client)
-            if "update" in command:
-                delete = {"delete": "orders", "deletes": [{"q": {"_id": 1}, "limit": 1}]}
-                await execute(database, delete, client)
-            return reply
+    async def delete_after_update(database: str, command: Any, client: Client) -> Any:
+        reply = await execute(database, command, client)
+        if "update" in command:
+            delete = {"delete": "orders", "deletes": [{"q": {"_id": 1}, "limit": 1}]}
+            await execute(database, delete, client)
+        return reply
 
-        monkeypatch.setattr(shard, "execute", delete_after_update)
-        change = {"q": {"_id": 1, "region": "a"}, "u": {"$set": {"region": "b"}}}
-        update = {"update": "orders", "updates": [change], "lsid": LSID, "txnNumber": Int64(1)}
-        reply = await run(cluster, update)
-        assert (reply["n"], reply["nModified"], reply.get("writeErrors")) == (0, 0, None)
+    monkeypatch.setattr(shard, "execute", delete_after_update)
+    change = {"q": {"_id": 1, "region": "a"}, "u": {"$set": {"region": "b"}}}
+    update = {"update": "orders", "updates": [change], "lsid": LSID, "txnNumber": Int64(1)}
+    reply = await run(cluster, update)
+    assert (reply["n"], reply["nModified"], reply.get("writeErrors")) == (0, 0, None)
+
+
+@pytest.mark.parametrize(("id_", "codes"), [(1, [11000, 217]), (2, [None, 217])])
+async def test_an_update_of_a_shard_key_moves_a_document_unless_its_id_is_there(
+    cluster: EmbeddedCluster, id_: int, codes: list[int | None]
+) -> None:
+    await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+    await run(cluster, {"split": "shop.orders", "middle": {"region": "m"}}, "admin")
+    move = {"moveChunk": "shop.orders", "find": {"region": "z"}, "to": "shard1"}
+    await run(cluster, move, "admin")
+    stored = [{"_id": 1, "region": "z"}, {"_id": id_, "region": "a"}]
+    await run(cluster, {"insert": "orders", "documents": stored})
+    change = {"q": {"_id": id_, "region": "a"}, "u": {"$set": {"region": "y"}}}
+    update = {"update": "orders", "updates": [change], "lsid": LSID, "txnNumber": Int64(1)}
+    for code in codes:  # of the update and of its retry
+        errors = (await run(cluster, dict(update))).get("writeErrors", [{"code": None}])
+        assert [error["code"] for error in errors] == [code]
+    found = (await run(cluster, {"find": "orders"}))["cursor"]["firstBatch"]
+    assert sorted(d["region"] for d in found) == (["a", "z"] if id_ == 1 else ["y", "z"])
+
+
+async def test_a_migration_fails_if_the_donor_keeps_documents(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+    await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
+    donor = cluster.shard("shard0")
+    execute = donor.execute
+
+    async def refuse_deletes(database: str, command: Any, client: Client) -> Any:
+        if "delete" in command:
+            return {"n": 0, "writeErrors": [{"index": 0, "code": 96, "errmsg": "refused"}]}
+        return await execute(database, command, client)
+
+    monkeypatch.setattr(donor, "execute", refuse_deletes)
+    move = {"moveChunk": "shop.orders", "find": {"region": "a"}, "to": "shard1"}
+    reply = await cluster.mongos.run_command("admin", move, Client())
+    assert (reply["ok"], reply["code"], reply["errmsg"]) == (0, 96, "refused")
+
+
+async def test_a_read_at_a_time_before_the_oplog_is_refused(cluster: EmbeddedCluster) -> None:
+    inserted = await run(cluster, {"insert": "orders", "documents": [{"_id": 1}]})
+    concern = {"level": "snapshot", "atClusterTime": inserted["operationTime"]}
+    read = {"find": "orders", "readConcern": concern}
+    shard = cluster.shard("shard0")
+    assert (await shard.run_command("shop", read, Client()))["ok"] == 1
+    for _ in range(2_500):
+        shard.append_noop({"msg": "an entry of the oplog"})
+    reply = await shard.run_command("shop", read, Client())
+    assert (reply["ok"], reply.get("codeName")) == (0, "SnapshotTooOld")
+
+
+@pytest.mark.parametrize(
+    ("command", "database", "counted"),
+    [
+        ({"insert": "items", "documents": MANY}, "shop", "items"),
+        ({"shardCollection": "shop.orders", "key": {"_id": 1}}, "admin", "orders"),
+    ],
+)
+async def test_a_command_on_a_collection_waits_until_its_database_has_moved(
+    cluster: EmbeddedCluster, command: dict[str, Any], database: str, counted: str
+) -> None:
+    await run(cluster, {"insert": "orders", "documents": MANY})
+    async with asyncio.TaskGroup() as group:
+        group.create_task(run(cluster, {"movePrimary": "shop", "to": "shard1"}, "admin"))
+        await asyncio.sleep(0)
+        group.create_task(run(cluster, command, database))
+    assert (await run(cluster, {"count": counted}))["n"] == len(MANY)

@@ -42,17 +42,6 @@ def test_verbosity_selects_the_log_levels(stream: io.StringIO) -> None:
         assert len(stream.getvalue().splitlines()) == said
 
 
-def test_log_lines_include_exceptions(stream: io.StringIO) -> None:
-    configure_logging(stream=stream)
-    try:
-        raise ValueError("how it happened")
-    except ValueError:
-        structlog.get_logger().exception("It broke")
-    line = json.loads(stream.getvalue())
-    assert line["s"] == "E"
-    assert "how it happened" in line["attr"]["exception"]
-
-
 class FullDisk(io.StringIO):
     """A stream that fails as a file on a full disk does, until ``full`` is False."""
 

@@ -14,16 +14,6 @@ from router.config.settings import Settings, load_settings, variable
 from router.config.tracing import Tracing
 from router.stream_settings import StreamSettings, settings_of_process
 
-CONFIGDB = {"sharding": {"configDB": "cfg/a:1,b:2"}}
-
-
-def test_defaults_are_safe() -> None:
-    settings = load_settings(CONFIGDB)
-    assert settings.net.port == 27020
-    assert settings.net.hosts == ["127.0.0.1"]
-    assert settings.upstream is None
-    assert settings.feed.port is None
-
 
 def test_flags_override_the_environment_which_overrides_the_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

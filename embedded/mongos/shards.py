@@ -16,7 +16,7 @@ _PLAIN = Client(in_process=True)
 _MIGRATION = Client(in_process=True, from_migrate=True)
 
 
-class Member:
+class Shard:
     """One replica set of this process: a shard, or the config server.
 
     Args:
@@ -80,50 +80,56 @@ Outcome = Document | CommandError
 
 
 async def execute_on_all(
-    members: Mapping[Member, Mapping[str, Any]], database: str, *, from_migrate: bool = False
-) -> dict[Member, Outcome]:
-    """Run one command on each member in parallel, starting from the same cluster time.
+    shards: Mapping[Shard, Mapping[str, Any]], database: str, *, from_migrate: bool = False
+) -> dict[Shard, Outcome]:
+    """Run one command on each shard in parallel, starting from the same cluster time.
 
     Parallel operations therefore get equal cluster times, as on a real cluster.
     """
-    outcomes: dict[Member, Outcome] = {}
+    outcomes: dict[Shard, Outcome] = {}
 
-    async def one(member: Member, command: Mapping[str, Any]) -> None:
-        if member is first:
-            _exchange_times(members)
+    async def one(shard: Shard, command: Mapping[str, Any]) -> None:
+        if shard is first:
+            _exchange_times(shards)
         try:
-            outcomes[member] = await member.run(database, command, from_migrate=from_migrate)
+            outcomes[shard] = await shard.run(database, command, from_migrate=from_migrate)
         except CommandError as error:
-            outcomes[member] = error
+            outcomes[shard] = error
 
     # The tasks start one right after the other. Callbacks that were already scheduled, such as a
-    # member's no-op, have run when the first one starts, so the times are exchanged there.
-    first = next(iter(members), None)
+    # shard's no-op, have run when the first one starts, so the times are exchanged there.
+    first = next(iter(shards), None)
     async with asyncio.TaskGroup() as group:
-        for member, command in members.items():
-            group.create_task(one(member, command))
-    for member in members:
-        member.report_time()
-    return {member: outcomes[member] for member in members}
+        for shard, command in shards.items():
+            group.create_task(one(shard, command))
+    for shard in shards:
+        shard.report_time()
+    return {shard: outcomes[shard] for shard in shards}
 
 
-def _exchange_times(members: Iterable[Member]) -> None:
-    """Advance all members to the largest cluster time of any of them."""
-    for member in members:
-        member.report_time()
-    for member in members:
-        member.adopt_time()
+def _exchange_times(shards: Iterable[Shard]) -> None:
+    """Advance all shards to the largest cluster time of any of them."""
+    for shard in shards:
+        shard.report_time()
+    for shard in shards:
+        shard.adopt_time()
 
 
-def replies_of(outcomes: Mapping[Member, Outcome]) -> dict[Member, Document]:
+def raise_write_error(reply: Document) -> None:
+    """Raise the first write error of a reply as a CommandError, if it has one."""
+    for failure in reply.get("writeErrors", ()):
+        raise CommandError(failure["code"], failure["errmsg"])
+
+
+def replies_of(outcomes: Mapping[Shard, Outcome]) -> dict[Shard, Document]:
     """Return the replies.
 
     Raises:
-        CommandError: the error of the first member that has one.
+        CommandError: the error of the first shard that has one.
     """
-    replies: dict[Member, Document] = {}
-    for member, outcome in outcomes.items():
+    replies: dict[Shard, Document] = {}
+    for shard, outcome in outcomes.items():
         if isinstance(outcome, CommandError):
             raise outcome
-        replies[member] = outcome
+        replies[shard] = outcome
     return replies
