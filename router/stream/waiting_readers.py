@@ -194,7 +194,7 @@ class WaitingReaders:
         """Pass a part of the released events on, and wake the readers whose time has come.
 
         ``asked`` is whether a reader that does not wait has read everything. An exception ends all
-        views, which may lack events then; their readers may continue elsewhere.
+        views, which may lack events then, and the stream; readers of parts may continue elsewhere.
         """
         try:
             self.cancel_step()
@@ -208,9 +208,10 @@ class WaitingReaders:
             self._stepped()
             self.schedule_step()
         except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
-            self._next_step, self._step_at = None, inf
+            self.cancel_step()
             self._fan_out.fail(error)
-            self._wake(self._parts)
+            self._stream.fail(error)
+            self.wake()
 
     @property
     def _delay(self) -> float:
