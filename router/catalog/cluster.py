@@ -111,6 +111,9 @@ class Cluster:
         self.wall = wall
         self._sets: dict[str, ReplicaSet] = {}
         self._hosts: dict[str, str] = {}
+        """Host strings by target: of the shards, and of the config server even if it is none."""
+        self.known_shards: Set[str] = frozenset() if sharded else {name}
+        """The ids of the shards in the latest shard list that was read."""
         self.versions_changed = asyncio.Event()
         self._wire_versions: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
@@ -132,8 +135,10 @@ class Cluster:
             async with asyncio.timeout(self._settings.open_timeout if timeout is None else timeout):
                 return await self._list.get()
         except TimeoutError:
+            if self._list_error is not None:
+                raise self._list_error.with_labels() from None  # each caller raises its own copy
             config = self._sets[CONFIG]
-            raise self._list_error or NoMemberError(PRIMARY, config.name, config.causes) from None
+            raise NoMemberError(PRIMARY, config.name, config.causes) from None
 
     async def _listed(self) -> ShardList:
         """Read the list, again and again, while the failure may be over soon and a caller waits."""
@@ -232,11 +237,6 @@ class Cluster:
         return self._sets.get(target)
 
     @property
-    def known_shards(self) -> Set[str]:
-        """The ids of the shards in the latest shard list that was read."""
-        return self._hosts.keys() - {CONFIG}
-
-    @property
     def targets(self) -> int:
         """The number of known replica sets, shards and config server; at least one."""
         return len(self._hosts)
@@ -318,6 +318,7 @@ class Cluster:
             ) from error
         for gone in self._hosts.keys() - shards.keys() - {CONFIG}:
             self._forget(gone)
+        self.known_shards = shards.keys()
         return ShardList(shards, before, by, draining)
 
     def _follow(self, target: str, host: str) -> None:

@@ -213,7 +213,8 @@ class ServerChecks:
             async with at_once:
                 return await self._check(Check(f"shard {target}", target), (*_OF_ALL, *_OF_SHARDS))
 
-        return [config, *await asyncio.gather(*map(check, sorted(self._cluster.known_shards)))]
+        shards = sorted(self._cluster.known_shards - {CONFIG})
+        return [config, *await asyncio.gather(*map(check, shards))]
 
     async def _check_only_set(self, place: Check) -> Check:
         """Check a set that is no cluster's; one that is a shard lacks events of the others."""
