@@ -234,6 +234,7 @@ class CommandError(Exception):
         """Return a copy of the error with further labels, and with another message if given."""
         copied = type(self).__new__(type(self))
         vars(copied).update(vars(self), labels=self.labels.union(labels))
+        copied.__cause__ = self.__cause__
         copied.message = self.message if message is None else message
         return copied
 

@@ -32,6 +32,11 @@ def test_a_member_s_state_change_is_reported_as_host_unreachable(code: int) -> N
     assert told["errorLabels"] == ["Kept"]
 
 
+def test_a_copy_with_other_labels_has_the_cause() -> None:
+    cause = ValueError("planted")
+    assert CommandError.unexpected(cause).with_change_stream_label().__cause__ is cause
+
+
 def test_other_errors_are_unchanged() -> None:
     error = CommandError(286, "not master")
     assert without_state_change(error) is error
