@@ -201,7 +201,8 @@ class OpenStreams:
             return await result_of(task, CLOSED)
         finally:
             task.cancel()
-            del self._locating[key]
+            if self._locating.get(key) is task:  # not that of a later opening
+                del self._locating[key]
 
     def _check_not_closed(self) -> None:
         if self._closed:
