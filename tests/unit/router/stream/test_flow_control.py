@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from router.stream.pacing import (
     FlowControl,
     Memory,
-    NoOpState,
-    ReadState,
+    NoOpRequests,
+    PacedRemote,
     Rounds,
     TokenBucket,
     Wait,
@@ -30,7 +30,7 @@ def test_a_stream_is_lively_for_a_second_after_each_event():
     flow = FlowControl(LIMITS, Memory(1 << 40))
     assert not flow.is_lively(0.0)
     for now in (1.0, 3600.0):
-        flow.events_arrived(ReadState(LIMITS), 1, now)
+        flow.events_arrived(PacedRemote(LIMITS), 1, now)
         assert flow.is_lively(now + 0.5)
         assert not flow.is_lively(now + 2.0)
 
@@ -98,17 +98,19 @@ WATERMARK = Timestamp(100, 1)
 
 def remote_of(
     limits: StreamSettings = LIMITS, *, due: bool = False, idle: bool = True, topology: bool = False
-) -> ReadState:
+) -> PacedRemote:
     """Return a remote with the watermark; with ``due`` its member's oplog is past it."""
-    remote = ReadState(limits, topology=topology)
-    remote.idle = idle
-    remote.reached = Timestamp(101, 1) if due else WATERMARK
+    remote, oplog_end = PacedRemote(limits, topology=topology), WATERMARK
+    if due:
+        oplog_end = Timestamp(101, 1)
+    for _ in ("opening", "getMore"):
+        remote.record_reply(0, oplog_end, 0.0, complete=idle)
     return remote
 
 
-def wait_of(flow: FlowControl, remote: ReadState, **state: Any) -> Wait:
+def wait_of(flow: FlowControl, remote: PacedRemote, **state: Any) -> Wait:
     known: dict[str, Any] = {"needed": False, "next_noop": None}
-    return flow.wait(remote, WATERMARK, 1000.0, **known | state)
+    return flow.next_wait(remote, WATERMARK, 1000.0, **known | state)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +145,7 @@ def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
     assert wait_of(flow, remote, needed=True).seconds == GATE
 
 
-def dense(remote: ReadState) -> FlowControl:
+def dense(remote: PacedRemote) -> FlowControl:
     """Return the flow control of a stream that is read in rounds of 50 ms, at 1000.01 s."""
     flow = FlowControl(LIMITS, Memory(MIB))
     for _ in range(30):
@@ -157,7 +159,7 @@ def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams:
     flow = dense(remote)
     flow._memory.add(remotes=streams)
     for watermark, expected in ((WATERMARK, Wait(QUIET, pause)), (Timestamp(90, 1), Wait(QUIET))):
-        found = flow.wait(remote, watermark, 1000.01, needed=False, next_noop=None, alone=True)
+        found = flow.next_wait(remote, watermark, 1000.01, needed=False, next_noop=None, alone=True)
         assert found == expected
 
 
@@ -217,12 +219,15 @@ def test_tokens_are_owed_up_to_the_debt():
 
 
 def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
-    remote = ReadState(StreamSettings())
-    remote.collects_in = 7
-    remote.record(3, Timestamp(10, 1), 100.0, complete=False)
-    remote.record(0, Timestamp(9, 1), 101.0, complete=False)
-    assert (remote.events, remote.events_at, remote.collects_in) == (3, 100.0, -1)
-    assert remote.reached == Timestamp(10, 1)
+    remote = PacedRemote(StreamSettings())
+    remote.collect_in(7)
+    remote.record_reply(3, Timestamp(10, 1), 100.0, complete=False)
+    remote.record_reply(0, Timestamp(9, 1), 101.0, complete=False)
+    assert remote.events == 3
+    assert (remote.is_busy(100.2), remote.is_busy(100.3)) == (True, False)
+    assert remote.collecting is None
+    assert remote.is_beyond(Timestamp(10, 0))
+    assert not remote.is_beyond(Timestamp(10, 1))
     assert not remote.idle
 
 
@@ -250,14 +255,15 @@ def test_the_timeout_doubles_and_resets():
 
 
 def test_pauses_between_ineffective_noops_grow():
-    noop, now, pauses = NoOpState(), 0.0, []
+    noops, now, pauses = NoOpRequests(), 0.0, []
     for _ in range(8):
-        noop.request(Timestamp(10, 1))
-        noop.record_end(now)
-        pauses.append(noop.again - now)
-        now = noop.again
+        assert noops.may_request(Timestamp(10, 1), now)
+        noops.request(Timestamp(10, 1))
+        noops.record_end(now)
+        pauses.append(noops.again - now)
+        now = noops.again
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (pytest.approx(0.1), pytest.approx(2.0))
-    noop.request(Timestamp(11, 1))
-    noop.record_end(now)
-    assert noop.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"
+    noops.request(Timestamp(11, 1))
+    noops.record_end(now)
+    assert noops.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"
