@@ -25,8 +25,7 @@ from router.catalog.version import ClusterVersion
 from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.node import NOW, Node
 from router.commands.topology_version import TopologyVersion
-from router.config.parameters import settings_of_streams
-from router.config.settings import Settings
+from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort

@@ -6,8 +6,7 @@ from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any
 
-from router.config.parameters import settings_of_streams
-from router.config.settings import load_settings
+from router.config.settings import load_settings, settings_of_streams
 from router.service import assemble, serve_process
 from router.stream_settings import StreamSettings
 from shard_client.wire.connection import Address
