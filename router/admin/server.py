@@ -146,12 +146,9 @@ class AdminServer(AcceptingPort):
         while True:
             await asyncio.sleep(SAMPLE_INTERVAL)
             try:
-                sample = sample_of(await self._collect(False))
+                self._history.add(sample_of(await self._collect(False)))
             except Exception:  # the page goes on without this sample
                 log.exception("Unexpected error", task="history")
-                continue
-            if sample is not None:
-                self._history.add(sample)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -199,7 +196,9 @@ class AdminServer(AcceptingPort):
         return web.json_response(await self._view())
 
     async def _view(self) -> dict[str, Any]:
-        view = status_view(await self._collect(True), self._history)
+        status = await self._collect(True)
+        self._history.add(sample_of(status))
+        view = status_view(status, self._history)
         if view is None:
             raise web.HTTPServiceUnavailable(text="no worker answers; see the log\n")
         return view
