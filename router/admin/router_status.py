@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from router.commands.node import Node
 from router.commands.process_status import process_status
+from router.loads import CONFIG
 from router.status_sums import Histogram, sum_statuses
-
-CONFIG: Final = "config"
 
 
 @dataclass(frozen=True)

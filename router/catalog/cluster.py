@@ -12,6 +12,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.shared_answer import SharedAnswer
+from router.loads import CONFIG
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
@@ -41,9 +42,6 @@ from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool
 
 log = structlog.get_logger()
-
-CONFIG = "config"
-"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
 
 ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 

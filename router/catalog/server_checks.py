@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import CONFIG, WIRE_VERSION_OF_8_0, Cluster
+from router.catalog.cluster import WIRE_VERSION_OF_8_0, Cluster
 from router.catalog.upstream import UpstreamMongos
+from router.loads import CONFIG
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
 from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError, plain_text
 from shard_client.wire.authentication import Credentials

@@ -2,11 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
-from typing import Final
 
 from bson.errors import InvalidBSON
 from bson.timestamp import Timestamp
 
+from router.loads import CONFIG
 from router.request.stream_request import StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
@@ -14,8 +14,6 @@ from router.stream.merger import FIRST_EVENT, MergeOrderError, Merger, RemoteQue
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
-
-CONFIG: Final = "config"
 
 
 class MergedStream:

@@ -327,7 +327,7 @@ class FlowControl:
 
     def client_read(self, now: float) -> None:
         """Record that a client reads the stream or waits for it."""
-        self._read_until = now + self._settings.linger
+        self._read_until = now + self._settings.prefetch_time
 
     def client_took(self, size: int) -> None:
         """Record that a client has taken events of ``size`` bytes, so that more is read ahead."""

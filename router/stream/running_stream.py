@@ -23,7 +23,6 @@ from router.stream.merged_stream import MergedStream
 from router.stream.pacing import FlowControl
 from router.stream.read_scheduler import ReadScheduler
 from router.stream.remotes import Remote, Remotes, StreamResources
-from router.stream.views import PartialView
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
@@ -209,12 +208,13 @@ class RunningStream:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a client waits for events, or has waited within some seconds (``linger``).
+        """Whether a client waits for events, or has waited within ``prefetch_time``.
 
         Otherwise the shards wait for the clients, so their watermarks do not tell how late they
         are.
         """
-        return bool(self.waiting) or self._loop.time() < self._waited_until + self._settings.linger
+        waited_until = self._waited_until + self._settings.prefetch_time
+        return bool(self.waiting) or self._loop.time() < waited_until
 
     def readable_until(self, now: float) -> float:
         """Return the time up to which clients have events to read; both are seconds since 1970.
@@ -257,21 +257,22 @@ class RunningStream:
         """
         self._read_scheduler.client_reads()
         enough = self._settings.reply_target_bytes if max_events is None else None
-        is_part = isinstance(log_reader.view, PartialView)
+        part = log_reader.part
         try:
-            if is_part and not log_reader.is_ready():
+            if part is not None and not log_reader.is_ready():
                 self.waiting.advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:
             self._stop_if_broken()
-        self.fan_out.forget(log_reader.view, log_reader.number)
+        if part is not None:
+            self.fan_out.forget(part, log_reader.number)
         loads = self._loads
         loads.delivered += len(batch.events)
         loads.delivered_bytes += batch.size
         self._events += len(batch.events)
         self._count_memory()
         self._flow.client_took(batch.size)
-        if not is_part:
+        if part is None:
             self.waiting.schedule_step()
             self._read_scheduler.read_on()
         return batch
@@ -283,7 +284,7 @@ class RunningStream:
         """
         scheduler = self._read_scheduler
         scheduler.client_reads()
-        if not (self.waiting and isinstance(log_reader.view, PartialView)):
+        if not self.waiting or log_reader.part is None:
             # A resumed stream may just have dropped events that its client has, which frees budget.
             scheduler.read_on()
             scheduler.write_noops(self._loop.time())
