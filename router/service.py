@@ -49,9 +49,7 @@ Parts = tuple[Node, Listener, FeedPort | None]
 
 
 async def serve_process(
-    settings: Settings,
-    parts: AbstractAsyncContextManager[Parts],
-    stop: asyncio.Event,
+    settings: Settings, parts: AbstractAsyncContextManager[Parts], stop: asyncio.Event
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
@@ -247,10 +245,7 @@ async def _reached(
 
 
 def _cursors(
-    of_streams: StreamSettings,
-    peers: Peers | None,
-    servers: _Servers,
-    access: AccessControl | None,
+    of_streams: StreamSettings, peers: Peers | None, servers: _Servers, access: AccessControl | None
 ) -> CursorRegistry:
     """Return the registry of cursors, which revokes those of users that lose their rights."""
     upstream = servers.upstream
@@ -303,10 +298,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     of_streams = replace(of_streams, open_timeout=of_streams.connect_timeout)
     net = settings.net.tls
     tls = TlsContexts(net.files()) if net.enabled and net.towards_cluster else None
-    async with (
-        _reached(settings, of_streams, tls=tls) as servers,
-        AsyncExitStack() as owned,
-    ):
+    async with _reached(settings, of_streams, tls=tls) as servers, AsyncExitStack() as owned:
         checks = ServerChecks(*servers)
         owned.push_async_callback(checks.close)
         return await checks.results(whole=True)

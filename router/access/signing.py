@@ -171,7 +171,7 @@ class SignedTimes:
                 if not self._refused:
                     log.info(
                         "The router's user may not read the keys of cluster times; clients get "
-                        "times that servers have signed",
+                        "times that servers have signed"
                     )
                 self._refused = True
             else:

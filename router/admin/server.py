@@ -88,11 +88,7 @@ class AdminServer(AcceptingPort):
     """
 
     def __init__(
-        self,
-        collect: Collect,
-        token: str | None = None,
-        *,
-        handshakes: Handshakes | None = None,
+        self, collect: Collect, token: str | None = None, *, handshakes: Handshakes | None = None
     ) -> None:
         super().__init__(handshakes, self._http, ConnectionCounts(_MOST_CONNECTIONS))
         self._collect = collect

@@ -84,10 +84,7 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
         "metrics": {
             "commands": _commands(node.counters),
             "cursor": {
-                "open": {
-                    "multiTarget": Int64(len(node.cursors)),
-                    "total": Int64(len(node.cursors)),
-                }
+                "open": {"multiTarget": Int64(len(node.cursors)), "total": Int64(len(node.cursors))}
             },
             "passedThrough": Int64(node.counters.passed_through),
         },

@@ -81,10 +81,7 @@ class Listener(AcceptingPort):
         self._servers.append(server)
 
     async def adopt(
-        self,
-        connection: socket.socket,
-        connection_id: int,
-        ended: Callable[[], None],
+        self, connection: socket.socket, connection_id: int, ended: Callable[[], None]
     ) -> None:
         """Serve a client whose connection another process has accepted.
 
@@ -155,11 +152,7 @@ class Listener(AcceptingPort):
             raise
 
     def _begin(
-        self,
-        stream: _ClientStream,
-        address: str | None,
-        peername: Any,
-        connection_id: int | None,
+        self, stream: _ClientStream, address: str | None, peername: Any, connection_id: int | None
     ) -> None:
         """Serve a client that has been counted."""
         assert stream.transport is not None

@@ -137,10 +137,7 @@ class LogReader:
         return Batch([], 0, self._mark.token, closed=False)
 
     def take(
-        self,
-        max_events: int | None,
-        max_bytes: int = MAX_BATCH_BYTES,
-        enough: int | None = None,
+        self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES, enough: int | None = None
     ) -> Batch:
         """Return the next batch, possibly empty, without waiting.
 

@@ -121,11 +121,7 @@ class ConnectionDispatcher:
             try:
                 children[number].channel.hand_over(connection, kind=kind, id=connection_id)
             except OSError as error:
-                log.warning(
-                    "A worker accepts no connection",
-                    worker=number,
-                    error=str(error),
-                )
+                log.warning("A worker accepts no connection", worker=number, error=str(error))
                 del loads[number]
             else:
                 if kind == DRIVER:

@@ -94,9 +94,7 @@ async def _adopt(
             await port.adopt(connection)
     except OSError as error:  # the client has disconnected
         log.info(
-            "A connection was lost while it was handed over",
-            component="NETWORK",
-            error=str(error),
+            "A connection was lost while it was handed over", component="NETWORK", error=str(error)
         )
         ended()
 
