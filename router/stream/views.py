@@ -22,7 +22,7 @@ from shard_client.bson.resume_token import (
     ResumeToken,
     cluster_time_of,
     is_high_water_mark,
-    of_invalidate,
+    key_of_invalidate,
     version_of,
 )
 from shard_client.errors import CommandError, ErrorCode, ProtocolError
@@ -51,7 +51,7 @@ def invalidate_after(event: bytes) -> bytes:
         token, fields = decode(token_of(event)), decode(event)
     except ProtocolError as error:
         raise ValueError(str(error)) from error
-    data = of_invalidate(str(token["_data"]).encode("ascii")).decode("ascii")
+    data = key_of_invalidate(str(token["_data"]).encode("ascii")).decode("ascii")
     invalidate: dict[str, Any] = {"_id": {**token, "_data": data}, "operationType": "invalidate"}
     for name in ("clusterTime", "wallTime"):
         if name in fields:
