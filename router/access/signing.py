@@ -18,14 +18,11 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
+from shard_client.cluster_clock import MOST_DRIFT
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 
 log = structlog.get_logger(component="ACCESS")
-
-
-MOST_DRIFT = 365 * 24 * 60 * 60
-"""Most seconds that a time can be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
 
 
 def check_drift(time: Timestamp, now: float) -> None:

@@ -297,11 +297,9 @@ class Reachable(Protocol):
 
     async def connect(self) -> Connection:
         """Open a connection; raises CommandError, NetworkError."""
-        ...
 
     async def serves(self, address: Address) -> bool:
         """Return whether a connection to ``address`` is still usable; raises CommandError."""
-        ...
 
 
 class ServerLink:

@@ -57,11 +57,9 @@ class NoOpClient(Protocol):
 
         Called when the member's budget allows the write; if no client needs it, it is not sent.
         """
-        ...
 
     def noop_sent(self, number: int, takes: float) -> None:
         """Record that the write is being sent; it is expected to take ``takes`` seconds."""
-        ...
 
     def noop_done(self, number: int, *, moved: bool | None) -> None:
         """Record the result of the request.
@@ -70,7 +68,6 @@ class NoOpClient(Protocol):
         not have replicated that yet. None if the write was not sent: no request still wanted it
         when the member's budget allowed it.
         """
-        ...
 
 
 class NoOpWriter:
