@@ -239,7 +239,7 @@ class Cluster:
         """The number of known replica sets, shards and config server; at least one."""
         return len(self._hosts)
 
-    def said_hello(self, target: str, connection: Connection) -> None:
+    def record_hello(self, target: str, connection: Connection) -> None:
         """Record the cluster time and the wire version of a connection's hello.
 
         Raises WrongServerError if the config server's member belongs to no config server, or the
@@ -426,7 +426,7 @@ class MemberDialer:
     def _identified(self, connection: Connection) -> Connection:
         """Return a connection whose hello fits the target; release it and raise otherwise."""
         try:
-            self.cluster.said_hello(self.target, connection)
+            self.cluster.record_hello(self.target, connection)
         except WrongServerError:
             self.pool.give_back(connection)
             raise

@@ -19,20 +19,20 @@ class ShardSpan(NamedTuple):
     """A shard that a stream reads, or has read, from ``since`` on.
 
     ``until`` is the sort key that the shard's remote had to reach when the shard left, or None
-    while no removal has been seen. ``skips_at`` is as for ``RemoteQueue``.
+    while no removal has been seen. ``skipped_time`` is as for ``RemoteQueue``.
     """
 
     shard: str
     host: str
     since: Timestamp
     until: bytes | None
-    skips_at: bytes | None = None
+    skipped_time: bytes | None = None
 
     @classmethod
     def of(cls, remote: RemoteQueue) -> Self:
         """Return what a remote reads of its shard."""
         read = remote.target, remote.host, remote.start_at
-        return cls(*read, remote.removed_at, remote.skips_at)
+        return cls(*read, remote.removed_at, remote.skipped_time)
 
     def covers(self, other: "ShardSpan", key: bytes) -> bool:
         """Return whether it covers all of ``other``'s events beyond the sort key ``key``."""
@@ -72,7 +72,7 @@ class Membership:
         """Add a remote on a removed shard, for its events from ``start_at`` on."""
         assert span.until is not None
         since = max(start_at, span.since)
-        remote = RemoteQueue(span.shard, span.host, since, skips_at=span.skips_at)
+        remote = RemoteQueue(span.shard, span.host, since, skipped_time=span.skipped_time)
         self.open(remote)
         self._leave(remote, span.until)
 

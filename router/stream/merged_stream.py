@@ -62,15 +62,16 @@ class MergedStream:
             self.membership.open(RemoteQueue(CONFIG, "", topology_from, topology=True))
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
-        skips_at = FIRST_EVENT if request.starts_after_invalidate else None
-        skips: dict[str, bytes | None] = dict.fromkeys(shards, skips_at)
+        skipped = FIRST_EVENT if request.starts_after_invalidate else None
+        skipped_times: dict[str, bytes | None] = dict.fromkeys(shards, skipped)
         for span in spans:
             if span.until is None:
-                skips[span.shard] = span.skips_at
+                skipped_times[span.shard] = span.skipped_time
             else:
                 self.membership.open_removed(span, start_at)
         for shard, host in shards.items():
-            self.membership.open(RemoteQueue(shard, host, start_at, skips_at=skips[shard]))
+            skipped = skipped_times[shard]
+            self.membership.open(RemoteQueue(shard, host, start_at, skipped_time=skipped))
 
     def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.

@@ -4,7 +4,7 @@ Does no I/O. Times are in seconds on one monotonic clock; sizes are bytes of mem
 in docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (waits).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import floor, inf
 from typing import Final, Literal, NamedTuple
@@ -94,7 +94,7 @@ class Rounds(TokenBucket):
         """Record a batch of ``events`` events after which the member's oplog had no more."""
         self.spend(now, min(events, _MOST_CHARGE))
 
-    def dense(self, now: float) -> bool:
+    def is_dense(self, now: float) -> bool:
         """Return whether the members are to be read in rounds."""
         return self.tokens(now) < 1.0
 
@@ -304,18 +304,21 @@ class FlowControl:
     their watermarks at once, which progress cursors report. While progress cursors or no-op writes
     are out of budget, a getMore ends when the next no-op write is done, so that there is one
     getMore per write. A dense stream is read in ``rounds``, or with short pauses if it has a single
-    remote.
+    remote. ``is_filtered`` returns whether the stream's events are distributed to filters.
     """
 
-    def __init__(self, settings: StreamSettings, memory: Memory) -> None:
+    def __init__(
+        self, settings: StreamSettings, memory: Memory, is_filtered: Callable[[], bool]
+    ) -> None:
         self._settings = settings
         self._memory = memory
+        self._is_filtered = is_filtered
         self._read_until = 0.0
         self._ahead = settings.first_ahead_bytes
         self.rounds = Rounds(settings)
         self._events_at = -inf
 
-    def events_arrived(self, remote: PacedRemote, events: int, now: float) -> None:
+    def record_events(self, remote: PacedRemote, events: int, now: float) -> None:
         """Record that a remote's reply had events."""
         self._events_at = now
         if remote.idle:
@@ -325,15 +328,15 @@ class FlowControl:
         """Return whether an event has arrived within the last second."""
         return now - self._events_at < _LIVELY
 
-    def client_read(self, now: float) -> None:
+    def record_client(self, now: float) -> None:
         """Record that a client reads the stream or waits for it."""
         self._read_until = now + self._settings.prefetch_time
 
-    def client_took(self, size: int) -> None:
+    def record_taken(self, size: int) -> None:
         """Record that a client has taken events of ``size`` bytes, so that more is read ahead."""
         self._ahead += 2 * size
 
-    def clients_left(self) -> None:
+    def end_prefetch(self) -> None:
         """Record that the last client has left, so that nothing more is read ahead."""
         self._read_until = -inf
 
@@ -341,48 +344,41 @@ class FlowControl:
         """Return whether no client has read the stream for so long that prefetching stops."""
         return now > self._read_until
 
-    def batch_bytes(self, remotes: int, *, filtered: bool = False) -> int:
-        """Return the size of batches, of which two fit into each remote's even share.
+    def batch_bytes(self, remotes: int) -> int:
+        """Return the size of batches: two fit into the even share of each of ``remotes``."""
+        return max(1, min(self._settings.batch_target_bytes, self._even_half // (2 * remotes)))
 
-        ``remotes`` is the number of the stream's remotes, ``filtered`` whether its events are
-        distributed to filters.
-        """
-        half = self._even_half(filtered)
-        return max(1, min(self._settings.batch_target_bytes, half // (2 * remotes)))
-
-    def may_read(
-        self, buffered: int, all_buffered: int, remotes: int, *, filtered: bool = False
-    ) -> bool:
+    def may_read(self, buffered: int, all_buffered: int, remotes: int) -> bool:
         """Return whether the budgets allow another batch of a remote with ``buffered`` bytes.
 
         ``all_buffered`` is the number of bytes buffered for all ``remotes``. A remote with an empty
         buffer always may. The slowest shard's buffer is empty once the ready events have been
         taken, so the budgets never stop the low watermark, and it never waits for a client.
-        ``filtered`` is whether the stream's events are distributed to filters.
         """
         if not buffered:
             return True
-        if self._memory.short or (all_buffered > self._ahead and not filtered):
+        if self._memory.short or (all_buffered > self._ahead and not self._is_filtered()):
             return False
-        batch = self.batch_bytes(remotes, filtered=filtered)
-        if buffered + batch > self._settings.remote_buffer_bytes // (
-            _FILTERED_PART if filtered else 1
-        ):
+        batch, half = self.batch_bytes(remotes), self._even_half
+        if buffered + batch > self._part(self._settings.remote_buffer_bytes):
             return False
-        half = self._even_half(filtered)
         return (buffered + batch) * remotes <= half or all_buffered + batch * remotes <= half
 
-    def _even_half(self, filtered: bool) -> int:
+    @property
+    def _even_half(self) -> int:
         """Return the half of the stream's budget that is divided evenly among the remotes.
 
         If the others used up the budget, a remote with an empty buffer would hold the low watermark
         and stop them all. The other half is for remotes that are ahead.
         """
-        return self._settings.stream_buffer_bytes // (_FILTERED_PART if filtered else 1) // 2
+        return self._part(self._settings.stream_buffer_bytes) // 2
+
+    def _part(self, budget: int) -> int:
+        return budget // _FILTERED_PART if self._is_filtered() else budget
 
     def noop_delay(self, now: float, remotes: Iterable[PacedRemote]) -> float:
         """Return the time to wait before the members that keep events back get no-op writes."""
-        if self.rounds.dense(now):
+        if self.rounds.is_dense(now):
             number = self.rounds.interval_number(now)
             collects = any(remote.collecting == number for remote in remotes)
             return COLLECTING if collects else 0.0
@@ -432,7 +428,7 @@ class FlowControl:
     ) -> Wait | None:
         """Return the wait of a remote that is read in rounds; None if it is not."""
         rounds, quiet = self.rounds, self._settings.await_quiet
-        if remote.topology or not (remote.idle and rounds.dense(now)):
+        if remote.topology or not (remote.idle and rounds.is_dense(now)):
             return None
         if remote.is_in_backlog(watermark):
             return None  # its batches are followed at once

@@ -6,7 +6,6 @@ from math import inf
 import structlog
 from bson.timestamp import Timestamp
 
-from router.stream.fan_out import FanOut
 from router.stream.merged_stream import MergedStream
 from router.stream.pacing import COLLECTING, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
@@ -27,8 +26,8 @@ _SOONEST = 0.02
 class ReadScheduler:
     """Applies flow control to the remotes of one stream, and moves idle members past its events.
 
-    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``waiting`` and
-    ``fan_out`` have its readers. Must be created in a running loop.
+    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``waiting``
+    has its readers. Must be created in a running loop.
     """
 
     def __init__(
@@ -36,14 +35,12 @@ class ReadScheduler:
         stream: MergedStream,
         remotes: Remotes,
         waiting: WaitingReaders,
-        fan_out: FanOut,
         flow: FlowControl,
         resources: StreamResources,
     ) -> None:
         self._stream = stream
         self._remotes = remotes
         self._waiting = waiting
-        self._fan_out = fan_out
         self._noop_writer = resources.noop_writer
         self._settings = resources.settings
         self._memory = resources.memory
@@ -57,9 +54,9 @@ class ReadScheduler:
         self._recheck: asyncio.TimerHandle | None = None
         """The same for those that still keep events back; a scheduled check comes first."""
 
-    def client_reads(self) -> None:
+    def resume_prefetch(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""
-        self._flow.client_read(self._loop.time())
+        self._flow.record_client(self._loop.time())
         if self._suspended:
             self._suspended = False
             self.read_on()
@@ -86,9 +83,8 @@ class ReadScheduler:
         flow, cursor = self._flow, remote.cursor
         remote.record_reply(events, batch.operation_time, now, complete=batch.complete)
         if events:
-            flow.events_arrived(remote, events, now)
-        size = flow.batch_bytes(len(self._remotes), filtered=self._fan_out.readers > 0)
-        cursor.aim_at(min(size, self._memory.batch_bytes))
+            flow.record_events(remote, events, now)
+        cursor.aim_at(min(flow.batch_bytes(len(self._remotes)), self._memory.batch_bytes))
         needed = self._stream.is_needed(number)
         if events or needed:
             self.write_noops(now, arriving=True)
@@ -126,12 +122,8 @@ class ReadScheduler:
     def _may_read(self, number: int) -> bool:
         """Return whether the byte budgets allow another batch."""
         stream = self._stream
-        return self._flow.may_read(
-            stream.buffered_bytes(number),
-            stream.all_buffered_bytes,
-            len(self._remotes),
-            filtered=self._fan_out.readers > 0,
-        )
+        buffered, remotes = stream.buffered_bytes(number), len(self._remotes)
+        return self._flow.may_read(buffered, stream.all_buffered_bytes, remotes)
 
     def _end_delay(self, remote: Remote) -> None:
         remote.end_delay()
@@ -191,7 +183,7 @@ class ReadScheduler:
         if self._suspended:
             return
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
-        dense, number = rounds.dense(now), rounds.interval_number(now)
+        dense, number = rounds.is_dense(now), rounds.interval_number(now)
         for laggard, latest in self._stream.laggards().items():
             remote = self._remotes.get(laggard)
             # A remote that fails, or is getting a no-op write, is checked again when that is over.

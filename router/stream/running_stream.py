@@ -71,14 +71,14 @@ class RunningStream:
         """The time since which the low watermark has held back events."""
         self.fan_out = FanOut(merged, settings.share_filter_bytes)
         self.waiting = WaitingReaders(merged, self.fan_out, self._stepped)
-        self._flow = flow = FlowControl(settings, resources.memory)
+        self._flow = flow = FlowControl(
+            settings, resources.memory, is_filtered=lambda: self.fan_out.readers > 0
+        )
         self._remotes = remotes = Remotes(
             request, merged, resources,
             start=self._start, batch_arrived=self._batch_arrived, failed=self._remote_failed,
         )  # fmt: skip
-        self._read_scheduler = ReadScheduler(
-            merged, remotes, self.waiting, self.fan_out, flow, resources
-        )
+        self._read_scheduler = ReadScheduler(merged, remotes, self.waiting, flow, resources)
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks that read remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
@@ -99,7 +99,7 @@ class RunningStream:
         ``most`` is the seconds up to ``deadline``, for messages.
         """
         self._opening_timer = self._loop.call_at(deadline, self._end_opening, most)
-        self._read_scheduler.client_reads()
+        self._read_scheduler.resume_prefetch()
         self._remotes.follow_merge()
 
     def _end_opening(self, most: float) -> None:
@@ -170,7 +170,7 @@ class RunningStream:
         if self._lingering is not None:
             self._lingering.cancel()
             self._lingering = None
-        self._read_scheduler.client_reads()
+        self._read_scheduler.resume_prefetch()
         self._size_log()
 
     def leave(self) -> None:
@@ -181,7 +181,7 @@ class RunningStream:
             return
         settings = self._settings
         if settings.share and self.healthy and settings.share_linger > 0:
-            self._flow.clients_left()
+            self._flow.end_prefetch()
             self._lingering = self._loop.call_later(settings.share_linger, self._end)
         else:
             self._end()
@@ -255,7 +255,7 @@ class RunningStream:
 
         Raises CommandError if the stream has failed.
         """
-        self._read_scheduler.client_reads()
+        self._read_scheduler.resume_prefetch()
         enough = self._settings.reply_target_bytes if max_events is None else None
         part = log_reader.part
         try:
@@ -271,7 +271,7 @@ class RunningStream:
         loads.delivered_bytes += batch.size
         self._events += len(batch.events)
         self._count_memory()
-        self._flow.client_took(batch.size)
+        self._flow.record_taken(batch.size)
         if part is None:
             self.waiting.schedule_step()
             self._read_scheduler.read_on()
@@ -283,7 +283,7 @@ class RunningStream:
         Whoever completes ``waiter`` ends the wait, too.
         """
         scheduler = self._read_scheduler
-        scheduler.client_reads()
+        scheduler.resume_prefetch()
         if not self.waiting or log_reader.part is None:
             # A resumed stream may just have dropped events that its client has, which frees budget.
             scheduler.read_on()
@@ -299,7 +299,7 @@ class RunningStream:
             timer.cancel()
             self.waiting.remove(log_reader)
             self._waited_until = self._loop.time()
-            scheduler.client_reads()
+            scheduler.resume_prefetch()
 
     def _stepped(self) -> None:
         """Resume reading as far as a step of the views has freed budget."""
