@@ -189,5 +189,5 @@ class AcceptingPort(OwnedTasks):
             except Exception:
                 connection.close()
                 raise
-            counted.callback(self._counts.ended, address)
+            counted.callback(self._counts.release, address)
             await handshakes.connect(connection, lambda: self._protocol(counted.close))

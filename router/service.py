@@ -57,7 +57,7 @@ async def serve_process(
 
     Args:
         settings: the operator's settings, with a config server or a replica set.
-        parts: what ``assemble`` returns for them.
+        parts: what ``process_parts`` returns for them.
         stop: the event that ends the router.
 
     Raises:
@@ -86,7 +86,7 @@ async def serve_process(
 
 
 @asynccontextmanager
-async def assemble(
+async def process_parts(
     settings: Settings,
     arguments: Sequence[str],
     *,
@@ -97,7 +97,7 @@ async def assemble(
     topology: TopologyVersion | None = None,
     started: datetime | None = None,
 ) -> AsyncIterator[Parts]:
-    """Assemble a process's parts, none of them listening yet; end them after the block.
+    """Provide a process's parts for a block, none of them listening yet.
 
     Args:
         settings: the operator's settings.
@@ -123,7 +123,7 @@ async def assemble(
             exported = SpanExport(settings.tracing, number)
             owned.push_async_callback(exported.close)
         servers = await owned.enter_async_context(
-            _reached(
+            _servers_of(
                 settings,
                 of_streams,
                 tls=tls,
@@ -195,7 +195,7 @@ class _Servers(NamedTuple):
 
 
 @asynccontextmanager
-async def _reached(
+async def _servers_of(
     settings: Settings,
     of_streams: StreamSettings,
     *,
@@ -298,7 +298,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     of_streams = replace(of_streams, open_timeout=of_streams.connect_timeout)
     net = settings.net.tls
     tls = TlsContexts(net.files()) if net.enabled and net.towards_cluster else None
-    async with _reached(settings, of_streams, tls=tls) as servers, AsyncExitStack() as owned:
+    async with _servers_of(settings, of_streams, tls=tls) as servers, AsyncExitStack() as owned:
         checks = ServerChecks(*servers)
         owned.push_async_callback(checks.close)
         return await checks.results(whole=True)

@@ -117,7 +117,7 @@ class Cluster:
         self._closing: set[asyncio.Task[None]] = set()
         self.pool = ConnectionPool(self._settings.pool, access=access)
         self.cursor_reaper = CursorReaper(self.pool.borrow)
-        self._list = SharedAnswer(self._listed, "read the shard list")
+        self._list = SharedAnswer(self._read_list, "read the shard list")
         self._list_error: CommandError | None = None
         self._follow(self.catalog, seeds)
 
@@ -138,13 +138,13 @@ class Cluster:
             config = self._sets[CONFIG]
             raise NoMemberError(PRIMARY, config.name, config.causes) from None
 
-    async def _listed(self) -> ShardList:
+    async def _read_list(self) -> ShardList:
         """Read the list, again and again, while the failure may be over soon and a caller waits."""
         backoff = Backoff(self._settings.backoff_first, self._settings.backoff_max)
         self._list_error = None
         while True:
             try:
-                return await self._read_shards()
+                return await self._read_list_once()
             except (CommandError, NetworkError) as failure:
                 error = _retriable(failure)
                 if not is_resumable(error):
@@ -288,7 +288,7 @@ class Cluster:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _read_shards(self) -> ShardList:
+    async def _read_list_once(self) -> ShardList:
         async with self.lend(CONFIG) as connection:
             before = _time_of(connection.hello)
             command: dict[str, Any] = {

@@ -96,7 +96,7 @@ class FeedPort(AcceptingPort):
             log.exception("Unexpected error in a feed", client=peer)
         finally:
             await _close(writer)
-            self._counts.ended(address)
+            self._counts.release(address)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines = Lines(reader, writer)

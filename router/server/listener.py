@@ -147,7 +147,7 @@ class Listener(AcceptingPort):
         try:
             self._begin(stream, address, peername, connection_id)
         except BaseException:
-            self._counts.ended(address)
+            self._counts.release(address)
             stream.transport.abort()
             raise
 
@@ -189,7 +189,7 @@ class Listener(AcceptingPort):
             stream.serving = None
             self._connections.discard(connection)
             self._counters.connections -= 1
-            self._counts.ended(address)
+            self._counts.release(address)
             self._log("Connection ended", 22944, connection.client)
 
     def _log(self, event: str, number: int, client: Client) -> None:

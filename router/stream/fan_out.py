@@ -269,7 +269,7 @@ class FanOut:
     def _deliver(self, position: LogPosition, incarnation: Incarnation) -> None:
         """Append the events that an incarnation has taken to the logs of its views."""
         incarnation.advance_to(position.low_watermark)
-        events = incarnation.delivered()
+        events = incarnation.take_events()
         if events:
             self._route(events, incarnation.views)
             if not incarnation.views:

@@ -118,7 +118,7 @@ class OpenStreams:
         """Return a stream with one reader added, once it is open. Raises CommandError."""
         stream.enter()
         try:
-            await stream.opened()
+            await stream.wait_opened()
         except BaseException:
             stream.leave()
             raise

@@ -94,7 +94,7 @@ class RunningStream:
     # Life cycle.
 
     def open(self, most: float, deadline: float) -> None:
-        """Begin to open the remotes; ``opened`` waits for them up to the deadline.
+        """Begin to open the remotes; ``wait_opened`` waits for them up to the deadline.
 
         ``most`` is the seconds up to ``deadline``, for messages.
         """
@@ -120,7 +120,7 @@ class RunningStream:
             )
 
     def _fail_opening(self, error: CommandError) -> None:
-        """Let ``opened`` raise ``error``, unless the stream has opened."""
+        """Let ``wait_opened`` raise ``error``, unless the stream has opened."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # of which there may be no waiter
@@ -128,11 +128,11 @@ class RunningStream:
 
     @property
     def has_opened(self) -> bool:
-        """Whether the remotes have answered, as ``opened`` says."""
+        """Whether the remotes have answered, as ``wait_opened`` says."""
         opened = self._opened
         return opened.done() and not (opened.cancelled() or opened.exception())
 
-    async def opened(self) -> None:
+    async def wait_opened(self) -> None:
         """Wait until each remote has answered; after the deadline, one shard.
 
         Raises CommandError, the first failure, or 91 if the stream is closed meanwhile.
@@ -375,7 +375,7 @@ class RunningStream:
                 log.info("cannot tell whether a draining shard has left", error=str(error))
                 continue
             if self.merged.error is None:
-                self.merged.membership.listed(listed.hosts.keys(), listed.draining, listed.by)
+                self.merged.membership.apply_list(listed.hosts.keys(), listed.draining, listed.by)
                 self._remotes.follow_merge()
             self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()

@@ -255,7 +255,7 @@ class Incarnation:
         self._invalidates: list[bytes] = []
 
     def add(self, event: bytes, operation: bytes) -> None:
-        """Add an event, which ``delivered`` returns; the events come in the stream's order."""
+        """Add an event, which ``take_events`` returns; the events come in the stream's order."""
         if self.end is not None:
             self.advance_to(event_key(event))
         if self.ended:
@@ -278,7 +278,7 @@ class Incarnation:
             self._events += self._invalidates
             self.ended = True
 
-    def delivered(self) -> list[bytes]:
+    def take_events(self) -> list[bytes]:
         """Return the events taken since the last call."""
         events, self._events = self._events, []
         return events

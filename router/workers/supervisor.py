@@ -247,7 +247,7 @@ class Supervisor:
                 if len(self._dispatcher.children) == self._settings.workers:
                     self._all_ready.set()
             case {"ended": connection_id}:
-                self._dispatcher.ended(child, connection_id)
+                self._dispatcher.release(child, connection_id)
             case {"identity": identity} if identity != self._identity:
                 self._identity = identity
                 self._topology_counter += 1

@@ -62,7 +62,7 @@ def test_pauses_grow_to_their_limit_and_are_never_zero(chance: float, tries: int
 def test_batches_have_about_the_target_size(batches: list[tuple[int, int]]):
     batch_size = BatchSize(1_000_000)
     for events, each in batches:
-        batch_size.arrived(events, events * each)
+        batch_size.record_batch(events, events * each)
         assert 1 <= batch_size.current <= 100_000
         # The estimate is never below the size of the latest events.
         assert batch_size.current * each <= 1_000_000 or batch_size.current == 1
@@ -70,10 +70,10 @@ def test_batches_have_about_the_target_size(batches: list[tuple[int, int]]):
 
 def test_the_size_adapts_to_small_events_after_large_ones():
     batch_size = BatchSize(1_000_000)
-    batch_size.arrived(1, 10_000_000)
+    batch_size.record_batch(1, 10_000_000)
     assert batch_size.current == 1
     for _ in range(100):
-        batch_size.arrived(batch_size.current, batch_size.current * 500)
+        batch_size.record_batch(batch_size.current, batch_size.current * 500)
     assert batch_size.current > 1000
 
 

@@ -186,8 +186,8 @@ def test_long_fields_are_cut() -> None:
     lines = LoginLog("127.0.0.1:5")
     with capture_logs() as logged:
         command = {"mechanism": "x" * 10_000, "payload": b"n,,n=" + b"u" * 10_000 + b",r=x"}
-        lines.begun("d" * 10_000, command, speculative=False)
-        lines.failed(CommandError(18, "Authentication failed."))
+        lines.record_begin("d" * 10_000, command, speculative=False)
+        lines.record_failure(CommandError(18, "Authentication failed."))
     (line,) = logged
     assert len(str(line)) < 1500
     assert line["error"] == "AuthenticationFailed: Authentication failed."
@@ -196,15 +196,15 @@ def test_long_fields_are_cut() -> None:
 def test_each_login_is_a_span_without_its_user(exported: InMemorySpanExporter) -> None:
     lines = LoginLog("127.0.0.1:5")
     command = {"mechanism": "SCRAM-SHA-256", "payload": b"n,,n=alice,r=x"}
-    lines.begun("admin", command, speculative=True)
-    lines.succeeded("alice", "admin")
-    lines.begun("admin", command, speculative=False)
-    lines.failed(CommandError(18, "alice failed", code_name="AuthenticationFailed"))
-    lines.begun("admin", {"mechanism": "alice"}, speculative=False)
-    lines.failed()
-    lines.ended()
-    lines.begun("admin", command, speculative=False)
-    lines.ended()
+    lines.record_begin("admin", command, speculative=True)
+    lines.record_success("alice", "admin")
+    lines.record_begin("admin", command, speculative=False)
+    lines.record_failure(CommandError(18, "alice failed", code_name="AuthenticationFailed"))
+    lines.record_begin("admin", {"mechanism": "alice"}, speculative=False)
+    lines.record_failure()
+    lines.record_end()
+    lines.record_begin("admin", command, speculative=False)
+    lines.record_end()
     right, wrong, other, abandoned = exported.get_finished_spans()
     assert right.attributes == {
         "db.system.name": "mongodb",

@@ -77,7 +77,7 @@ def test_connections_are_counted_for_each_client() -> None:
     assert not counts.admit("1.2.3.5", 0.0)
     assert all(counts.admit(address, 0.0) for address in exempt)
     for address in (*admitted, *exempt):
-        counts.ended(address)
+        counts.release(address)
     assert (counts.open, dict(counts.by_client)) == (0, {})
     assert counts.refused == 3
     assert client_of("fe80::1%eth0") == "fe80::/64"
