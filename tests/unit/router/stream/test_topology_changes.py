@@ -143,7 +143,7 @@ async def test_a_stream_that_cannot_watch_a_draining_shard_fails(
     """It would not notice that the shard has left, and wait for it without end."""
     registry = cluster.registry(removed_shards_interval=0.01)
     cursor, _ = await registry.open(stream(), OWNER)
-    monkeypatch.setattr(Membership, "listed", None)
+    monkeypatch.setattr(Membership, "apply_list", None)
     drain(cluster)
     with pytest.raises(CommandError) as caught:
         await read_until(cursor, 1)
