@@ -22,17 +22,17 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
-from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.node import NOW, Node
 from router.commands.topology_version import TopologyVersion
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
+from router.limits.client_limits import FOR_FEEDS, supported_connections
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener
-from router.status_sums import Histogram
+from router.status.sums import Histogram
 from router.stream.open_streams import OpenStreams
 from router.stream_settings import StreamSettings, settings_of_process
 from router.tls.certificates import Certificates

@@ -17,8 +17,8 @@ from router.access.signing import SignedTimes
 from router.access.users import User, UserName, Users
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary, ServerLink
-from router.client_limits import ClientLimits
-from router.fair_limit import FairLimit
+from router.limits.client_limits import ClientLimits
+from router.limits.fair_limit import FairLimit
 from router.owned_tasks import OwnedTasks
 from router.request.fields import missing_field
 from router.tls.certificates import Certificates

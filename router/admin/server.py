@@ -17,8 +17,8 @@ from router.admin.metrics import exposition
 from router.admin.router_status import Collect
 from router.admin.status_view import SAMPLE_INTERVAL, History, sample_of, status_view
 from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
-from router.client_limits import ConnectionCounts
 from router.config.settings import Net
+from router.limits.client_limits import ConnectionCounts
 from router.ports import AcceptingPort
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes

@@ -12,7 +12,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.shared_answer import SharedAnswer
-from router.loads import CONFIG
+from router.status.loads import CONFIG
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock

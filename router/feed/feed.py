@@ -11,12 +11,12 @@ from bson import json_util
 
 from router.access.login import AccessControl, Login
 from router.access.users import User
-from router.client_limits import ConnectionCounts
 from router.commands.node import Node
 from router.config.settings import Feed
 from router.cursors.cursor import Owner
 from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
+from router.limits.client_limits import ConnectionCounts
 from router.ports import AcceptingPort, uncounted
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate

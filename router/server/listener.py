@@ -11,9 +11,9 @@ import anyio
 import structlog
 
 from router.access.login import Login
-from router.client_limits import ConnectionCounts
 from router.commands.call import Client
 from router.commands.node import Counters, Node
+from router.limits.client_limits import ConnectionCounts
 from router.ports import BACKLOG, AcceptingPort, uncounted
 from router.server.client_connection import ClientConnection
 from router.server.incoming import PortShares

@@ -14,7 +14,7 @@ from bson.int64 import Int64
 from router.filters.fields import Allowance, TooLargeError, ValueSlice
 from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
-from router.memory import EVENT_OVERHEAD, weight
+from router.limits.memory import EVENT_OVERHEAD, weight
 from router.stream.merged_stream import MergedStream
 from router.stream.views import (
     RENAME,

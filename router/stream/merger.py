@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from bson.timestamp import Timestamp
 from sortedcontainers import SortedList
 
-from router.memory import weight
+from router.limits.memory import weight
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, KeyedToken
 

@@ -13,7 +13,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.loads import MemberLoad, MemberLoads
+from router.status.loads import MemberLoad, MemberLoads
 from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff

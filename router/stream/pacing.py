@@ -11,7 +11,7 @@ from typing import Final, Literal, NamedTuple
 
 from bson.timestamp import Timestamp
 
-from router.memory import Memory
+from router.limits.memory import Memory
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick

@@ -9,10 +9,10 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, MemberDialer
-from router.loads import MemberLoads
-from router.memory import Memory
+from router.limits.memory import Memory
 from router.request.progress_command import progress_command
 from router.request.stream_request import StreamRequest, shard_command, topology_command
+from router.status.loads import MemberLoads
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import RemoteQueue
 from router.stream.noop_writer import NoOpWriter

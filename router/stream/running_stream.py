@@ -14,7 +14,7 @@ from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
 from router.catalog.shared_answer import result_of
-from router.memory import Holding
+from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Ticket
 from router.stream.fan_out import FanOut

@@ -9,7 +9,7 @@ from itertools import count
 import anyio
 import structlog
 
-from router.client_limits import ConnectionCounts
+from router.limits.client_limits import ConnectionCounts
 from router.ports import BACKLOG, accept, bind, peer_address
 from router.workers.channel import DRIVER
 from router.workers.child import Child

@@ -24,7 +24,7 @@ from router.access.login import Login, LoginLog, scram_user
 from router.access.signing import SignedTimes, SigningKey
 from router.access.users import Users
 from router.catalog.upstream import CatalogPrimary, ServerLink
-from router.fair_limit import FairLimit
+from router.limits.fair_limit import FairLimit
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address

@@ -10,8 +10,8 @@ from bson import Timestamp
 from router.catalog import upstream
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary
+from router.limits.memory import Holding, Memory
 from router.lookup.upstream_reads import Result, UpstreamReads
-from router.memory import Holding, Memory
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError, WrongServerError
 from shard_client.wire.connection import Connection

@@ -14,9 +14,14 @@ import bson
 import pytest
 
 from router.catalog.upstream import UpstreamMongos
-from router.client_limits import ClientLimits, ConnectionCounts, client_of, supported_connections
 from router.config.settings import load_settings
-from router.fair_limit import FairLimit
+from router.limits.client_limits import (
+    ClientLimits,
+    ConnectionCounts,
+    client_of,
+    supported_connections,
+)
+from router.limits.fair_limit import FairLimit
 from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Turns
 from shard_client.wire.documents import encode
