@@ -27,10 +27,10 @@ from bson.raw_bson import RawBSONDocument
 
 from bench.events import FIRST_SECOND, dealt, token
 from router.commands.reply_bodies import build_cursor_reply
+from router.limits.memory import Memory
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
-from router.memory import Memory
 from router.request.resume_point import starting_point
 from router.request.stream_request import parse_request
 from router.stream.log_reader import Batch, LogReader

@@ -14,7 +14,7 @@ import resource
 from contextlib import suppress
 from typing import Final
 
-from router.memory import Memory
+from router.limits.memory import Memory
 
 MOST_SLACK: Final = 32 * 1024 * 1024
 """Bytes by which freed memory that malloc keeps may grow."""

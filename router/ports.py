@@ -9,7 +9,7 @@ from types import TracebackType
 import anyio
 import structlog
 
-from router.client_limits import ConnectionCounts
+from router.limits.client_limits import ConnectionCounts
 from router.owned_tasks import END_TIMEOUT, OwnedTasks
 from router.tls.handshake import Handshakes, peer_of
 
@@ -189,5 +189,5 @@ class AcceptingPort(OwnedTasks):
             except Exception:
                 connection.close()
                 raise
-            counted.callback(self._counts.ended, address)
+            counted.callback(self._counts.release, address)
             await handshakes.connect(connection, lambda: self._protocol(counted.close))

@@ -7,7 +7,7 @@ import sys
 import structlog
 
 from router.config.settings import Settings
-from router.service import assemble, check_servers, serve_process
+from router.service import check_servers, process_parts, serve_process
 from router.workers.supervisor import Supervisor
 
 log = structlog.get_logger(component="CONTROL")
@@ -44,7 +44,7 @@ async def run_until_signalled(settings: Settings) -> None:
     if not await _servers_fit(settings, stop):
         return
     if settings.workers == 1:
-        await serve_process(settings, assemble(settings, sys.argv), stop)
+        await serve_process(settings, process_parts(settings, sys.argv), stop)
     else:
         await Supervisor(settings, sys.argv).run(stop)
 

@@ -22,18 +22,17 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
-from router.client_limits import FOR_FEEDS, supported_connections
 from router.commands.node import NOW, Node
 from router.commands.topology_version import TopologyVersion
-from router.config.parameters import settings_of_streams
-from router.config.settings import Settings
+from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
+from router.limits.client_limits import FOR_FEEDS, supported_connections
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers
 from router.server.listener import Listener
-from router.status_sums import Histogram
+from router.status.sums import Histogram
 from router.stream.open_streams import OpenStreams
 from router.stream_settings import StreamSettings, settings_of_process
 from router.tls.certificates import Certificates
@@ -50,9 +49,7 @@ Parts = tuple[Node, Listener, FeedPort | None]
 
 
 async def serve_process(
-    settings: Settings,
-    parts: AbstractAsyncContextManager[Parts],
-    stop: asyncio.Event,
+    settings: Settings, parts: AbstractAsyncContextManager[Parts], stop: asyncio.Event
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
@@ -60,7 +57,7 @@ async def serve_process(
 
     Args:
         settings: the operator's settings, with a config server or a replica set.
-        parts: what ``assemble`` returns for them.
+        parts: what ``process_parts`` returns for them.
         stop: the event that ends the router.
 
     Raises:
@@ -89,7 +86,7 @@ async def serve_process(
 
 
 @asynccontextmanager
-async def assemble(
+async def process_parts(
     settings: Settings,
     arguments: Sequence[str],
     *,
@@ -100,7 +97,7 @@ async def assemble(
     topology: TopologyVersion | None = None,
     started: datetime | None = None,
 ) -> AsyncIterator[Parts]:
-    """Assemble a process's parts, none of them listening yet; end them after the block.
+    """Provide a process's parts for a block, none of them listening yet.
 
     Args:
         settings: the operator's settings.
@@ -126,7 +123,7 @@ async def assemble(
             exported = SpanExport(settings.tracing, number)
             owned.push_async_callback(exported.close)
         servers = await owned.enter_async_context(
-            _reached(
+            _servers_of(
                 settings,
                 of_streams,
                 tls=tls,
@@ -198,7 +195,7 @@ class _Servers(NamedTuple):
 
 
 @asynccontextmanager
-async def _reached(
+async def _servers_of(
     settings: Settings,
     of_streams: StreamSettings,
     *,
@@ -248,10 +245,7 @@ async def _reached(
 
 
 def _cursors(
-    of_streams: StreamSettings,
-    peers: Peers | None,
-    servers: _Servers,
-    access: AccessControl | None,
+    of_streams: StreamSettings, peers: Peers | None, servers: _Servers, access: AccessControl | None
 ) -> CursorRegistry:
     """Return the registry of cursors, which revokes those of users that lose their rights."""
     upstream = servers.upstream
@@ -304,10 +298,7 @@ async def check_servers(settings: Settings) -> Sequence[Check]:
     of_streams = replace(of_streams, open_timeout=of_streams.connect_timeout)
     net = settings.net.tls
     tls = TlsContexts(net.files()) if net.enabled and net.towards_cluster else None
-    async with (
-        _reached(settings, of_streams, tls=tls) as servers,
-        AsyncExitStack() as owned,
-    ):
+    async with _servers_of(settings, of_streams, tls=tls) as servers, AsyncExitStack() as owned:
         checks = ServerChecks(*servers)
         owned.push_async_callback(checks.close)
         return await checks.results(whole=True)

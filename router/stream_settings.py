@@ -103,7 +103,7 @@ class StreamSettings(RemoteSettings):
     first_ahead_bytes: int = 256 * 1024
     """Bytes of events buffered for one merged stream before its clients have taken any. What they
     take adds twice its size, so a client that leaves soon causes little reading ahead."""
-    linger: float = 5.0
+    prefetch_time: float = 5.0
     """How long prefetch continues after a client's last getMore."""
     await_quiet: float = milliseconds(
         "awaitQuietMs", 1.0, "How long a getMore on a shard waits for events.", least=50

@@ -12,7 +12,8 @@ from shard_client.wire.documents import decode
 
 _ordinal = Struct("<Q")
 _ELSEWHERE = 1 << 64
-_MOST_DRIFT = 365 * 24 * 60 * 60.0
+MOST_DRIFT = 365 * 24 * 60 * 60
+"""Most seconds that a time can be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
 
 
 class ClusterClock:
@@ -58,7 +59,7 @@ class ClusterClock:
                 self.newest_signed = raw, _timestamp(ordinal)
 
     def _absurd(self, ordinal: int) -> bool:
-        return self._wall is not None and (ordinal >> 32) > self._wall() + _MOST_DRIFT
+        return self._wall is not None and (ordinal >> 32) > self._wall() + MOST_DRIFT
 
     @property
     def raw(self) -> bytes | None:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping
 from enum import IntEnum
-from typing import Any, Self
+from typing import Any, Final, Self
 
 
 class ErrorCode(IntEnum):
@@ -83,6 +83,7 @@ class ErrorCode(IntEnum):
     CollectionUUIDMismatch = 361
     TemporarilyUnavailable = 365
     SocketException = 9001
+    LegacyNotPrimary = 10058
     NotWritablePrimary = 10107
     BSONObjectTooLarge = 10334
     InterruptedAtShutdown = 11600
@@ -96,15 +97,28 @@ class ErrorCode(IntEnum):
     IDLUnknownField = 40415
 
 
-NOT_PRIMARY_CODES = frozenset({189, 10058, 10107, 11600, 11602, 13435, 13436, 91})
+NOT_PRIMARY_CODES: Final[frozenset[int]] = frozenset(
+    {
+        ErrorCode.InterruptedAtShutdown, ErrorCode.InterruptedDueToReplStateChange,
+        ErrorCode.LegacyNotPrimary, ErrorCode.NotPrimaryNoSecondaryOk,
+        ErrorCode.NotPrimaryOrSecondary, ErrorCode.NotWritablePrimary,
+        ErrorCode.PrimarySteppedDown, ErrorCode.ShutdownInProgress,
+    }
+)  # fmt: skip
 """Codes of a member that is not a primary or is about to stop being one."""
 
-RESUMABLE_CODES = frozenset(
-    {6, 7, 63, 89, 91, 133, 134, 150, 189, 234, 262, 9001, 10107, 11600, 11602, 13388, 13435, 13436}
-)
+RESUMABLE_CODES: Final[frozenset[int]] = (NOT_PRIMARY_CODES - {ErrorCode.LegacyNotPrimary}) | {
+    ErrorCode.ExceededTimeLimit, ErrorCode.FailedToSatisfyReadPreference, ErrorCode.HostNotFound,
+    ErrorCode.HostUnreachable, ErrorCode.NetworkTimeout,
+    ErrorCode.ReadConcernMajorityNotAvailableYet, ErrorCode.RetryChangeStream,
+    ErrorCode.SocketException, ErrorCode.StaleConfig, ErrorCode.StaleEpoch,
+    ErrorCode.StaleShardVersion,
+}  # fmt: skip
 """Codes that carry ResumableChangeStreamError (docs/protocol.md#opening)."""
 
-NON_RESUMABLE_CODES = frozenset({280, 286})
+NON_RESUMABLE_CODES: Final[frozenset[int]] = frozenset(
+    {ErrorCode.ChangeStreamFatalError, ErrorCode.ChangeStreamHistoryLost}
+)
 """Codes that carry NonResumableChangeStreamError (docs/protocol.md#opening)."""
 
 # Servers print the parser's own codes (404xx) by number, though their source names them.
@@ -121,11 +135,12 @@ _NOT_EXTRA = frozenset(
     }
 )
 
-_CURSOR_GONE = frozenset(
-    {ErrorCode.CursorNotFound, ErrorCode.CursorKilled, ErrorCode.QueryPlanKilled}
-)
-"""Codes of a cursor that its member has lost. A member that rolls back closes its catalog, which
-kills its cursors with QueryPlanKilled."""
+_REOPENED: Final[frozenset[int]] = RESUMABLE_CODES | NOT_PRIMARY_CODES | {
+    ErrorCode.CursorKilled, ErrorCode.CursorNotFound, ErrorCode.NetworkInterfaceExceededTimeLimit,
+    ErrorCode.QueryPlanKilled,
+}  # fmt: skip
+"""Codes after which a member's cursor can be opened again. A member that rolls back closes its
+catalog, which kills its cursors with QueryPlanKilled."""
 _NETWORK = frozenset({ErrorCode.HostUnreachable, ErrorCode.HostNotFound, ErrorCode.SocketException})
 
 _FOR_DEVELOPERS = re.compile(
@@ -234,6 +249,7 @@ class CommandError(Exception):
         """Return a copy of the error with further labels, and with another message if given."""
         copied = type(self).__new__(type(self))
         vars(copied).update(vars(self), labels=self.labels.union(labels))
+        copied.__cause__ = self.__cause__
         copied.message = self.message if message is None else message
         return copied
 
@@ -251,20 +267,12 @@ class WrongServerError(CommandError):
 
 
 def is_resumable(error: CommandError) -> bool:
-    """Return whether a cursor can be reopened after its last watermark when it failed with
-    ``error``.
+    """Return whether a cursor that failed with ``error`` can be opened again after its watermark.
 
-    A missing or killed cursor on the shard is resumable; a lost oplog position and fatal errors are
-    not (docs/protocol.md#opening). mongos passes QueryPlanKilled on, and drivers do not resume
-    after it; reopening the member's cursor loses nothing.
+    It cannot after a lost oplog position and fatal errors (docs/protocol.md#opening). mongos passes
+    QueryPlanKilled on, and drivers do not resume after it; reopening the cursor loses nothing.
     """
-    return (
-        error.code in RESUMABLE_CODES
-        or error.code in NOT_PRIMARY_CODES
-        or error.code in _CURSOR_GONE
-        or error.code == ErrorCode.NetworkInterfaceExceededTimeLimit
-        or RESUMABLE_LABEL in error.labels
-    )
+    return error.code in _REOPENED or RESUMABLE_LABEL in error.labels
 
 
 def blames_member(error: CommandError) -> bool:

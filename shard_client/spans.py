@@ -59,13 +59,7 @@ def end(span: Span, error: BaseException | None = None) -> None:
 
 @contextmanager
 def recorded(name: str, attributes: Attributes, parent: Span | None = None) -> Iterator[Span]:
-    """Record the block as a span, which is the current one meanwhile.
-
-    Args:
-        name: what the block does.
-        attributes: the span's attributes.
-        parent: the span that it is part of; by default the current one.
-    """
+    """Record the block as a span, which is the current one meanwhile; arguments as ``begin``."""
     span = begin(name, attributes, parent)
     try:
         with trace.use_span(span, record_exception=False, set_status_on_exception=False):

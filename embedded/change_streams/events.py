@@ -182,7 +182,7 @@ def encode_event(document: Mapping[str, Any]) -> bytes:
 
 def invalidate_after(event: ChangeEvent) -> ChangeEvent:
     """Return the invalidate that follows ``event``."""
-    token = event.token.of_invalidate()
+    token = event.token.token_of_invalidate()
     document = {
         "_id": token.document,
         "operationType": "invalidate",

@@ -73,7 +73,7 @@ def _fragments(event: ChangeEvent) -> list[ChangeEvent]:
     size = limit
     for field_size, name in fields:
         if not parts or size + field_size > limit:
-            token = event.token.of_fragment(len(parts))
+            token = event.token.with_fragment(len(parts))
             head = {"_id": token.document, "splitEvent": {"fragment": len(parts) + 1, "of": 0}}
             parts.append((token, head))
             size = len(bson.encode(head))

@@ -17,8 +17,8 @@ from router.access.signing import SignedTimes
 from router.access.users import User, UserName, Users
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary, ServerLink
-from router.client_limits import ClientLimits
-from router.fair_limit import FairLimit
+from router.limits.client_limits import ClientLimits
+from router.limits.fair_limit import FairLimit
 from router.owned_tasks import OwnedTasks
 from router.request.fields import missing_field
 from router.tls.certificates import Certificates
@@ -45,7 +45,7 @@ class LoginLog:
         self._attempt: dict[str, Any] = {}
         self._span: spans.Span | None = None
 
-    def begun(self, database: str, command: Mapping[str, Any], *, speculative: bool) -> None:
+    def record_begin(self, database: str, command: Mapping[str, Any], *, speculative: bool) -> None:
         """Record the login that a client begins with ``saslStart`` or with a hello.
 
         Args:
@@ -60,7 +60,7 @@ class LoginLog:
             "principalName": scram_user(command.get("payload")),
             "authenticationDatabase": database[:_LONGEST_NAME],
         }
-        self.ended()
+        self.record_end()
         self._span = spans.begin(
             "log in",
             {
@@ -70,19 +70,19 @@ class LoginLog:
             },
         )
 
-    def succeeded(self, user: str, database: str) -> None:
+    def record_success(self, user: str, database: str) -> None:
         """Log that a client has logged in."""
         named = {"principalName": user, "authenticationDatabase": database}
         self._log("Authentication succeeded", 20250, **named)
         self._end()
 
-    def failed(self, error: CommandError | None = None) -> None:
+    def record_failure(self, error: CommandError | None = None) -> None:
         """Log that a server has refused a login; None if it gave no reason."""
         reason = "no reason given" if error is None else f"{error.code_name}: {error.message}"
         self._log("Authentication failed", 20249, error=reason)
         self._end(error or CommandError(ErrorCode.AuthenticationFailed, reason))
 
-    def ended(self) -> None:
+    def record_end(self) -> None:
         """End the span of a login that neither succeeded nor was refused, as abandoned."""
         if self._span is not None:
             self._span.set_attribute("mergerouter.abandoned", True)
@@ -162,7 +162,7 @@ class Login:
             relaying = self._link(link)
             asked = fields.get("speculativeAuthenticate")
             if isinstance(asked, Mapping):
-                self._log.begun(str(asked.get("db")), asked, speculative=True)
+                self._log.record_begin(str(asked.get("db")), asked, speculative=True)
             reply = await relaying.command("admin", {"hello": 1, **fields})
             answer: dict[str, Any] = {}
             if "saslSupportedMechs" in reply:
@@ -175,7 +175,7 @@ class Login:
                     await self._done(relaying)
             elif asked is not None:
                 # The login continues with saslStart: it costs the same for a user who is unknown.
-                self._log.failed()
+                self._log.record_failure()
             else:
                 self.close()
             return answer
@@ -197,14 +197,14 @@ class Login:
         async with self._in_progress():
             relaying = self._link(link)
             if "saslStart" in command:
-                self._log.begun(database, command, speculative=False)
+                self._log.record_begin(database, command, speculative=False)
             await relaying.connect()
             relaying.pin()
             try:
                 reply = await relaying.command(database, command)
             except CommandError as error:
                 if error.code in _FAILURES:
-                    self._log.failed(error)
+                    self._log.record_failure(error)
                 if error.code == ErrorCode.AuthenticationFailed:
                     await asyncio.sleep(self._access.failed_delay)  # while it counts as in progress
                 raise
@@ -229,18 +229,18 @@ class Login:
             CommandError: the login is refused, or the config server does not answer.
         """
         async with self._in_progress():
-            self._log.begun(str(database), command, speculative=speculative)
+            self._log.record_begin(str(database), command, speculative=speculative)
             try:
                 name = self._user_of_certificate(database, command)
                 self._check_same(name)
                 self._user = await self._access.users.get(name)
             except CommandError as error:
                 if error.code in _FAILURES:
-                    self._log.failed(error)
+                    self._log.record_failure(error)
                     await asyncio.sleep(self._access.failed_delay)
                 raise
             self.by_certificate = True
-            self._log.succeeded(name.user, name.database)
+            self._log.record_success(name.user, name.database)
             self.close()
             return {"dbname": name.database, "user": name.user}
 
@@ -297,7 +297,7 @@ class Login:
         if self._conversation is not None:
             self._conversation.abort()
             self._conversation = None
-        self._log.ended()
+        self._log.record_end()
         if self.begun_at is not None:
             self.begun_at = None
             self._access.in_progress.release(self._address)
@@ -330,7 +330,7 @@ class Login:
         name = UserName(users[0]["user"], users[0]["db"])
         self._check_same(name)
         self._user = await self._access.users.get(name)
-        self._log.succeeded(name.user, name.database)
+        self._log.record_success(name.user, name.database)
         self.close()
 
     def _check_same(self, name: UserName) -> None:

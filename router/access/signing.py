@@ -18,14 +18,11 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
+from shard_client.cluster_clock import MOST_DRIFT
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 
 log = structlog.get_logger(component="ACCESS")
-
-
-MOST_DRIFT = 365 * 24 * 60 * 60
-"""Most seconds that a time can be ahead: the default of maxAcceptableLogicalClockDriftSecs."""
 
 
 def check_drift(time: Timestamp, now: float) -> None:
@@ -54,6 +51,8 @@ _RANGE: Final = 0xFFFF
 _ordinal = Struct("<Q")
 _READ_SECONDS = 300.0
 _RETRY_SECONDS = 1.0
+_REFUSED_SECONDS = 60.0
+"""Seconds until the keys are read again after a refusal: the right may have been granted since."""
 _ANSWER_TIMEOUT = 10.0
 _LEAST_PAUSE = 1.0
 
@@ -84,7 +83,8 @@ class SignedTimes:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
         self._keys: tuple[SigningKey, ...] = ()
-        self._may_read_keys = True
+        self._refused = False
+        """Whether the config server has last refused to show the keys."""
         self._last: tuple[bytes, Timestamp] | None = None
         self._last_ordinal = 0
         self._read_at = float("-inf")
@@ -125,7 +125,7 @@ class SignedTimes:
         time, signature = cluster_time["clusterTime"], cluster_time["signature"]
         key_id = int(signature["keyId"])
         ordinal = time.time << 32 | time.inc
-        if ordinal <= self._cluster.clock.ordinal or not self._may_read_keys:
+        if ordinal <= self._cluster.clock.ordinal or self._refused:
             return
         key = self._key(ordinal, key_id)
         if key is None:
@@ -146,14 +146,18 @@ class SignedTimes:
         return next((key for key in valid if key_id is None or key.key_id == key_id), None)
 
     async def keep_reading(self) -> None:
-        """Read the keys now and again, until cancelled, or until the router may not read them."""
-        while self._may_read_keys:
+        """Read the keys now and again, until cancelled."""
+        while True:
             try:
                 has_read = await self._try_to_read()
             except Exception:  # the reading of keys must continue
                 log.exception("Unexpected error")
                 has_read = False
-            await asyncio.sleep(_READ_SECONDS if has_read and self._keys else _RETRY_SECONDS)
+            if self._refused:
+                pause = _REFUSED_SECONDS
+            else:
+                pause = _READ_SECONDS if has_read and self._keys else _RETRY_SECONDS
+            await asyncio.sleep(pause)
 
     async def _try_to_read(self) -> bool:
         """Read the keys; return whether that has succeeded. A failure is logged."""
@@ -161,14 +165,16 @@ class SignedTimes:
             await self._read()
         except (CommandError, NetworkError) as error:
             if isinstance(error, CommandError) and error.code == ErrorCode.Unauthorized:
-                self._may_read_keys = False
-                log.info(
-                    "The router's user may not read the keys of cluster times; clients get times "
-                    "that servers have signed",
-                )
+                if not self._refused:
+                    log.info(
+                        "The router's user may not read the keys of cluster times; clients get "
+                        "times that servers have signed"
+                    )
+                self._refused = True
             else:
                 log.warning("cannot read the signing keys", error=str(error))
             return False
+        self._refused = False
         return True
 
     async def _read_soon(self) -> None:

@@ -24,6 +24,8 @@ _ANSWER_TIMEOUT = 10.0
 _WATCH = 2.0
 _REFRESH_TIMEOUT = 2.0
 _NO_GENERATION = frozenset({ErrorCode.Unauthorized, ErrorCode.CommandNotFound})
+_REFUSED_SECONDS = 60.0
+"""Seconds after such a refusal until the config server is asked again: rights may be granted."""
 
 
 class UserName(NamedTuple):
@@ -78,7 +80,8 @@ class Users:
         self._users: WeakValueDictionary[UserName, User] = WeakValueDictionary()
         self._invalidations = 0
         self._read_version: tuple[Any, int] = (None, 0)
-        self._may_read_generation = cluster.sharded  # only config servers answer that
+        self._refused_until = float("-inf")
+        """The time up to which the config server is not asked whether users have changed."""
         self._reading = SharedAnswer(self._read_changes, "read the users")
 
     async def get(self, name: UserName) -> User:
@@ -153,7 +156,7 @@ class Users:
         mongos asks for it in the same way. It is None if the router may not ask: that takes the
         rights of a member.
         """
-        if not self._may_read_generation:
+        if not self._asks_generation:
             return None
         asking = {"_getUserCacheGeneration": 1}
         try:
@@ -163,16 +166,21 @@ class Users:
         except CommandError as error:
             if error.code not in _NO_GENERATION:
                 raise
-            self._may_read_generation = False
+            self._refused_until = asyncio.get_running_loop().time() + _REFUSED_SECONDS
             return None
         # Later versions return a time instead of an id.
         return reply.get("cacheGeneration", reply.get("authInfoOpTime"))
 
+    @property
+    def _asks_generation(self) -> bool:
+        """Whether the config server tells the router if users have changed; a set's cannot."""
+        return self._cluster.sharded and asyncio.get_running_loop().time() >= self._refused_until
+
     async def keep_fresh(self) -> None:
         """Read the privileges of all users again when they may have changed, until cancelled."""
         while True:
-            watched = self._may_read_generation
-            await asyncio.sleep(min(self._pause, _WATCH) if watched else self._pause)
+            pause = min(self._pause, _WATCH) if self._asks_generation else self._pause
+            await asyncio.sleep(pause)
             if not self._users:
                 continue
             try:

@@ -9,9 +9,8 @@ from typing import Any, Final
 
 from router.commands.node import Node
 from router.commands.process_status import process_status
-from router.status_sums import Histogram, sum_statuses
-
-CONFIG: Final = "config"
+from router.status.loads import CONFIG
+from router.status.sums import Histogram, sum_statuses
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from router.admin.metrics import exposition
 from router.admin.router_status import Collect
 from router.admin.status_view import SAMPLE_INTERVAL, History, sample_of, status_view
 from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
-from router.client_limits import ConnectionCounts
 from router.config.settings import Net
+from router.limits.client_limits import ConnectionCounts
 from router.ports import AcceptingPort
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
@@ -88,11 +88,7 @@ class AdminServer(AcceptingPort):
     """
 
     def __init__(
-        self,
-        collect: Collect,
-        token: str | None = None,
-        *,
-        handshakes: Handshakes | None = None,
+        self, collect: Collect, token: str | None = None, *, handshakes: Handshakes | None = None
     ) -> None:
         super().__init__(handshakes, self._http, ConnectionCounts(_MOST_CONNECTIONS))
         self._collect = collect
@@ -146,12 +142,9 @@ class AdminServer(AcceptingPort):
         while True:
             await asyncio.sleep(SAMPLE_INTERVAL)
             try:
-                sample = sample_of(await self._collect(False))
+                self._history.add(sample_of(await self._collect(False)))
             except Exception:  # the page goes on without this sample
                 log.exception("Unexpected error", task="history")
-                continue
-            if sample is not None:
-                self._history.add(sample)
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
@@ -199,7 +192,9 @@ class AdminServer(AcceptingPort):
         return web.json_response(await self._view())
 
     async def _view(self) -> dict[str, Any]:
-        view = status_view(await self._collect(True), self._history)
+        status = await self._collect(True)
+        self._history.add(sample_of(status))
+        view = status_view(status, self._history)
         if view is None:
             raise web.HTTPServiceUnavailable(text="no worker answers; see the log\n")
         return view

@@ -10,7 +10,8 @@ from itertools import pairwise
 from math import isinf
 from typing import Any, Final
 
-from router.admin.router_status import CONFIG, RouterStatus
+from router.admin.router_status import RouterStatus
+from router.status.loads import CONFIG
 
 SAMPLE_INTERVAL = 5.0
 """Seconds between two samples."""
@@ -35,13 +36,13 @@ class History:
     def __init__(self) -> None:
         self._samples: deque[Sample] = deque(maxlen=_MOST_SAMPLES)
 
-    def add(self, sample: Sample) -> None:
-        """Append a sample, unless it comes sooner than half an interval after the last one."""
-        if self._samples:
-            since = (sample.at - self._samples[-1].at).total_seconds()
-            if since < SAMPLE_INTERVAL / 2:
-                return
-        self._samples.append(sample)
+    def add(self, sample: Sample | None) -> None:
+        """Append a sample, if any, unless the last one is younger than half an interval."""
+        last = self._samples[-1].at if self._samples else None
+        if sample is None:
+            return
+        if last is None or (sample.at - last).total_seconds() >= SAMPLE_INTERVAL / 2:
+            self._samples.append(sample)
 
     def lags(self, target: str) -> tuple[float | None, ...]:
         """Return a target's lag in each sample; None where nothing read it."""
@@ -100,12 +101,11 @@ def status_view(status: RouterStatus, history: History) -> dict[str, Any] | None
 
     Args:
         status: the status of all processes.
-        history: the last minutes, to which the status is added.
+        history: the last minutes, up to the status.
     """
     sample = sample_of(status)
     if sample is None:
         return None
-    history.add(sample)
     total, now = status.total, sample.at
     own = total["status"]
     checks = status.checks.items()

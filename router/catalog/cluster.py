@@ -12,6 +12,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.shared_answer import SharedAnswer
+from router.status.loads import CONFIG
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
@@ -41,9 +42,6 @@ from shard_client.wire.connection import Address, Connection, format_address
 from shard_client.wire.connection_pool import ConnectionPool
 
 log = structlog.get_logger()
-
-CONFIG = "config"
-"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
 
 ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 
@@ -111,12 +109,15 @@ class Cluster:
         self.wall = wall
         self._sets: dict[str, ReplicaSet] = {}
         self._hosts: dict[str, str] = {}
+        """Host strings by target: of the shards, and of the config server even if it is none."""
+        self.known_shards: Set[str] = frozenset() if sharded else {name}
+        """The ids of the shards in the latest shard list that was read."""
         self.versions_changed = asyncio.Event()
         self._wire_versions: dict[str, int] = {}
         self._closing: set[asyncio.Task[None]] = set()
         self.pool = ConnectionPool(self._settings.pool, access=access)
         self.cursor_reaper = CursorReaper(self.pool.borrow)
-        self._list = SharedAnswer(self._listed, "read the shard list")
+        self._list = SharedAnswer(self._read_list, "read the shard list")
         self._list_error: CommandError | None = None
         self._follow(self.catalog, seeds)
 
@@ -132,16 +133,18 @@ class Cluster:
             async with asyncio.timeout(self._settings.open_timeout if timeout is None else timeout):
                 return await self._list.get()
         except TimeoutError:
+            if self._list_error is not None:
+                raise self._list_error.with_labels() from None  # each caller raises its own copy
             config = self._sets[CONFIG]
-            raise self._list_error or NoMemberError(PRIMARY, config.name, config.causes) from None
+            raise NoMemberError(PRIMARY, config.name, config.causes) from None
 
-    async def _listed(self) -> ShardList:
+    async def _read_list(self) -> ShardList:
         """Read the list, again and again, while the failure may be over soon and a caller waits."""
         backoff = Backoff(self._settings.backoff_first, self._settings.backoff_max)
         self._list_error = None
         while True:
             try:
-                return await self._read_shards()
+                return await self._read_list_once()
             except (CommandError, NetworkError) as failure:
                 error = _retriable(failure)
                 if not is_resumable(error):
@@ -232,16 +235,11 @@ class Cluster:
         return self._sets.get(target)
 
     @property
-    def known_shards(self) -> Set[str]:
-        """The ids of the shards in the latest shard list that was read."""
-        return self._hosts.keys() - {CONFIG}
-
-    @property
     def targets(self) -> int:
         """The number of known replica sets, shards and config server; at least one."""
         return len(self._hosts)
 
-    def said_hello(self, target: str, connection: Connection) -> None:
+    def record_hello(self, target: str, connection: Connection) -> None:
         """Record the cluster time and the wire version of a connection's hello.
 
         Raises WrongServerError if the config server's member belongs to no config server, or the
@@ -290,7 +288,7 @@ class Cluster:
         if self._closing:
             await asyncio.wait(self._closing)
 
-    async def _read_shards(self) -> ShardList:
+    async def _read_list_once(self) -> ShardList:
         async with self.lend(CONFIG) as connection:
             before = _time_of(connection.hello)
             command: dict[str, Any] = {
@@ -318,6 +316,7 @@ class Cluster:
             ) from error
         for gone in self._hosts.keys() - shards.keys() - {CONFIG}:
             self._forget(gone)
+        self.known_shards = shards.keys()
         return ShardList(shards, before, by, draining)
 
     def _follow(self, target: str, host: str) -> None:
@@ -427,7 +426,7 @@ class MemberDialer:
     def _identified(self, connection: Connection) -> Connection:
         """Return a connection whose hello fits the target; release it and raise otherwise."""
         try:
-            self.cluster.said_hello(self.target, connection)
+            self.cluster.record_hello(self.target, connection)
         except WrongServerError:
             self.pool.give_back(connection)
             raise

@@ -8,9 +8,10 @@ from typing import Any, NamedTuple
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import CONFIG, WIRE_VERSION_OF_8_0, Cluster
+from router.catalog.cluster import WIRE_VERSION_OF_8_0, Cluster
 from router.catalog.upstream import UpstreamMongos
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
+from router.status.loads import CONFIG
 from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError, plain_text
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, format_address
@@ -213,7 +214,8 @@ class ServerChecks:
             async with at_once:
                 return await self._check(Check(f"shard {target}", target), (*_OF_ALL, *_OF_SHARDS))
 
-        return [config, *await asyncio.gather(*map(check, sorted(self._cluster.known_shards)))]
+        shards = sorted(self._cluster.known_shards - {CONFIG})
+        return [config, *await asyncio.gather(*map(check, shards))]
 
     async def _check_only_set(self, place: Check) -> Check:
         """Check a set that is no cluster's; one that is a shard lacks events of the others."""

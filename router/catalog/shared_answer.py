@@ -53,8 +53,8 @@ class SharedAnswer(Generic[_T]):
             if running is not None:
                 # The running call was started before this ``get``, so its result may be too old.
                 await asyncio.wait((running,))
-                if not running.cancelled() and (failure := running.exception()) is not None:
-                    raise failure
+                if not running.cancelled() and running.exception() is not None:
+                    running.result()  # which raises it with the traceback of the call alone
             if self._asking is None or self._asking is running:
                 task = asyncio.get_running_loop().create_task(self._ask(), name=self._name)
                 self._asking = task

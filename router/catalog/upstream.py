@@ -234,11 +234,15 @@ class CatalogPrimary:
                 connection = await lent.enter_async_context(primary)
             yield connection
 
-    def heard(self, code: int | None) -> None:
-        """Look for another primary if an error of a reply, None without one, says so."""
+    def note_reply(self, address: Address | None, code: int | None) -> None:
+        """Look for another primary if the error of a reply from ``address`` says so.
+
+        ``code`` is None for a reply without an error. A late reply of an earlier primary does not
+        concern the present one.
+        """
         replica_set = self._cluster.replica_set(self._cluster.catalog)
-        if code in NOT_PRIMARY_CODES and replica_set is not None and replica_set.primary:
-            replica_set.distrust(replica_set.primary)
+        if code in NOT_PRIMARY_CODES and replica_set is not None and address is not None:
+            replica_set.distrust(address)
 
     def as_mongos(self, command: bytes, reply: bytes) -> bytes:
         """Return the reply to a client's command with a recovery token in a transaction.
@@ -293,11 +297,9 @@ class Reachable(Protocol):
 
     async def connect(self) -> Connection:
         """Open a connection; raises CommandError, NetworkError."""
-        ...
 
     async def serves(self, address: Address) -> bool:
         """Return whether a connection to ``address`` is still usable; raises CommandError."""
-        ...
 
 
 class ServerLink:
@@ -308,6 +310,11 @@ class ServerLink:
         self._connection: Connection | None = None
         self._pinned = False
         self._in_use = asyncio.Lock()
+
+    @property
+    def address(self) -> Address | None:
+        """The server that the connection leads to; None while there is none."""
+        return None if self._connection is None else self._connection.address
 
     def pin(self) -> None:
         """Never reconnect from now on: the connection has a login, which another would lack."""

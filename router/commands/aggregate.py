@@ -159,8 +159,7 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrou
             )
         if command.get("aggregate") == WHOLE:
             raise CommandError(
-                ErrorCode.InvalidNamespace,
-                f"Invalid namespace specified '{call.database}.{WHOLE}'",
+                ErrorCode.InvalidNamespace, f"Invalid namespace specified '{call.database}.{WHOLE}'"
             )
         check_database(call.database)
         if call.user is not None:

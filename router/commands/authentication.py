@@ -16,18 +16,8 @@ from shard_client.wire.authentication import X509
 _OF_HELLO = ("saslSupportedMechs", "speculativeAuthenticate")
 
 
-@answers(
-    "saslStart",
-    help="begin a login",
-    before_login=True,
-    api_versions=("1",),
-)
-@answers(
-    "saslContinue",
-    help="continue a login",
-    before_login=True,
-    api_versions=("1",),
-)
+@answers("saslStart", help="begin a login", before_login=True, api_versions=("1",))
+@answers("saslContinue", help="continue a login", before_login=True, api_versions=("1",))
 async def sasl_step(call: Call) -> AnyAnswer:
     """Relay saslStart or saslContinue with all its own fields, which the server checks in order.
 
@@ -39,12 +29,7 @@ async def sasl_step(call: Call) -> AnyAnswer:
     return Answer(await call.client.login.converse(call.upstream_link, call.database, command))
 
 
-@answers(
-    "authenticate",
-    help="log in by certificate",
-    before_login=True,
-    api_versions=("1",),
-)
+@answers("authenticate", help="log in by certificate", before_login=True, api_versions=("1",))
 async def authenticate(call: Call) -> AnyAnswer:
     """Log in by the certificate that the client has presented (MONGODB-X509, docs/security.md).
 

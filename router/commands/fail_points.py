@@ -60,7 +60,7 @@ class FailPoints:
 
     def __init__(self) -> None:
         self._points = {_FAIL_COMMAND: _Point(), _FAIL_GET_MORE: _Point()}
-        self.passed_on: set[str] = set()
+        self.set_on_upstream: set[str] = set()
         """The names of those that the upstream has instead."""
 
     def __contains__(self, name: object) -> bool:
@@ -178,11 +178,11 @@ async def configure_fail_point(call: Call) -> AnyAnswer:
         except CommandError:
             if call.upstream is None:
                 raise
-            fail_points.passed_on.add(name)
+            fail_points.set_on_upstream.add(name)
             return PASS_THROUGH
-        if name in fail_points.passed_on and (link := call.upstream_link) is not None:
+        if name in fail_points.set_on_upstream and (link := call.upstream_link) is not None:
             await link.command("admin", {CONFIGURE: name, "mode": "off"})
-            fail_points.passed_on.discard(name)
+            fail_points.set_on_upstream.discard(name)
         return Answer({"count": Int64(count)})
     if call.upstream is not None:
         return PASS_THROUGH

@@ -67,10 +67,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "heldBytes": cursors.memory.held,
         "bufferLimitBytes": cursors.memory.limit,
         "userBufferLimitBytes": cursors.memory.user_limit,
-        "delivered": {
-            "events": cursors.loads.delivered,
-            "bytes": cursors.loads.delivered_bytes,
-        },
+        "delivered": {"events": cursors.loads.delivered, "bytes": cursors.loads.delivered_bytes},
         "lowWatermarkWaits": cursors.loads.low_watermark_waits.to_document(),
         "replyDelays": cursors.loads.reply_delays.to_document(),
         "errors": _by_name(node.counters.errors),

@@ -15,7 +15,7 @@ from router.commands.call import UNKNOWN, Call, answers
 from router.commands.node import Counters, Node
 from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import Answer
-from router.status_sums import sum_statuses
+from router.status.sums import sum_statuses
 from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100
@@ -84,10 +84,7 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
         "metrics": {
             "commands": _commands(node.counters),
             "cursor": {
-                "open": {
-                    "multiTarget": Int64(len(node.cursors)),
-                    "total": Int64(len(node.cursors)),
-                }
+                "open": {"multiTarget": Int64(len(node.cursors)), "total": Int64(len(node.cursors))}
             },
             "passedThrough": Int64(node.counters.passed_through),
         },

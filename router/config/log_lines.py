@@ -16,13 +16,7 @@ import structlog
 
 log = structlog.get_logger()
 
-_SEVERITY = {
-    "critical": "F",
-    "error": "E",
-    "warning": "W",
-    "info": "I",
-    "debug": "D1",
-}
+_SEVERITY = {"critical": "F", "error": "E", "warning": "W", "info": "I", "debug": "D1"}
 
 
 def as_mongos(

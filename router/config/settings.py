@@ -3,22 +3,23 @@
 import json
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
 import yaml
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, create_model, field_validator, model_validator
 
-from router.client_limits import ClientLimits, Network, supported_connections
-from router.config.parameters import Parameters, ProcessSettings
 from router.config.problems import Section, comma_separated, fields, nearest
 from router.config.security import Security
 from router.config.tls import Mode, Tls
 from router.config.tracing import Tracing
-from router.parameter import fields_set_by
+from router.limits.client_limits import ClientLimits, Network, supported_connections
+from router.parameter import fields_set_by, milliseconds, parameter, parameters_of
 from router.peers.cursor_ids import MOST_WORKERS
+from router.stream_settings import StreamSettings
 from shard_client.replica_set.replica_set import parse_hosts
 from shard_client.wire.compression import AVAILABLE
 from shard_client.wire.connection import is_loopback
@@ -185,6 +186,44 @@ class Feed(Section):
     """The default stream: what clients receive that send no request."""
 
 
+@dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """Settings of a process that concern neither its clients nor its streams; times in seconds."""
+
+    test_commands: bool = parameter(
+        "enableTestCommands",
+        False,
+        "Allows commands that only tests may use, such as configureFailPoint.",
+    )
+    refresh_users: int = parameter(
+        "userCacheInvalidationIntervalSecs",
+        30,
+        "Time between two readings of the users' privileges, if the router may not ask the config "
+        "server whether they have changed; it asks every two seconds, or more often.",
+        least=1,
+        most=86_400,
+    )
+    drain_time: float = milliseconds(
+        "mongosShutdownTimeoutMillisForSignaledShutdown",
+        3.0,
+        "Time after SIGTERM in which commands in flight may end.",
+        kind=int,
+        most=600_000,
+    )
+
+
+_FIELDS: Final[dict[str, Any]] = {
+    parameter.name: (parameter.kind, parameter.field)
+    for settings in (ProcessSettings, ClientLimits, StreamSettings)
+    for parameter in parameters_of(settings).values()
+}
+_Fields: Any = create_model("_Fields", __base__=Section, __module__=__name__, **_FIELDS)
+
+
+class Parameters(_Fields):  # type: ignore[misc]
+    """``setParameter``: every start parameter by name, which is mongos's where it has one."""
+
+
 class Settings(Section):
     """All settings of the operator (docs/settings.md).
 
@@ -278,6 +317,11 @@ class Settings(Section):
         dumped = self.model_dump(mode="json", by_alias=True, exclude_unset=True)
         shown: dict[str, Any] = json.loads(json.dumps(dumped, sort_keys=True))
         return shown
+
+
+def settings_of_streams(values: Mapping[str, Any]) -> StreamSettings:
+    """Return the stream settings that the parsed parameters set."""
+    return StreamSettings(**fields_set_by(values, StreamSettings))
 
 
 def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Settings:

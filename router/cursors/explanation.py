@@ -10,7 +10,7 @@ from router.lookup.pushdown import UPDATE_LOOKUP, LookupPlan
 from router.request.stream_request import StreamRequest, shard_command
 from router.stream.merged_stream import only_shard
 from router.stream.open_streams import OpenStreams
-from router.stream.opening import connected
+from router.stream.opening import connections_to
 from shard_client.bson.resume_token import next_tick
 from shard_client.replica_set.replica_set import ReadPreference
 
@@ -33,7 +33,7 @@ async def explain_stream(
     if request.passthrough_to_shard is not None:
         shards = only_shard(shards, request.passthrough_to_shard)
     preference = ReadPreference.of(request.read_preference)
-    async with connected(cluster, shards, preference, settings.open_timeout) as connections:
+    async with connections_to(cluster, shards, preference, settings.open_timeout) as connections:
         start_at = request.start_time or next_tick(cluster.clock.time or Timestamp(0, 0))
         database, command = shard_command(request, start_at)
         # The read concern has no effect on the plan.

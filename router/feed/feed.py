@@ -11,12 +11,12 @@ from bson import json_util
 
 from router.access.login import AccessControl, Login
 from router.access.users import User
-from router.client_limits import ConnectionCounts
 from router.commands.node import Node
 from router.config.settings import Feed
 from router.cursors.cursor import Owner
 from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
+from router.limits.client_limits import ConnectionCounts
 from router.ports import AcceptingPort, uncounted
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
@@ -96,23 +96,30 @@ class FeedPort(AcceptingPort):
             log.exception("Unexpected error in a feed", client=peer)
         finally:
             await _close(writer)
-            self._counts.ended(address)
+            self._counts.release(address)
 
     async def _answer(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         lines = Lines(reader, writer)
         try:
-            user = None if self._access is None else await self._log_in(self._access, lines, writer)
-            watch = parse_watch(await self._request(lines) or self._default)
+            user, watch = await self._read_request(lines, writer)
             if user is not None:
                 check_rights(user, watch)
             await self._write_stream(watch, writer, user)
-        except RecursionError:
-            error = CommandError(ErrorCode.FailedToParse, "the line nests too many documents")
-            await lines.write_error(error)
-        except ValueError as error:
-            await lines.write_error(CommandError(ErrorCode.FailedToParse, str(error)))
         except CommandError as error:
             await lines.write_error(error)
+
+    async def _read_request(
+        self, lines: Lines, writer: asyncio.StreamWriter
+    ) -> tuple[User | None, Watch]:
+        """Return the user, once logged in, and what the client asks for. Raises CommandError."""
+        try:
+            user = None if self._access is None else await self._log_in(self._access, lines, writer)
+            return user, parse_watch(await self._request(lines) or self._default)
+        except RecursionError:
+            reason = "the line nests too many documents"
+        except ValueError as error:
+            reason = str(error)
+        raise CommandError(ErrorCode.FailedToParse, reason)
 
     async def _log_in(
         self, access: AccessControl, lines: Lines, writer: asyncio.StreamWriter

@@ -3,13 +3,13 @@
 import asyncio
 from typing import Self
 
+from router.limits.memory import Holding, Memory
 from router.lookup.events import Lookup, has_updates, lookup_of, with_document
 from router.lookup.find_documents import Found, find_documents
 from router.lookup.fragments import split, whole_events
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
-from router.memory import Holding, Memory
 from router.request.resume_point import ResumePoint
 from router.stream.admission import Quota
 from router.stream.client_reader import ClientReader

@@ -12,10 +12,10 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.bson_text import render
+from router.limits.memory import Holding
 from router.lookup.events import Lookup, SourceCollection
 from router.lookup.keys import DocumentKey, assign, filter_for_all, requests_of
 from router.lookup.upstream_reads import Result, UpstreamReads
-from router.memory import Holding
 from shard_client import spans
 from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode
 from shard_client.wire.documents import decode

@@ -98,7 +98,7 @@ def _is_update(fragments: Iterable[bytes]) -> bool:
 
 
 def _joined(fragments: Sequence[bytes]) -> bytes:
-    whole = ResumeToken.parse(decode(token_of(fragments[0]))).of_whole()
+    whole = ResumeToken.parse(decode(token_of(fragments[0]))).without_fragment()
     fields = {name: field for fragment in fragments for name, field in raw_fields(fragment)}
     del fields[b"splitEvent"]
     fields[b"_id"] = b"\x03_id\0" + whole.raw
@@ -109,6 +109,6 @@ def _joined(fragments: Sequence[bytes]) -> bytes:
 def _head(token: ResumeToken, number: int, total: int) -> list[bytes]:
     """Return the first fields of fragment ``number``, counted from 0, of ``total``."""
     return [
-        b"\x03_id\0" + token.of_fragment(number).raw,
+        b"\x03_id\0" + token.with_fragment(number).raw,
         b"\x03splitEvent\0" + bson.encode({"fragment": number + 1, "of": total}),
     ]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from bson.int64 import Int64
 from bson.raw_bson import RawBSONDocument
 
-from router.memory import Holding
+from router.limits.memory import Holding
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock

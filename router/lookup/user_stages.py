@@ -16,10 +16,10 @@ from router.bson_text import render
 from router.filters.fields import MOST_WORK, UNIT_BYTES, Allowance
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
+from router.limits.memory import Holding
 from router.lookup.events import MAX_EVENT_BYTES, too_large
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
-from router.memory import Holding
 from router.request.accepted import stage_name
 from router.request.event_conditions import fields_used
 from shard_client.bson.values import DOCUMENT

@@ -107,12 +107,7 @@ class Peers:
     """
 
     def __init__(
-        self,
-        number: int,
-        mark: int,
-        count: int,
-        folder: Path,
-        tell_parent: Callable[..., None],
+        self, number: int, mark: int, count: int, folder: Path, tell_parent: Callable[..., None]
     ) -> None:
         self.number = number
         self.count = count

@@ -105,8 +105,7 @@ def check_api(name: str, command: Mapping[str, Any], versions: tuple[str, ...]) 
     if version is None:
         if flags:
             raise CommandError(
-                4886600,
-                "Provided apiStrict and/or apiDeprecationErrors without passing apiVersion",
+                4886600, "Provided apiStrict and/or apiDeprecationErrors without passing apiVersion"
             )
         return
     if version == "2":

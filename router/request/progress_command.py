@@ -43,11 +43,7 @@ def progress_command(
     kept, _whole = early_part(stages, changed=images | _COMPARED_ELSEWHERE, needed={"_id"})
     while kept and stage_name(kept[-1]) != "$match":
         kept = kept[:-1]
-    pipeline = [
-        {CHANGE_STREAM: options},
-        *kept,
-        {"$project": {"_id": 1}},
-    ]
+    pipeline = [{CHANGE_STREAM: options}, *kept, {"$project": {"_id": 1}}]
     return database, {**command, "pipeline": pipeline, "cursor": {"batchSize": 0}}
 
 

@@ -268,7 +268,7 @@ class ClientConnection:
             async for reply in replies:
                 self._node.advance_clock(reply)
                 if isinstance(upstream, CatalogPrimary):
-                    upstream.heard(code_of(reply))
+                    upstream.note_reply(link.address, code_of(reply))
                     reply = upstream.as_mongos(request.body(), reply)
                 if request.name in CHANGES_USERS:
                     await reread_users(self._node)

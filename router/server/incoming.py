@@ -4,10 +4,10 @@ import asyncio
 from collections import deque
 from typing import Final
 
-from router.client_limits import ClientLimits
 from router.commands.call import Client
 from router.commands.node import Counters
-from router.fair_limit import FairLimit
+from router.limits.client_limits import ClientLimits
+from router.limits.fair_limit import FairLimit
 from router.server.client_message import ClientMessage, read_message, uncompressed_size
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import MAX_MESSAGE_SIZE

@@ -5,15 +5,15 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from itertools import count
-from typing import Any, Self
+from typing import Any
 
 import anyio
 import structlog
 
 from router.access.login import Login
-from router.client_limits import ConnectionCounts
 from router.commands.call import Client
 from router.commands.node import Counters, Node
+from router.limits.client_limits import ConnectionCounts
 from router.ports import BACKLOG, AcceptingPort, uncounted
 from router.server.client_connection import ClientConnection
 from router.server.incoming import PortShares
@@ -64,13 +64,8 @@ class Listener(AcceptingPort):
         self._ids = count(1)
         self._shared = PortShares(limits, self._counters)
         shortest = limits.shortest_time / _CHECKS_A_DEADLINE
+        self._next_check: asyncio.TimerHandle | None = None
         self._check_interval = max(_SHORTEST_CHECK, min(_LONGEST_CHECK, shortest))
-
-    async def __aenter__(self) -> Self:
-        await super().__aenter__()
-        if not self._for_workers:
-            self.run(self._check_deadlines)
-        return self
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen as any port does, and report the port to the commands; raises OSError."""
@@ -86,10 +81,7 @@ class Listener(AcceptingPort):
         self._servers.append(server)
 
     async def adopt(
-        self,
-        connection: socket.socket,
-        connection_id: int,
-        ended: Callable[[], None],
+        self, connection: socket.socket, connection_id: int, ended: Callable[[], None]
     ) -> None:
         """Serve a client whose connection another process has accepted.
 
@@ -155,16 +147,12 @@ class Listener(AcceptingPort):
         try:
             self._begin(stream, address, peername, connection_id)
         except BaseException:
-            self._counts.ended(address)
+            self._counts.release(address)
             stream.transport.abort()
             raise
 
     def _begin(
-        self,
-        stream: _ClientStream,
-        address: str | None,
-        peername: Any,
-        connection_id: int | None,
+        self, stream: _ClientStream, address: str | None, peername: Any, connection_id: int | None
     ) -> None:
         """Serve a client that has been counted."""
         assert stream.transport is not None
@@ -186,6 +174,7 @@ class Listener(AcceptingPort):
         self._counters.connections_created += 1
         self._log("Connection accepted", 22943, client)
         self._connections.add(connection)
+        self._schedule_check()
         self.run(self._serve, connection, stream, address)
 
     async def _serve(
@@ -200,7 +189,7 @@ class Listener(AcceptingPort):
             stream.serving = None
             self._connections.discard(connection)
             self._counters.connections -= 1
-            self._counts.ended(address)
+            self._counts.release(address)
             self._log("Connection ended", 22944, connection.client)
 
     def _log(self, event: str, number: int, client: Client) -> None:
@@ -212,12 +201,18 @@ class Listener(AcceptingPort):
             connectionCount=self._counters.connections,
         )
 
-    async def _check_deadlines(self) -> None:
-        while True:
-            await asyncio.sleep(self._check_interval)
-            self._cut_late_clients()  # whose variables go: they would keep the last connection
+    def _schedule_check(self) -> None:
+        """Check the clients' deadlines soon; without a client, an idle process does not wake."""
+        if self._next_check is None and self._connections and not self._for_workers:
+            loop = asyncio.get_running_loop()
+            self._next_check = loop.call_later(self._check_interval, self._check_deadlines)
 
-    def _cut_late_clients(self) -> None:
+    def _check_deadlines(self) -> None:
+        """Cut the connections of clients that take too long."""
+        self._next_check = None
         now = asyncio.get_running_loop().time()
-        for connection in list(self._connections):
-            connection.check_deadlines(now)
+        try:
+            for connection in list(self._connections):
+                connection.check_deadlines(now)
+        finally:
+            self._schedule_check()

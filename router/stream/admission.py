@@ -8,7 +8,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 from bson.int64 import Int64
 
-from router.memory import LEAST_BATCH, NEEDS, Holding, Memory
+from router.limits.memory import LEAST_BATCH, NEEDS, Holding, Memory
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError, ErrorCode
 

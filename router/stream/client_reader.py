@@ -17,7 +17,7 @@ from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from router.stream.sharing import ALWAYS, Candidates, Source
-from router.stream.views import PartialView, View
+from router.stream.views import PartialView
 from router.stream.waiting_readers import Waiter, complete
 from shard_client import spans
 from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of, is_high_water_mark
@@ -227,17 +227,18 @@ class ClientReader:
         """Stop reading; remotes without other readers are closed soon. Idempotent."""
         if self._moving is not None:
             self._moving.cancel()
-        self._leave(self.log_reader.view)
+        self._leave(self.log_reader.part)
         if not self._closed:
             self._closed = True
             self._streams.policy.leave(self._candidates, self._loop.time())
 
-    def _leave(self, view: View, into: RunningStream | None = None) -> None:
-        """Leave the stream of ``view``, if it reads one, for one that it has entered, or none."""
+    def _leave(self, part: PartialView | None, into: RunningStream | None = None) -> None:
+        """Leave the stream that it reads, and its ``part`` of it, for one that it has entered."""
         stream, self.stream = self.stream, into
         if stream is not None:
             try:
-                stream.fan_out.close(view)
+                if part is not None:
+                    stream.fan_out.close(part)
             finally:
                 stream.leave()
 
@@ -267,8 +268,8 @@ class ClientReader:
         """
         if source.namespace is None:
             return True
-        view = self.log_reader.view
-        if after < self._beyond or (isinstance(view, PartialView) and view.incarnation.end):
+        part = self.log_reader.part
+        if after < self._beyond or (part is not None and part.incarnation.end):
             return False
         return len(after) == TIME_DIGITS or is_high_water_mark(after)
 
@@ -278,8 +279,7 @@ class ClientReader:
             self._move()
         if self.stream is None:
             return False
-        is_part = isinstance(self.log_reader.view, PartialView)
-        if is_part and self._source is not self._candidates.own:
+        if self.log_reader.part is not None and self._source is not self._candidates.own:
             demand = self._candidates.way_of(self._source).demand
             demand.record(self._source.key, self.stream.fan_out.traffic, self._loop.time())
         source = self._preferred()
@@ -293,7 +293,7 @@ class ClientReader:
     def _join(self, source: Source, main: RunningStream) -> bool:
         """Join ``main``, a stream of ``source``, if it has the next events."""
         log_reader = self.log_reader
-        left, low_watermark = log_reader.view, log_reader.view.low_watermark
+        left, low_watermark = log_reader.part, log_reader.view.low_watermark
         if self.stream is None or not (low_watermark and main.has_opened):
             return False
         if main.is_late(cluster_time_of(low_watermark)) or not log_reader.has_caught_up():
@@ -329,11 +329,11 @@ class ClientReader:
         event. It also continues when the wider stream has ended, or other readers have overtaken
         its filter.
         """
-        view, own = self.log_reader.view, self._candidates.own
-        if not isinstance(view, PartialView):
+        part, own = self.log_reader.part, self._candidates.own
+        if part is None:
             return False
-        if view.wider_stream_ended:
-            self._beyond = view.low_watermark
+        if part.wider_stream_ended:
+            self._beyond = part.low_watermark
         elif error.code != ErrorCode.CappedPositionLost:
             lost_history = error.code == ErrorCode.ChangeStreamHistoryLost
             if lost_history or RESUMABLE_LABEL in error.labels:
@@ -357,7 +357,7 @@ class ClientReader:
         Return the batch for a client that asks meanwhile: it is empty, and has no new watermark.
         """
         if self.stream is not None:
-            self._leave(self.log_reader.view)
+            self._leave(self.log_reader.part)
             move = self._moving = self._streams.spawn(self._finish_move, "move to another stream")
             self._streams.moving.add(move)
             move.add_done_callback(self._streams.moving.discard)
@@ -385,8 +385,8 @@ class ClientReader:
         own, log_reader = self._candidates.own, self.log_reader
         needs, needs_spans = log_reader.needs, log_reader.needs_spans
         start_at, source = cluster_time_of(needs), self._preferred()
-        left = log_reader.view
-        narrowed = isinstance(left, PartialView) and left.incarnation.namespace is not None
+        left = log_reader.part
+        narrowed = left is not None and left.incarnation.namespace is not None
         if source.namespace is not None and narrowed:
             source = own
         if not (self._may_begin(source, start_at) and self._may_narrow(source, needs)):

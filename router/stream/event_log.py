@@ -6,7 +6,7 @@ from itertools import accumulate
 from operator import attrgetter
 from typing import Final
 
-from router.memory import EVENT_OVERHEAD, weight
+from router.limits.memory import EVENT_OVERHEAD, weight
 from shard_client.remote_cursor.cursor_reply import event_key
 
 ELEMENT_OVERHEAD: Final = 10

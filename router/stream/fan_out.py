@@ -14,7 +14,7 @@ from bson.int64 import Int64
 from router.filters.fields import Allowance, TooLargeError, ValueSlice
 from router.filters.paths import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
-from router.memory import EVENT_OVERHEAD, weight
+from router.limits.memory import EVENT_OVERHEAD, weight
 from router.stream.merged_stream import MergedStream
 from router.stream.views import (
     RENAME,
@@ -137,9 +137,9 @@ class FanOut:
         self._share_memory()
         return part
 
-    def close(self, part: View) -> None:
-        """Stop filling a part, whose reader has left; no other view is filled. Idempotent."""
-        if not isinstance(part, PartialView) or part not in self._parts:
+    def close(self, part: PartialView) -> None:
+        """Stop filling a part, whose reader has left. Idempotent."""
+        if part not in self._parts:
             return
         self._parts.remove(part)
         part.failure = part.failure or _CLOSED
@@ -151,12 +151,12 @@ class FanOut:
         if not part.position and part.position in self._positions:
             self._positions.remove(part.position)
 
-    def forget(self, view: View, number: int) -> None:
+    def forget(self, part: PartialView, number: int) -> None:
         """Drop the events of a part before ``number``, which have been read."""
-        if isinstance(view, PartialView) and view.log.start < number and view in self._parts:
-            before = view.log.memory
-            view.log.forget(number)
-            self.held_bytes += view.log.memory - before
+        if part.log.start < number and part in self._parts:
+            before = part.log.memory
+            part.log.forget(number)
+            self.held_bytes += part.log.memory - before
 
     def fail(self, error: Exception) -> None:
         """End all views, which may lack events by ``error``; the merged stream continues."""
@@ -269,7 +269,7 @@ class FanOut:
     def _deliver(self, position: LogPosition, incarnation: Incarnation) -> None:
         """Append the events that an incarnation has taken to the logs of its views."""
         incarnation.advance_to(position.low_watermark)
-        events = incarnation.delivered()
+        events = incarnation.take_events()
         if events:
             self._route(events, incarnation.views)
             if not incarnation.views:

@@ -5,8 +5,7 @@ from typing import Final, NamedTuple
 from router.request.resume_point import ResumePoint, StartingPoint
 from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
 from router.stream.membership import ShardSpan
-from router.stream.merged_stream import MergedStream
-from router.stream.views import View
+from router.stream.views import PartialView, View
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.errors import CommandError
 from shard_client.remote_cursor.cursor_reply import KeyedToken, event_key, token_of
@@ -85,6 +84,11 @@ class LogReader:
         """The spans, removed shards included, that the next stream must cover."""
         return self._stream.membership.spans_beyond(self.needs)
 
+    @property
+    def part(self) -> PartialView | None:
+        """The part of a merged stream that it reads; None if it reads all events of one."""
+        return self.view if isinstance(self.view, PartialView) else None
+
     def continue_on(self, view: View) -> None:
         """Continue on ``view``, which covers all events beyond ``needs``.
 
@@ -101,7 +105,7 @@ class LogReader:
             self._taken = [event for event in self._taken if event_key(event) in kept]
         self.view = view
         """What it reads."""
-        self._stream = view if isinstance(view, MergedStream) else view.stream
+        self._stream = view.stream if isinstance(view, PartialView) else view
         self._after: bytes | None = self.needs
         self.number = view.log.number_beyond(self.needs)
         """The number of the next event that it reads from the view's log."""
@@ -133,10 +137,7 @@ class LogReader:
         return Batch([], 0, self._mark.token, closed=False)
 
     def take(
-        self,
-        max_events: int | None,
-        max_bytes: int = MAX_BATCH_BYTES,
-        enough: int | None = None,
+        self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES, enough: int | None = None
     ) -> Batch:
         """Return the next batch, possibly empty, without waiting.
 

@@ -19,20 +19,20 @@ class ShardSpan(NamedTuple):
     """A shard that a stream reads, or has read, from ``since`` on.
 
     ``until`` is the sort key that the shard's remote had to reach when the shard left, or None
-    while no removal has been seen. ``skips_at`` is as for ``RemoteQueue``.
+    while no removal has been seen. ``skipped_time`` is as for ``RemoteQueue``.
     """
 
     shard: str
     host: str
     since: Timestamp
     until: bytes | None
-    skips_at: bytes | None = None
+    skipped_time: bytes | None = None
 
     @classmethod
     def of(cls, remote: RemoteQueue) -> Self:
         """Return what a remote reads of its shard."""
         read = remote.target, remote.host, remote.start_at
-        return cls(*read, remote.removed_at, remote.skips_at)
+        return cls(*read, remote.removed_at, remote.skipped_time)
 
     def covers(self, other: "ShardSpan", key: bytes) -> bool:
         """Return whether it covers all of ``other``'s events beyond the sort key ``key``."""
@@ -72,7 +72,7 @@ class Membership:
         """Add a remote on a removed shard, for its events from ``start_at`` on."""
         assert span.until is not None
         since = max(start_at, span.since)
-        remote = RemoteQueue(span.shard, span.host, since, skips_at=span.skips_at)
+        remote = RemoteQueue(span.shard, span.host, since, skipped_time=span.skipped_time)
         self.open(remote)
         self._leave(remote, span.until)
 
@@ -105,7 +105,7 @@ class Membership:
                 case "insert" | "replace" as how:
                     document = event["fullDocument"]
                     inserted = how == "insert"
-                    self._added(document["_id"], document["host"], at, inserted=inserted)
+                    self._add_shard(document["_id"], document["host"], at, inserted=inserted)
                 case "update":
                     update = event.get("updateDescription", {})
                     changed = update.get("updatedFields", {})
@@ -116,10 +116,10 @@ class Membership:
                 case "delete":
                     shard = event["documentKey"]["_id"]
                     self.draining.discard(shard)
-                    if (known := self._present(shard)) is not None:
+                    if (known := self._find(shard)) is not None:
                         self._leave(known, first_key(next_tick(at)))
 
-    def _added(self, shard: str, host: str, at: Timestamp, *, inserted: bool) -> None:
+    def _add_shard(self, shard: str, host: str, at: Timestamp, *, inserted: bool) -> None:
         """Process that ``shard`` belongs to the cluster, at ``host``, from ``at`` on.
 
         A new remote holds the low watermark at its start. A shard that returns after its removal
@@ -127,7 +127,7 @@ class Membership:
         was seen, the shard has left by the time of its return, where its document is ``inserted``.
         """
         self.draining.discard(shard)
-        known = self._present(shard)
+        known = self._find(shard)
         if known is not None and not (inserted and known.start_at <= at):
             # The same shard, perhaps at other hosts: its replica set is followed elsewhere. An
             # insert before the remote's start is the one that put the shard on the list.
@@ -141,13 +141,13 @@ class Membership:
         start_at = max(next_tick(at), self._start_at)
         self.open(RemoteQueue(shard, host, start_at, watermark=first_key(start_at)))
 
-    def listed(self, shards: Set[str], draining: Set[str], by: Timestamp) -> None:
+    def apply_list(self, shards: Set[str], draining: Set[str], by: Timestamp) -> None:
         """Remove the draining shards that a shard list, read by the time ``by``, no longer has.
 
         ``shards`` are all shards in the list, ``draining`` those of them that drain.
         """
         for shard in self.draining - shards:
-            known = self._present(shard)
+            known = self._find(shard)
             # A shard whose remote starts later has returned after the list was read.
             if known is not None and known.start_at <= by:
                 self._leave(known, first_key(next_tick(by)))
@@ -175,5 +175,5 @@ class Membership:
         remotes = self._merger.remotes.values()
         return [remote for remote in remotes if remote.removed_at is None and not remote.topology]
 
-    def _present(self, shard: str) -> RemoteQueue | None:
+    def _find(self, shard: str) -> RemoteQueue | None:
         return next((remote for remote in self._of_shards if remote.target == shard), None)

@@ -2,20 +2,18 @@
 
 from collections.abc import Iterable, Mapping, Set
 from contextlib import suppress
-from typing import Final
 
 from bson.errors import InvalidBSON
 from bson.timestamp import Timestamp
 
 from router.request.stream_request import StreamRequest
+from router.status.loads import CONFIG
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
 from router.stream.merger import FIRST_EVENT, MergeOrderError, Merger, RemoteQueue
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
-
-CONFIG: Final = "config"
 
 
 class MergedStream:
@@ -64,15 +62,16 @@ class MergedStream:
             self.membership.open(RemoteQueue(CONFIG, "", topology_from, topology=True))
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
-        skips_at = FIRST_EVENT if request.starts_after_invalidate else None
-        skips: dict[str, bytes | None] = dict.fromkeys(shards, skips_at)
+        skipped = FIRST_EVENT if request.starts_after_invalidate else None
+        skipped_times: dict[str, bytes | None] = dict.fromkeys(shards, skipped)
         for span in spans:
             if span.until is None:
-                skips[span.shard] = span.skips_at
+                skipped_times[span.shard] = span.skipped_time
             else:
                 self.membership.open_removed(span, start_at)
         for shard, host in shards.items():
-            self.membership.open(RemoteQueue(shard, host, start_at, skips_at=skips[shard]))
+            skipped = skipped_times[shard]
+            self.membership.open(RemoteQueue(shard, host, start_at, skipped_time=skipped))
 
     def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 from bson.timestamp import Timestamp
 from sortedcontainers import SortedList
 
-from router.memory import weight
+from router.limits.memory import weight
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.remote_cursor.cursor_reply import Event, KeyedToken
 
@@ -25,7 +25,7 @@ _raw_event: Final = itemgetter(1)
 
 
 FIRST_EVENT: Final = b""
-"""As ``RemoteQueue.skips_at``: an invalidate at the cluster time of the first event is skipped."""
+"""As ``RemoteQueue.skipped_time``: the cluster time of the first event, which has not arrived."""
 
 
 class MergeOrderError(Exception):
@@ -53,9 +53,9 @@ class RemoteQueue:
     constructor is assumed: the shard cannot have an event below it, as it joined later.
     ``eligible`` is whether the watermark may become the high water mark. The remote's change
     stream has ended at its watermark once it is ``invalidated``; its shard is gone once the
-    watermark has reached the sort key ``removed_at``. ``skips_at`` is the
-    cluster time, as the beginning of a sort key, at which an invalidate is skipped: ``FIRST_EVENT``
-    until that event has arrived, None if every invalidate ends the remote.
+    watermark has reached the sort key ``removed_at``. ``skipped_time`` is the cluster time, as the
+    beginning of a sort key, at which an invalidate is skipped: ``FIRST_EVENT`` until that event has
+    arrived, None if every invalidate ends the remote.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class RemoteQueue:
         *,
         topology: bool = False,
         watermark: bytes = b"",
-        skips_at: bytes | None = None,
+        skipped_time: bytes | None = None,
     ) -> None:
         self.number = -1
         """Its number in the merge, which ``Merger.add_remote`` gives it."""
@@ -82,7 +82,7 @@ class RemoteQueue:
         self.eligible = not (watermark or topology)
         self.invalidated = False
         self.removed_at: bytes | None = None
-        self.skips_at = skips_at
+        self.skipped_time = skipped_time
         self._token = b""
         self._skipped = b""
 
@@ -101,14 +101,14 @@ class RemoteQueue:
 
     def record_first_event(self, key: bytes) -> None:
         """Record the sort key of a reply's first event, before ``record_invalidate``."""
-        if self.skips_at == FIRST_EVENT:
+        if self.skipped_time == FIRST_EVENT:
             # Only the cause of an invalidate has its cluster time.
-            self.skips_at = key[:TIME_DIGITS]
+            self.skipped_time = key[:TIME_DIGITS]
 
     def record_invalidate(self, key: bytes) -> bool:
         """Record that an invalidate has ended its change stream; return whether to skip it."""
         self.record_first_event(key)
-        if self.skips_at is not None and key.startswith(self.skips_at):
+        if self.skipped_time is not None and key.startswith(self.skipped_time):
             # A client cannot resume after an invalidate that it has not received.
             self._skipped = key
             return True

@@ -13,7 +13,7 @@ from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.loads import MemberLoad, MemberLoads
+from router.status.loads import MemberLoad, MemberLoads
 from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
@@ -26,6 +26,10 @@ log = structlog.get_logger()
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 """Seconds without no-op writes after a failed one; the pause doubles with each failure."""
+
+_REFUSED_SECONDS = 60.0
+"""Seconds for which a member that refuses no-op writes is read from; the right to write them may
+have been granted since."""
 
 _TAKES = 0.001
 """Initial estimate of the seconds that a no-op write takes; replaced by a moving average."""
@@ -53,11 +57,9 @@ class NoOpClient(Protocol):
 
         Called when the member's budget allows the write; if no client needs it, it is not sent.
         """
-        ...
 
     def noop_sent(self, number: int, takes: float) -> None:
         """Record that the write is being sent; it is expected to take ``takes`` seconds."""
-        ...
 
     def noop_done(self, number: int, *, moved: bool | None) -> None:
         """Record the result of the request.
@@ -66,7 +68,6 @@ class NoOpClient(Protocol):
         not have replicated that yet. None if the write was not sent: no request still wanted it
         when the member's budget allowed it.
         """
-        ...
 
 
 class NoOpWriter:
@@ -121,7 +122,8 @@ class NoOpTarget:
         self._oplog_asked: Address | None = None
         self._not_before = float("-inf")
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
-        self._by_noop = True
+        self._refused_until: float | None = None
+        """Until when the member gets reads; None if it has not refused a no-op write."""
         self._failing = False
 
     def next_done(self, now: float) -> float:
@@ -207,36 +209,41 @@ class NoOpTarget:
         member's oplog is known to be past the time, which a read does not show.
         """
         error: Exception | None = None
+        now, refused_until = asyncio.get_running_loop().time(), self._refused_until
+        by_noop = refused_until is None or now >= refused_until
         while True:
             try:
-                await self._send(past)
+                await self._send(past, by_noop=by_noop)
             except (CommandError, NetworkError, ProtocolError) as failure:
                 code = failure.code if isinstance(failure, CommandError) else None
                 if code == ErrorCode.StaleClusterTime:
                     self._failing = False
                     return True  # it was there already
-                if code in _NOT_ALLOWED and self._by_noop:
-                    log.info(
+                if code in _NOT_ALLOWED and by_noop:
+                    report = log.info if refused_until is None else log.debug
+                    report(
                         "the member refuses no-op writes; the router reads from it instead",
                         target=self._name,
                         error=str(failure),
                     )
-                    self._by_noop = False
+                    self._refused_until, by_noop = now + _REFUSED_SECONDS, False
                     continue
                 is_second, error = error is not None, failure
                 if is_second:
                     break
             else:
                 self._failing = False
-                return self._by_noop
+                if by_noop:
+                    self._refused_until = None
+                return by_noop
         report = log.debug if self._failing else log.info
         report("no-op write failed", target=self._name, error=str(error))
         self._failing = True
         return False
 
-    async def _send(self, past: Timestamp) -> None:
+    async def _send(self, past: Timestamp, *, by_noop: bool) -> None:
         clock = self._cluster.clock
-        command = self._noop_command(past) if self._by_noop else self._read_command(past)
+        command = self._noop_command(past) if by_noop else self._read_command(past)
         if clock.raw is not None:
             command["$clusterTime"] = RawBSONDocument(clock.raw)
         async with self._lend() as connection:
@@ -244,7 +251,7 @@ class NoOpTarget:
             self._load.noop_commands += 1
             answer = await connection.command("admin", command, timeout=self._timeout)
             clock.advance(answer.get("$clusterTime"))
-            if self._by_noop:
+            if by_noop:
                 self._load.noop_writes += 1
                 self._load.noop_write_bytes += NOOP_BYTES
             if (unreplicated := answer.get("writeConcernError")) is not None:

@@ -13,9 +13,9 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
 from router.catalog.shared_answer import result_of
-from router.loads import MemberLoads
-from router.memory import Memory
+from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
+from router.status.loads import MemberLoads
 from router.stream.admission import Admission, Quota
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
@@ -90,8 +90,6 @@ class OpenStreams:
             locating = self._locating.get(key)
             if locating is not None:
                 await asyncio.wait((locating,))
-                if self._locating.get(key) is locating:  # its client has ended unexpectedly
-                    del self._locating[key]
                 if not locating.cancelled():
                     locating.result()  # a retry would fail as well
                 continue
@@ -118,7 +116,7 @@ class OpenStreams:
         """Return a stream with one reader added, once it is open. Raises CommandError."""
         stream.enter()
         try:
-            await stream.opened()
+            await stream.wait_opened()
         except BaseException:
             stream.leave()
             raise
@@ -201,7 +199,7 @@ class OpenStreams:
             return await result_of(task, CLOSED)
         finally:
             task.cancel()
-            del self._locating[key]
+            del self._locating[key]  # which nobody else does: there is one opening at a time
 
     def _check_not_closed(self) -> None:
         if self._closed:

@@ -90,7 +90,7 @@ class ClusterTimeFetcher:
         asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
         left = max(0.0, deadline - asyncio.get_running_loop().time())
         # Each hello returns its shard's time; the next tick is after all writes made so far.
-        async with connected(self._cluster, asked, preference, left) as connections:
+        async with connections_to(self._cluster, asked, preference, left) as connections:
             time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
             await self._send_time(connections.values(), deadline)
             if preference.mode != PRIMARY.mode:
@@ -206,7 +206,7 @@ async def stream_tasks() -> AsyncIterator[asyncio.TaskGroup]:
 
 
 @asynccontextmanager
-async def connected(
+async def connections_to(
     cluster: Cluster, shards: Mapping[str, str], preference: ReadPreference, timeout: float
 ) -> AsyncIterator[Mapping[str, Connection]]:
     """Connect to all shards concurrently within ``timeout`` seconds, for the block.

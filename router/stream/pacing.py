@@ -4,16 +4,17 @@ Does no I/O. Times are in seconds on one monotonic clock; sizes are bytes of mem
 in docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (waits).
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from math import floor, inf
 from typing import Final, Literal, NamedTuple
 
 from bson.timestamp import Timestamp
 
-from router.memory import Memory
+from router.limits.memory import Memory
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
+from shard_client.bson.resume_token import next_tick
 
 _NO_JITTER: Final = partial(float, 1)
 _EARLY: Final = 1e-6
@@ -93,7 +94,7 @@ class Rounds(TokenBucket):
         """Record a batch of ``events`` events after which the member's oplog had no more."""
         self.spend(now, min(events, _MOST_CHARGE))
 
-    def dense(self, now: float) -> bool:
+    def is_dense(self, now: float) -> bool:
         """Return whether the members are to be read in rounds."""
         return self.tokens(now) < 1.0
 
@@ -104,27 +105,53 @@ _LONGEST_TIMEOUT: Final = 12
 """Maximum of the timeout of a watermark that does not advance, as a multiple of the first one."""
 
 
-class NoOpState:
-    """The state of the no-op writes of a remote's member."""
+class NoOpRequests:
+    """The no-op writes that a stream requests for a remote's member, one at a time.
+
+    Others read its fields; its methods alone change them.
+    """
 
     def __init__(self) -> None:
-        self.state: Literal["idle", "requested", "sent"] = "idle"
-        self.past = Timestamp(0, 0)
-        """The cluster time past which the no-op write moves the member."""
-        self.again = 0.0
-        """The time from which the same no-op write may be repeated."""
+        self.state: Literal["none", "requested", "sent"] = "none"
+        self.count = 0
+        """Number of no-op writes that have been requested."""
+        self.again = -inf
+        """The time from which a write past the same time may be requested again."""
         self.pauses = Backoff(_AGAIN, _AGAIN_MOST, _NO_JITTER)
         """The times until it may; they start over once the watermark has advanced as needed."""
+        self._past = Timestamp(0, 0)
+
+    def may_request(self, past: Timestamp, now: float) -> bool:
+        """Return whether a write that moves the member past this time may be requested now."""
+        return past > self._past or now >= self.again
 
     def request(self, past: Timestamp) -> None:
-        """Record the request for a no-op write past this time."""
-        if past > self.past:
+        """Record the request for a write past this time."""
+        if past > self._past:
             self.pauses.reset()
-        self.past, self.state = past, "requested"
+        self._past, self.state = past, "requested"
+        self.count += 1
 
-    def record_end(self, now: float) -> None:
-        """Record the end of the no-op write, and set the time from which it may be repeated."""
-        self.state = "idle"
+    def extend(self, past: Timestamp) -> None:
+        """Let the requested write move the member past this time, as more events have arrived."""
+        self._past = past
+
+    def record_sent(self) -> None:
+        """Record that the write is being sent."""
+        self.state = "sent"
+
+    def withdraw(self) -> None:
+        """Record that the requested write was not sent: no event needed it any more."""
+        self.state = "none"
+
+    def record_end(self, now: float) -> Timestamp:
+        """Record the end of a write, and delay its repetition; return the time that it passed."""
+        self.state = "none"
+        self.delay_repetition(now)
+        return self._past
+
+    def delay_repetition(self, now: float) -> None:
+        """Let the same write be requested again after a pause only."""
         self.again = now + self.pauses.next_pause()
 
 
@@ -159,10 +186,17 @@ class WatermarkTimeout:
         return late
 
 
-class ReadState:
-    """What is known of one remote's member, and what has been requested from it.
+_BUSY: Final = 0.25
+"""Seconds after its last event during which a remote is read at the start of each round."""
+_MOST_LAG: Final = 2
+"""Seconds of cluster time by which the watermark of a remote that is read in rounds may lag."""
 
-    ``topology`` is whether the remote watches config.shards.
+
+class PacedRemote:
+    """A remote without its cursor: what its member has shown, and what the stream has asked of it.
+
+    ``topology`` is whether the remote watches config.shards. Others read its fields; its methods
+    alone change them.
     """
 
     def __init__(self, settings: StreamSettings, *, topology: bool = False) -> None:
@@ -171,39 +205,69 @@ class ReadState:
         """Whether the member has replied."""
         self.events = 0
         """Number of events received."""
-        self.events_at = -inf
-        """The time of the last batch with events."""
         self.idle = False
         """Whether the last reply reached the end of the member's oplog."""
-        self.reached = Timestamp(0, 0)
-        """The end of the member's oplog, as of the last reply."""
-        self.collects_in = -1
-        """The number of the round whose first getMore of this remote is due or in progress."""
-        self.round = -1
-        """The number of the last round in which the watermark was requested for waiting events."""
-        self.asked = Timestamp(0, 0)
-        """The cluster time that the watermark must pass in that round."""
-        self.noop = NoOpState()
+        self.noops = NoOpRequests()
         self.overdue = WatermarkTimeout(settings.watermark_timeout)
-        self.probes = TokenBucket(1000 * settings.probe_share, 1000 * settings.probe_burst)
-        """The milliseconds for which the progress cursor may keep the member busy: probes of an
-        idle member cost next to nothing; those that scan much use up the bucket."""
         self.waits = Backoff(settings.await_watermark, settings.await_watermark_max, _NO_JITTER)
         """The times that getMores wait while events need the watermark; they start over once it has
         arrived, or is about to arrive."""
+        self.collecting: int | None = None
+        """The round whose first getMore of this remote is due or in progress."""
+        self.asked_in: int | None = None
+        """The last round in which the watermark was asked for."""
+        self._asked = Timestamp(0, 0)
+        self._oplog_end = Timestamp(0, 0)
+        self._events_at = -inf
 
-    def record(self, events: int, reached: Timestamp | None, now: float, *, complete: bool) -> None:
+    def record_reply(
+        self, events: int, oplog_end: Timestamp | None, now: float, *, complete: bool
+    ) -> None:
         """Record a reply: its events, the end of the member's oplog, and whether it got there."""
-        self.collects_in = -1
+        self.collecting = None
         if events:
             self.events += events
-            self.events_at = now
-        if reached is not None:
-            self.reached = max(self.reached, reached)
+            self._events_at = now
+        if oplog_end is not None:
+            self._oplog_end = max(self._oplog_end, oplog_end)
         # The reply of an opening is always empty, so it does not show that the member is idle.
         if self.has_replied:
             self.idle = complete
         self.has_replied = True
+
+    def record_noop(self, past: Timestamp, now: float) -> None:
+        """Record that a no-op write has moved the member past this time."""
+        self._oplog_end = max(self._oplog_end, next_tick(past))
+        self.overdue.expect_beyond(past, now)
+
+    def is_beyond(self, time: Timestamp) -> bool:
+        """Return whether the member's oplog is known to have an entry after this time."""
+        return self._oplog_end > time
+
+    def is_in_backlog(self, watermark: Timestamp) -> bool:
+        """Return whether the watermark is far behind the member's oplog, or its end is unknown."""
+        end = self._oplog_end.time
+        return not end or watermark.time + _MOST_LAG < end
+
+    def is_busy(self, now: float) -> bool:
+        """Return whether the member has sent events lately."""
+        return now - self._events_at < _BUSY
+
+    def collect_in(self, number: int) -> None:
+        """Record that the next getMore is the first one of a round, given by its number."""
+        self.collecting = number
+
+    def ask_in(self, number: int, past: Timestamp) -> None:
+        """Record that the watermark is asked for in a round, and the time that it must pass."""
+        self.asked_in, self._asked = number, past
+
+    def ask_again(self) -> None:
+        """Let the watermark be asked for once more in the same round."""
+        self.asked_in = None
+
+    def is_asked_beyond(self, watermark: Timestamp) -> bool:
+        """Return whether a later watermark has been asked for, by more than a queued no-op."""
+        return watermark <= self._asked and self.noops.state != "requested"
 
 
 _FILTERED_PART: Final = 4
@@ -211,13 +275,9 @@ _FILTERED_PART: Final = 4
 events itself then, as fast as it can."""
 _LIVELY = 1.0
 """Seconds after its last event during which a stream is expected to deliver more."""
-_BUSY: Final = 0.25
-"""Seconds after its last event during which a remote is read at the start of each round."""
 _COLLECTED: Final = 0.004
 """Seconds for which the first getMore of a round waits for events: about as long as a no-op write
 takes, so that a member without events shows its progress."""
-_MOST_LAG: Final = 2
-"""Seconds of cluster time by which the watermark of a remote that is read in rounds may lag."""
 _ALONE: Final = 0.005
 """Seconds from a reply to the next getMore of a dense stream with a single remote, for whose
 watermark no other waits, for each open remote of its user: all of these streams together send 200
@@ -244,18 +304,21 @@ class FlowControl:
     their watermarks at once, which progress cursors report. While progress cursors or no-op writes
     are out of budget, a getMore ends when the next no-op write is done, so that there is one
     getMore per write. A dense stream is read in ``rounds``, or with short pauses if it has a single
-    remote.
+    remote. ``is_filtered`` returns whether the stream's events are distributed to filters.
     """
 
-    def __init__(self, settings: StreamSettings, memory: Memory) -> None:
+    def __init__(
+        self, settings: StreamSettings, memory: Memory, is_filtered: Callable[[], bool]
+    ) -> None:
         self._settings = settings
         self._memory = memory
+        self._is_filtered = is_filtered
         self._read_until = 0.0
         self._ahead = settings.first_ahead_bytes
         self.rounds = Rounds(settings)
         self._events_at = -inf
 
-    def events_arrived(self, remote: ReadState, events: int, now: float) -> None:
+    def record_events(self, remote: PacedRemote, events: int, now: float) -> None:
         """Record that a remote's reply had events."""
         self._events_at = now
         if remote.idle:
@@ -265,15 +328,15 @@ class FlowControl:
         """Return whether an event has arrived within the last second."""
         return now - self._events_at < _LIVELY
 
-    def client_read(self, now: float) -> None:
+    def record_client(self, now: float) -> None:
         """Record that a client reads the stream or waits for it."""
-        self._read_until = now + self._settings.linger
+        self._read_until = now + self._settings.prefetch_time
 
-    def client_took(self, size: int) -> None:
+    def record_taken(self, size: int) -> None:
         """Record that a client has taken events of ``size`` bytes, so that more is read ahead."""
         self._ahead += 2 * size
 
-    def clients_left(self) -> None:
+    def end_prefetch(self) -> None:
         """Record that the last client has left, so that nothing more is read ahead."""
         self._read_until = -inf
 
@@ -281,56 +344,49 @@ class FlowControl:
         """Return whether no client has read the stream for so long that prefetching stops."""
         return now > self._read_until
 
-    def batch_bytes(self, remotes: int, *, filtered: bool = False) -> int:
-        """Return the size of batches, of which two fit into each remote's even share.
+    def batch_bytes(self, remotes: int) -> int:
+        """Return the size of batches: two fit into the even share of each of ``remotes``."""
+        return max(1, min(self._settings.batch_target_bytes, self._even_half // (2 * remotes)))
 
-        ``remotes`` is the number of the stream's remotes, ``filtered`` whether its events are
-        distributed to filters.
-        """
-        half = self._even_half(filtered)
-        return max(1, min(self._settings.batch_target_bytes, half // (2 * remotes)))
-
-    def may_read(
-        self, buffered: int, all_buffered: int, remotes: int, *, filtered: bool = False
-    ) -> bool:
+    def may_read(self, buffered: int, all_buffered: int, remotes: int) -> bool:
         """Return whether the budgets allow another batch of a remote with ``buffered`` bytes.
 
         ``all_buffered`` is the number of bytes buffered for all ``remotes``. A remote with an empty
         buffer always may. The slowest shard's buffer is empty once the ready events have been
         taken, so the budgets never stop the low watermark, and it never waits for a client.
-        ``filtered`` is whether the stream's events are distributed to filters.
         """
         if not buffered:
             return True
-        if self._memory.short or (all_buffered > self._ahead and not filtered):
+        if self._memory.short or (all_buffered > self._ahead and not self._is_filtered()):
             return False
-        batch = self.batch_bytes(remotes, filtered=filtered)
-        if buffered + batch > self._settings.remote_buffer_bytes // (
-            _FILTERED_PART if filtered else 1
-        ):
+        batch, half = self.batch_bytes(remotes), self._even_half
+        if buffered + batch > self._part(self._settings.remote_buffer_bytes):
             return False
-        half = self._even_half(filtered)
         return (buffered + batch) * remotes <= half or all_buffered + batch * remotes <= half
 
-    def _even_half(self, filtered: bool) -> int:
+    @property
+    def _even_half(self) -> int:
         """Return the half of the stream's budget that is divided evenly among the remotes.
 
         If the others used up the budget, a remote with an empty buffer would hold the low watermark
         and stop them all. The other half is for remotes that are ahead.
         """
-        return self._settings.stream_buffer_bytes // (_FILTERED_PART if filtered else 1) // 2
+        return self._part(self._settings.stream_buffer_bytes) // 2
 
-    def noop_delay(self, now: float, remotes: Iterable[ReadState]) -> float:
+    def _part(self, budget: int) -> int:
+        return budget // _FILTERED_PART if self._is_filtered() else budget
+
+    def noop_delay(self, now: float, remotes: Iterable[PacedRemote]) -> float:
         """Return the time to wait before the members that keep events back get no-op writes."""
-        if self.rounds.dense(now):
+        if self.rounds.is_dense(now):
             number = self.rounds.interval_number(now)
-            collects = any(remote.collects_in == number for remote in remotes)
+            collects = any(remote.collecting == number for remote in remotes)
             return COLLECTING if collects else 0.0
         return self._settings.noop_delay
 
-    def wait(
+    def next_wait(
         self,
-        remote: ReadState,
+        remote: PacedRemote,
         watermark: Timestamp | None,
         now: float,
         *,
@@ -350,43 +406,40 @@ class FlowControl:
                 return wait
         settings = self._settings
         quiet = settings.await_quiet
-        # Whether the member's oplog is already past the watermark, or gets a no-op write.
-        moves = watermark is None or remote.reached > watermark or remote.noop.state == "sent"
-        due = needed and moves
         if needed and not settings.writes_noops:
             return Wait(min(quiet, remote.waits.next_pause()))
-        if remote.topology and remote.idle:
-            # It has no events that could end a wait, so it need not wait on the config server.
-            return (
-                Wait(remote.waits.next_pause())
-                if due
-                else Wait(settings.await_watermark, delay=quiet)
-            )
+        # Whether the member's oplog is already past the watermark, or gets a no-op write.
+        moves = watermark is None or remote.is_beyond(watermark) or remote.noops.state == "sent"
+        due = needed and moves
         if not remote.idle:
             # A getMore that waits cannot be distinguished from one that scans: keep the wait short.
             return Wait(min(quiet, settings.await_unknown))
+        if remote.topology:
+            # It has no events that could end a wait, so it need not wait on the config server.
+            if due:
+                return Wait(remote.waits.next_pause())
+            return Wait(settings.await_watermark, delay=quiet)
         if next_noop is not None:
             return Wait(min(quiet, remote.waits.next_pause() if due else next_noop))
         return Wait(quiet)
 
     def _wait_for_round(
-        self, remote: ReadState, watermark: Timestamp, now: float, *, alone: bool
+        self, remote: PacedRemote, watermark: Timestamp, now: float, *, alone: bool
     ) -> Wait | None:
         """Return the wait of a remote that is read in rounds; None if it is not."""
-        rounds = self.rounds
-        if remote.topology or not (remote.idle and rounds.dense(now)):
+        rounds, quiet = self.rounds, self._settings.await_quiet
+        if remote.topology or not (remote.idle and rounds.is_dense(now)):
             return None
-        if watermark.time + _MOST_LAG < remote.reached.time or not remote.reached.time:
-            return None  # a backlog, whose batches are followed at once
+        if remote.is_in_backlog(watermark):
+            return None  # its batches are followed at once
         if alone:
-            pause = min(self._settings.round_interval, _ALONE * self._memory.remotes)
-            return Wait(self._settings.await_quiet, pause)
-        if watermark <= remote.asked and (remote.noop.state != "requested"):
+            return Wait(quiet, min(self._settings.round_interval, _ALONE * self._memory.remotes))
+        if remote.is_asked_beyond(watermark):
             return Wait(remote.waits.next_pause())
         remote.waits.reset()
         until = rounds.next_start(now) - now
-        if now - remote.events_at < _BUSY:
-            remote.collects_in = rounds.interval_number(now) + 1
-            return Wait(min(self._settings.await_quiet, _COLLECTED), until)
+        if remote.is_busy(now):
+            remote.collect_in(rounds.interval_number(now) + 1)
+            return Wait(min(quiet, _COLLECTED), until)
         # The no-op write in the next round ends the delay, unless the stream has no events then.
-        return Wait(self._settings.await_quiet, until + 0.5 / rounds.per_second)
+        return Wait(quiet, until + 0.5 / rounds.per_second)

@@ -6,12 +6,11 @@ from math import inf
 import structlog
 from bson.timestamp import Timestamp
 
-from router.stream.fan_out import FanOut
 from router.stream.merged_stream import MergedStream
 from router.stream.pacing import COLLECTING, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
-from shard_client.bson.resume_token import cluster_time_of, next_tick
+from shard_client.bson.resume_token import cluster_time_of
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 
 log = structlog.get_logger()
@@ -27,8 +26,8 @@ _SOONEST = 0.02
 class ReadScheduler:
     """Applies flow control to the remotes of one stream, and moves idle members past its events.
 
-    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``waiting`` and
-    ``fan_out`` have its readers. Must be created in a running loop.
+    The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``waiting``
+    has its readers. Must be created in a running loop.
     """
 
     def __init__(
@@ -36,35 +35,35 @@ class ReadScheduler:
         stream: MergedStream,
         remotes: Remotes,
         waiting: WaitingReaders,
-        fan_out: FanOut,
         flow: FlowControl,
         resources: StreamResources,
     ) -> None:
         self._stream = stream
         self._remotes = remotes
         self._waiting = waiting
-        self._fan_out = fan_out
         self._noop_writer = resources.noop_writer
         self._settings = resources.settings
         self._memory = resources.memory
         self._flow = flow
         self._loop = asyncio.get_running_loop()
-        self._unread = False
+        self._suspended = False
         """Whether no client has read for so long that remotes are paused and get no no-ops."""
-        self._soon: asyncio.Handle | None = None
-        self._soon_at = 0.0
-        self._later: asyncio.TimerHandle | None = None
+        self._next_check: asyncio.Handle | None = None
+        self._next_check_at = 0.0
+        """When to look which members keep events back, if that is scheduled."""
+        self._recheck: asyncio.TimerHandle | None = None
+        """The same for those that still keep events back; a scheduled check comes first."""
 
-    def client_reads(self) -> None:
+    def resume_prefetch(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""
-        self._flow.client_read(self._loop.time())
-        if self._unread:
-            self._unread = False
+        self._flow.record_client(self._loop.time())
+        if self._suspended:
+            self._suspended = False
             self.read_on()
 
     def close(self) -> None:
         """Write no more no-ops, once the remotes are closed."""
-        for timer in (self._soon, self._later):
+        for timer in (self._next_check, self._recheck):
             if timer is not None:
                 timer.cancel()
 
@@ -81,56 +80,54 @@ class ReadScheduler:
         number, events = remote.number, len(batch.events)
         if self._remotes.get(number) is None:
             return
-        flow, stream, cursor = self._flow, self._stream, remote.cursor
-        remote.record(events, batch.operation_time, now, complete=batch.complete)
+        flow, cursor = self._flow, remote.cursor
+        remote.record_reply(events, batch.operation_time, now, complete=batch.complete)
         if events:
-            flow.events_arrived(remote, events, now)
-        filtered = self._fan_out.readers > 0
-        size = flow.batch_bytes(len(self._remotes), filtered=filtered)
-        cursor.aim_at(min(size, self._memory.batch_bytes))
-        needed = stream.is_needed(number)
+            flow.record_events(remote, events, now)
+        cursor.aim_at(min(flow.batch_bytes(len(self._remotes)), self._memory.batch_bytes))
+        needed = self._stream.is_needed(number)
         if events or needed:
             self.write_noops(now, arriving=True)
-        key = stream.watermark(number)
-        watermark = cluster_time_of(key) if key else None
-        if watermark is not None:
-            self._check_progress(remote, watermark, now)
         if not needed:
             remote.waits.reset()
-            remote.noop.pauses.reset()
-        next_noop = self._next_noop(remote, now)
-        alone = len(self._remotes) == 1
-        wait = flow.wait(remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone)
-        if wait.delay:
-            remote.end_delay()
-            cursor.pause()
-            remote.delay = self._loop.call_later(wait.delay, self._delay_over, remote)
-        cursor.set_await(wait.seconds)
+            remote.noops.pauses.reset()
+        self._set_wait(remote, now, needed=needed)
         if flow.is_unread(now) and not (self._waiting or opening):
-            self._unread = True
+            self._suspended = True
             cursor.pause()
         elif not self._may_read(number):
             cursor.pause()
 
+    def _set_wait(self, remote: Remote, now: float, *, needed: bool) -> None:
+        """Set how long the next getMore waits; ``needed`` is whether events need the watermark."""
+        key = self._stream.watermark(remote.number)
+        watermark = cluster_time_of(key) if key else None
+        if watermark is not None:
+            self._check_progress(remote, watermark, now)
+        next_noop, alone = self._next_noop(remote, now), len(self._remotes) == 1
+        wait = self._flow.next_wait(
+            remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone
+        )
+        if wait.delay:
+            remote.delay(wait.delay, self._end_delay)
+        remote.cursor.set_await(wait.seconds)
+
     def read_on(self) -> None:
         """Resume the paused remotes for which the budgets allow another batch."""
         for remote in self._remotes:
-            if remote.cursor.wants_pause and remote.delay is None and self._may_read(remote.number):
+            waits = remote.cursor.wants_pause and not remote.is_delayed
+            if waits and self._may_read(remote.number):
                 remote.cursor.resume()
 
     def _may_read(self, number: int) -> bool:
         """Return whether the byte budgets allow another batch."""
         stream = self._stream
-        return self._flow.may_read(
-            stream.buffered_bytes(number),
-            stream.all_buffered_bytes,
-            len(self._remotes),
-            filtered=self._fan_out.readers > 0,
-        )
+        buffered, remotes = stream.buffered_bytes(number), len(self._remotes)
+        return self._flow.may_read(buffered, stream.all_buffered_bytes, remotes)
 
-    def _delay_over(self, remote: Remote) -> None:
+    def _end_delay(self, remote: Remote) -> None:
         remote.end_delay()
-        if not self._unread:
+        if not self._suspended:
             self.read_on()
 
     def _next_noop(self, remote: Remote, now: float) -> float | None:
@@ -166,60 +163,60 @@ class ReadScheduler:
 
     def _schedule(self, delay: float, *, arriving: bool) -> None:
         at = self._loop.time() + delay
-        if self._soon is not None:
-            if self._soon_at <= at:
+        if self._next_check is not None:
+            if self._next_check_at <= at:
                 return
-            self._soon.cancel()
-            self._soon = None
+            self._next_check.cancel()
+            self._next_check = None
         if self._stream.awaits_watermarks:
-            self._soon_at = at
+            self._next_check_at = at
             if delay > 0:
-                self._soon = self._loop.call_later(delay, self._write_noops)
+                self._next_check = self._loop.call_later(delay, self._check_laggards)
             elif arriving:
-                self._soon = self._loop.call_soon(self._write_noops)
+                self._next_check = self._loop.call_soon(self._check_laggards)
             else:
-                self._write_noops()
+                self._check_laggards()
 
-    def _write_noops(self) -> None:
-        self._soon = None
-        if self._unread:
+    def _check_laggards(self) -> None:
+        """Move the members on that keep events back, and look again when one may still do so."""
+        self._next_check = None
+        if self._suspended:
             return
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
-        dense, number = rounds.dense(now), rounds.interval_number(now)
+        dense, number = rounds.is_dense(now), rounds.interval_number(now)
         for laggard, latest in self._stream.laggards().items():
             remote = self._remotes.get(laggard)
             # A remote that fails, or is getting a no-op write, is checked again when that is over.
             if remote is None or remote.cursor.failing_for is not None:
                 continue
-            if dense and remote.round == number:
+            if dense and remote.asked_in == number:
                 again = min(again, rounds.next_start(now) + COLLECTING)
                 continue
-            if remote.noop.state == "idle":
-                remote.round, remote.asked = number, latest
+            if remote.noops.state == "none":
+                remote.ask_in(number, latest)
                 self._move_past(remote, latest, now)
-            if remote.noop.state == "idle":
-                again = min(again, max(remote.noop.again, now + _SOONEST))
-        if self._later is not None:
-            self._later.cancel()
-        self._later = None if again == inf else self._loop.call_at(again, self._write_again)
+            if remote.noops.state == "none":
+                again = min(again, max(remote.noops.again, now + _SOONEST))
+        if self._recheck is not None:
+            self._recheck.cancel()
+        self._recheck = None if again == inf else self._loop.call_at(again, self._check_again)
 
-    def _write_again(self) -> None:
-        self._later = None
-        if self._soon is None:
-            self._write_noops()
+    def _check_again(self) -> None:
+        self._recheck = None
+        if self._next_check is None:
+            self._check_laggards()
 
     def _move_past(self, remote: Remote, latest: Timestamp, now: float) -> None:
         """Write a no-op, or only ask for the watermark if the oplog is past the events already."""
-        if remote.reached > latest:
+        if remote.is_beyond(latest):
             remote.overdue.expect_beyond(latest, now)
-            if now >= remote.noop.again:
-                remote.noop.record_end(now)
+            if now >= remote.noops.again:
+                remote.noops.delay_repetition(now)
             self._ask(remote)
         elif not self._settings.writes_noops:
             self._ask(remote)
-        elif latest > remote.noop.past or now >= remote.noop.again:
-            remote.noop.request(latest)
-            remote.noops_asked += 1
+        elif remote.noops.may_request(latest, now):
+            remote.noops.request(latest)
             target = self._noop_writer.target(remote.target, remote.host)
             target.write(self, remote.number)
 
@@ -229,12 +226,12 @@ class ReadScheduler:
         More events may wait for the member than when the no-op write was requested.
         """
         remote = self._remotes.get(number)
-        if remote is None or self._unread:
+        if remote is None or self._suspended:
             return None
         latest = self._stream.laggards().get(number)
-        if latest is None or remote.reached > latest:
+        if latest is None or remote.is_beyond(latest):
             return None
-        remote.noop.past = latest
+        remote.noops.extend(latest)
         return latest
 
     def noop_sent(self, number: int, takes: float) -> None:
@@ -244,7 +241,7 @@ class ReadScheduler:
         """
         remote = self._remotes.get(number)
         if remote is not None:
-            remote.noop.state = "sent"
+            remote.noops.record_sent()
             remote.waits.reset()
             self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
@@ -253,15 +250,14 @@ class ReadScheduler:
         remote = self._remotes.get(number)
         if remote is None:
             return
-        now, past = self._loop.time(), remote.noop.past
         if moved is None:
-            remote.noop.state = "idle"
-            remote.round = -1
+            remote.noops.withdraw()
+            remote.ask_again()
         else:
-            remote.noop.record_end(now)
-        if moved:
-            remote.reached = max(remote.reached, next_tick(past))
-            remote.overdue.expect_beyond(past, now)
+            now = self._loop.time()
+            past = remote.noops.record_end(now)
+            if moved:
+                remote.record_noop(past, now)
         self._schedule(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
@@ -272,9 +268,9 @@ class ReadScheduler:
         asked since. ``takes`` is the time that a no-op write needs.
         """
         cursor = remote.cursor
-        if remote.delay is not None:
+        if remote.is_delayed:
             cursor.set_await(remote.waits.next_pause() if takes is None else takes)
-            self._delay_over(remote)
+            self._end_delay(remote)
         if remote.idle and not remote.topology:
             soon = (takes or 0.0) + self._settings.probe_worth
             may_probe = remote.may_probe(self._loop.time())

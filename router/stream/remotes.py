@@ -6,16 +6,17 @@ from typing import Any, NamedTuple
 
 import structlog
 from bson.int64 import Int64
+from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, MemberDialer
-from router.loads import MemberLoads
-from router.memory import Memory
+from router.limits.memory import Memory
 from router.request.progress_command import progress_command
 from router.request.stream_request import StreamRequest, shard_command, topology_command
+from router.status.loads import MemberLoads
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import RemoteQueue
 from router.stream.noop_writer import NoOpWriter
-from router.stream.pacing import ReadState
+from router.stream.pacing import PacedRemote, TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import cluster_time_of
@@ -45,10 +46,10 @@ class StreamResources(NamedTuple):
     memory: Memory
 
 
-class Remote(ReadState):
-    """One remote of a running stream: its cursor, and the state by which its reads are scheduled.
+class Remote(PacedRemote):
+    """One remote of a running stream, with its cursor. ``Remotes`` opens that, and opens it again.
 
-    The read scheduler changes the state.
+    A reading can be delayed: then no getMore is sent although the budgets allow it.
     """
 
     def __init__(self, queue: RemoteQueue, cursor: RemoteCursor, settings: StreamSettings) -> None:
@@ -59,22 +60,39 @@ class Remote(ReadState):
         self.cursor = cursor
         self.opened_at = queue.opens_at
         """Where the cursor begins."""
-        self.noops_asked = 0
-        """Number of no-op writes that the stream has requested from its member."""
-        self.delay: asyncio.TimerHandle | None = None
-        """Timer until which no getMore is sent although the budgets allow it."""
-        self.probing: asyncio.Task[None] | None = None
+        self._delay: asyncio.TimerHandle | None = None
+        self._probes = TokenBucket(1000 * settings.probe_share, 1000 * settings.probe_burst)
+        """The milliseconds for which the progress cursor may keep the member busy: probes of an
+        idle member cost next to nothing; those that scan much use up the bucket."""
 
     def may_probe(self, now: float) -> bool:
         """Return whether the progress cursor has kept the member busy for little enough."""
-        self.probes.spend(now, 1000 * self.cursor.take_probe_cost())
-        return self.probes.tokens(now) > 0
+        self._probes.spend(now, 1000 * self.cursor.take_probe_cost())
+        return self._probes.tokens(now) > 0
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether the next getMore is delayed."""
+        return self._delay is not None
+
+    def delay(self, seconds: float, then: Callable[["Remote"], None]) -> None:
+        """Delay the next getMore; ``then`` is called after ``seconds``, and has to end the delay.
+
+        It is not called if the delay has ended before.
+        """
+        self.end_delay()
+        self.cursor.pause()
+        self._delay = asyncio.get_running_loop().call_later(seconds, then, self)
 
     def end_delay(self) -> None:
         """Let the next getMore be sent."""
-        if self.delay is not None:
-            self.delay.cancel()
-            self.delay = None
+        if self._delay is not None:
+            self._delay.cancel()
+            self._delay = None
+
+    def reopen(self, cursor: RemoteCursor, opened_at: Timestamp | bytes) -> None:
+        """Replace the cursor, which has been closed, by one that begins elsewhere."""
+        self.cursor, self.opened_at = cursor, opened_at
 
     @property
     def state(self) -> str:
@@ -83,7 +101,7 @@ class Remote(ReadState):
         It is paused by a budget, or because no client reads; not while its next getMore is delayed.
         """
         state = self.cursor.state
-        return "reading" if state == "paused" and self.delay is not None else state
+        return "reading" if state == "paused" and self.is_delayed else state
 
     @property
     def slowest_reason(self) -> str:
@@ -112,7 +130,7 @@ class Remote(ReadState):
             "events": Int64(self.events),
             "bufferedBytes": Int64(merged.buffered_bytes(self.number)),
             "reopened": cursor.reopenings,
-            "noopCommands": Int64(self.noops_asked),
+            "noopCommands": Int64(self.noops.count),
         }
         if self.topology:
             document["topology"] = True
@@ -200,7 +218,7 @@ class Remotes:
                 self._resources.memory.add(remotes=1)
             elif remote.opened_at != queue.opens_at:
                 self._close_cursor(remote)
-                remote.cursor, remote.opened_at = self._new_cursor(queue), queue.opens_at
+                remote.reopen(self._new_cursor(queue), queue.opens_at)
             else:
                 continue
             name = f"remote cursor {remote.target}"
@@ -285,9 +303,8 @@ class Remotes:
 
     def probe(self, remote: Remote, seconds: float) -> None:
         """Probe a member within ``seconds``, in the background, unless it is being probed."""
-        if remote.probing is None or remote.probing.done():
-            name = f"progress cursor of {remote.target}"
-            remote.probing = self._start(name, self._probe, remote, remote.cursor, seconds)
+        name = f"progress cursor of {remote.target}"
+        self._start(name, self._probe, remote, remote.cursor, seconds)
 
     async def _probe(self, remote: Remote, cursor: RemoteCursor, seconds: float) -> None:
         if (batch := await cursor.probe_progress(seconds)) is not None:

@@ -14,7 +14,7 @@ from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
 from router.catalog.shared_answer import result_of
-from router.memory import Holding
+from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.admission import Ticket
 from router.stream.fan_out import FanOut
@@ -23,7 +23,6 @@ from router.stream.merged_stream import MergedStream
 from router.stream.pacing import FlowControl
 from router.stream.read_scheduler import ReadScheduler
 from router.stream.remotes import Remote, Remotes, StreamResources
-from router.stream.views import PartialView
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
@@ -72,14 +71,14 @@ class RunningStream:
         """The time since which the low watermark has held back events."""
         self.fan_out = FanOut(merged, settings.share_filter_bytes)
         self.waiting = WaitingReaders(merged, self.fan_out, self._stepped)
-        self._flow = flow = FlowControl(settings, resources.memory)
+        self._flow = flow = FlowControl(
+            settings, resources.memory, is_filtered=lambda: self.fan_out.readers > 0
+        )
         self._remotes = remotes = Remotes(
             request, merged, resources,
             start=self._start, batch_arrived=self._batch_arrived, failed=self._remote_failed,
         )  # fmt: skip
-        self._read_scheduler = ReadScheduler(
-            merged, remotes, self.waiting, self.fan_out, flow, resources
-        )
+        self._read_scheduler = ReadScheduler(merged, remotes, self.waiting, flow, resources)
         self._tasks: set[asyncio.Task[None]] = set()
         """The tasks that read remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
@@ -95,12 +94,12 @@ class RunningStream:
     # Life cycle.
 
     def open(self, most: float, deadline: float) -> None:
-        """Begin to open the remotes; ``opened`` waits for them up to the deadline.
+        """Begin to open the remotes; ``wait_opened`` waits for them up to the deadline.
 
         ``most`` is the seconds up to ``deadline``, for messages.
         """
         self._opening_timer = self._loop.call_at(deadline, self._end_opening, most)
-        self._read_scheduler.client_reads()
+        self._read_scheduler.resume_prefetch()
         self._remotes.follow_merge()
 
     def _end_opening(self, most: float) -> None:
@@ -121,7 +120,7 @@ class RunningStream:
             )
 
     def _fail_opening(self, error: CommandError) -> None:
-        """Let ``opened`` raise ``error``, unless the stream has opened."""
+        """Let ``wait_opened`` raise ``error``, unless the stream has opened."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # of which there may be no waiter
@@ -129,11 +128,11 @@ class RunningStream:
 
     @property
     def has_opened(self) -> bool:
-        """Whether the remotes have answered, as ``opened`` says."""
+        """Whether the remotes have answered, as ``wait_opened`` says."""
         opened = self._opened
         return opened.done() and not (opened.cancelled() or opened.exception())
 
-    async def opened(self) -> None:
+    async def wait_opened(self) -> None:
         """Wait until each remote has answered; after the deadline, one shard.
 
         Raises CommandError, the first failure, or 91 if the stream is closed meanwhile.
@@ -171,7 +170,7 @@ class RunningStream:
         if self._lingering is not None:
             self._lingering.cancel()
             self._lingering = None
-        self._read_scheduler.client_reads()
+        self._read_scheduler.resume_prefetch()
         self._size_log()
 
     def leave(self) -> None:
@@ -182,7 +181,7 @@ class RunningStream:
             return
         settings = self._settings
         if settings.share and self.healthy and settings.share_linger > 0:
-            self._flow.clients_left()
+            self._flow.end_prefetch()
             self._lingering = self._loop.call_later(settings.share_linger, self._end)
         else:
             self._end()
@@ -209,12 +208,13 @@ class RunningStream:
 
     @property
     def is_waited_for(self) -> bool:
-        """Whether a client waits for events, or has waited within some seconds (``linger``).
+        """Whether a client waits for events, or has waited within ``prefetch_time``.
 
         Otherwise the shards wait for the clients, so their watermarks do not tell how late they
         are.
         """
-        return bool(self.waiting) or self._loop.time() < self._waited_until + self._settings.linger
+        waited_until = self._waited_until + self._settings.prefetch_time
+        return bool(self.waiting) or self._loop.time() < waited_until
 
     def readable_until(self, now: float) -> float:
         """Return the time up to which clients have events to read; both are seconds since 1970.
@@ -255,23 +255,24 @@ class RunningStream:
 
         Raises CommandError if the stream has failed.
         """
-        self._read_scheduler.client_reads()
+        self._read_scheduler.resume_prefetch()
         enough = self._settings.reply_target_bytes if max_events is None else None
-        is_part = isinstance(log_reader.view, PartialView)
+        part = log_reader.part
         try:
-            if is_part and not log_reader.is_ready():
+            if part is not None and not log_reader.is_ready():
                 self.waiting.advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:
             self._stop_if_broken()
-        self.fan_out.forget(log_reader.view, log_reader.number)
+        if part is not None:
+            self.fan_out.forget(part, log_reader.number)
         loads = self._loads
         loads.delivered += len(batch.events)
         loads.delivered_bytes += batch.size
         self._events += len(batch.events)
         self._count_memory()
-        self._flow.client_took(batch.size)
-        if not is_part:
+        self._flow.record_taken(batch.size)
+        if part is None:
             self.waiting.schedule_step()
             self._read_scheduler.read_on()
         return batch
@@ -282,8 +283,8 @@ class RunningStream:
         Whoever completes ``waiter`` ends the wait, too.
         """
         scheduler = self._read_scheduler
-        scheduler.client_reads()
-        if not (self.waiting and isinstance(log_reader.view, PartialView)):
+        scheduler.resume_prefetch()
+        if not self.waiting or log_reader.part is None:
             # A resumed stream may just have dropped events that its client has, which frees budget.
             scheduler.read_on()
             scheduler.write_noops(self._loop.time())
@@ -298,7 +299,7 @@ class RunningStream:
             timer.cancel()
             self.waiting.remove(log_reader)
             self._waited_until = self._loop.time()
-            scheduler.client_reads()
+            scheduler.resume_prefetch()
 
     def _stepped(self) -> None:
         """Resume reading as far as a step of the views has freed budget."""
@@ -374,7 +375,7 @@ class RunningStream:
                 log.info("cannot tell whether a draining shard has left", error=str(error))
                 continue
             if self.merged.error is None:
-                self.merged.membership.listed(listed.hosts.keys(), listed.draining, listed.by)
+                self.merged.membership.apply_list(listed.hosts.keys(), listed.draining, listed.by)
                 self._remotes.follow_merge()
             self._read_scheduler.write_noops(self._loop.time(), arriving=True)
             self._pass_on()

@@ -22,7 +22,7 @@ from shard_client.bson.resume_token import (
     ResumeToken,
     cluster_time_of,
     is_high_water_mark,
-    of_invalidate,
+    key_of_invalidate,
     version_of,
 )
 from shard_client.errors import CommandError, ErrorCode, ProtocolError
@@ -51,7 +51,7 @@ def invalidate_after(event: bytes) -> bytes:
         token, fields = decode(token_of(event)), decode(event)
     except ProtocolError as error:
         raise ValueError(str(error)) from error
-    data = of_invalidate(str(token["_data"]).encode("ascii")).decode("ascii")
+    data = key_of_invalidate(str(token["_data"]).encode("ascii")).decode("ascii")
     invalidate: dict[str, Any] = {"_id": {**token, "_data": data}, "operationType": "invalidate"}
     for name in ("clusterTime", "wallTime"):
         if name in fields:
@@ -255,7 +255,7 @@ class Incarnation:
         self._invalidates: list[bytes] = []
 
     def add(self, event: bytes, operation: bytes) -> None:
-        """Add an event, which ``delivered`` returns; the events come in the stream's order."""
+        """Add an event, which ``take_events`` returns; the events come in the stream's order."""
         if self.end is not None:
             self.advance_to(event_key(event))
         if self.ended:
@@ -278,7 +278,7 @@ class Incarnation:
             self._events += self._invalidates
             self.ended = True
 
-    def delivered(self) -> list[bytes]:
+    def take_events(self) -> list[bytes]:
         """Return the events taken since the last call."""
         events, self._events = self._events, []
         return events

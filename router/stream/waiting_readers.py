@@ -81,38 +81,38 @@ class WaitingReaders:
 
     def should_gather(self, log_reader: LogReader, max_events: int | None) -> bool:
         """Return whether a reader with events to read should wait for more: there is a backlog."""
-        view = log_reader.view
+        part = log_reader.part
         backlog = self._is_backlog or self._clock() < self._backlog_until
-        if not (backlog and isinstance(view, PartialView)):
+        if part is None or not backlog:
             return False
-        unread = view.log.end - log_reader.number
+        unread = part.log.end - log_reader.number
         if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
             return False
-        return view.log.memory < self._fan_out.full and view.error is None
+        return part.log.memory < self._fan_out.full and part.error is None
 
     def add(self, log_reader: LogReader, waiter: Waiter) -> None:
         """Let a reader wait until its view has got an event or is over."""
-        view = log_reader.view
-        if not isinstance(view, PartialView):
+        part = log_reader.part
+        if part is None:
             self._whole[log_reader] = waiter
             return
-        self._parts[view] = waiter
-        view.waited_for = True
+        self._parts[part] = waiter
+        part.waited_for = True
         self._fan_out.end_incarnations()
-        if view.log.end > log_reader.number or view.error is not None or view.ended:
-            self._serve(view, waiter)
+        if part.log.end > log_reader.number or part.error is not None or part.ended:
+            self._serve(part, waiter)
         else:
-            view.on_events = partial(self._serve, view, waiter)
+            part.on_events = partial(self._serve, part, waiter)
 
     def remove(self, log_reader: LogReader) -> None:
         """Let a reader wait no longer."""
-        view = log_reader.view
         self._whole.pop(log_reader, None)
-        if isinstance(view, PartialView):
-            self._parts.pop(view, None)
-            self._served.pop(view, None)
-            view.waited_for = False
-            view.on_events = None
+        part = log_reader.part
+        if part is not None:
+            self._parts.pop(part, None)
+            self._served.pop(part, None)
+            part.waited_for = False
+            part.on_events = None
 
     def wake(self) -> None:
         """Complete all waiters at once."""
@@ -194,7 +194,7 @@ class WaitingReaders:
         """Pass a part of the released events on, and wake the readers whose time has come.
 
         ``asked`` is whether a reader that does not wait has read everything. An exception ends all
-        views, which may lack events then; their readers may continue elsewhere.
+        views, which may lack events then, and the stream; readers of parts may continue elsewhere.
         """
         try:
             self.cancel_step()
@@ -208,9 +208,10 @@ class WaitingReaders:
             self._stepped()
             self.schedule_step()
         except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
-            self._next_step, self._step_at = None, inf
+            self.cancel_step()
             self._fan_out.fail(error)
-            self._wake(self._parts)
+            self._stream.fail(error)
+            self.wake()
 
     @property
     def _delay(self) -> float:

@@ -51,15 +51,10 @@ class Certificates:
             self.contexts.reload(self._settings.files())
         except (ValueError, OSError) as error:
             log.error(
-                "Cannot exchange the certificates; the former ones stay in use",
-                error=str(error),
+                "Cannot exchange the certificates; the former ones stay in use", error=str(error)
             )
             return str(error)
-        log.info(
-            "Successfully rotated X.509 certificates",
-            id=4913400,
-            **self.describe(),
-        )
+        log.info("Successfully rotated X.509 certificates", id=4913400, **self.describe())
         self._log_expiry()
         self.rotated()
         return None

@@ -92,8 +92,7 @@ def tail(
         str, typer.Option("--pipeline", help="Stages as a JSON array, such as a $match.")
     ] = "[]",
     full_document: Annotated[
-        str | None,
-        typer.Option("--full-document", help="updateLookup, whenAvailable or required."),
+        str | None, typer.Option("--full-document", help="updateLookup, whenAvailable or required.")
     ] = None,
     resume_file: Annotated[
         Path | None,

@@ -9,7 +9,7 @@ from itertools import count
 import anyio
 import structlog
 
-from router.client_limits import ConnectionCounts
+from router.limits.client_limits import ConnectionCounts
 from router.ports import BACKLOG, accept, bind, peer_address
 from router.workers.channel import DRIVER
 from router.workers.child import Child
@@ -76,14 +76,14 @@ class ConnectionDispatcher:
         child = self.children.pop(number, None)
         if child is not None:
             for address in child.clients.values():
-                self._counts.ended(address)
+                self._counts.release(address)
         if not self.children:
             self._some.clear()
 
-    def ended(self, child: Child, connection_id: int) -> None:
+    def release(self, child: Child, connection_id: int) -> None:
         """Count a connection of a worker no longer, if it is one of a driver."""
         if connection_id in child.clients:
-            self._counts.ended(child.clients.pop(connection_id))
+            self._counts.release(child.clients.pop(connection_id))
 
     async def dispatch(self) -> None:
         """Distribute connections until cancelled; they wait while there is no worker."""
@@ -121,11 +121,7 @@ class ConnectionDispatcher:
             try:
                 children[number].channel.hand_over(connection, kind=kind, id=connection_id)
             except OSError as error:
-                log.warning(
-                    "A worker accepts no connection",
-                    worker=number,
-                    error=str(error),
-                )
+                log.warning("A worker accepts no connection", worker=number, error=str(error))
                 del loads[number]
             else:
                 if kind == DRIVER:
@@ -135,4 +131,4 @@ class ConnectionDispatcher:
                 loop.call_later(_RECENT, self._recent.subtract, [number])
                 return
         if kind == DRIVER:
-            self._counts.ended(address)
+            self._counts.release(address)

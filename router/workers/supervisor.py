@@ -16,10 +16,10 @@ from bson.objectid import ObjectId
 
 from router.admin.router_status import RouterStatus
 from router.admin.server import admin_port
-from router.client_limits import ConnectionCounts
 from router.commands.process_status import COMMAND
 from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
+from router.limits.client_limits import ConnectionCounts
 from router.peers.cursor_ids import new_mark
 from router.peers.peers import Peer
 from router.tls.certificates import Certificates
@@ -247,7 +247,7 @@ class Supervisor:
                 if len(self._dispatcher.children) == self._settings.workers:
                     self._all_ready.set()
             case {"ended": connection_id}:
-                self._dispatcher.ended(child, connection_id)
+                self._dispatcher.release(child, connection_id)
             case {"identity": identity} if identity != self._identity:
                 self._identity = identity
                 self._topology_counter += 1

@@ -29,7 +29,7 @@ from router.feed.feed import FeedPort
 from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
-from router.service import Parts, assemble
+from router.service import Parts, process_parts
 from router.workers.channel import DRIVER, Channel
 from router.workers.child import WorkerStart
 from router.workers.placement import Load
@@ -94,9 +94,7 @@ async def _adopt(
             await port.adopt(connection)
     except OSError as error:  # the client has disconnected
         log.info(
-            "A connection was lost while it was handed over",
-            component="NETWORK",
-            error=str(error),
+            "A connection was lost while it was handed over", component="NETWORK", error=str(error)
         )
         ended()
 
@@ -134,7 +132,7 @@ async def _run(start: WorkerStart, channel_end: int) -> None:
     with closing(Channel(socket.socket(fileno=channel_end))) as channel:
         count = start.settings.workers
         peers = Peers(start.number, start.mark, count, start.folder, channel.send)
-        parts = assemble(
+        parts = process_parts(
             start.settings,
             start.arguments,
             peers=peers,

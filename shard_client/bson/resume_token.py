@@ -175,9 +175,9 @@ class ResumeToken:
             return self.data
         return self.data[: -2 - 2 * len(encode_integer(self.fragment_num))] + b"04"
 
-    def of_whole(self) -> Self:
+    def without_fragment(self) -> Self:
         """Return the token of the whole event, if this is the token of a fragment of it."""
-        return self._with_fragment(None, self.whole_key)
+        return self._replace_fragment(None, self.whole_key)
 
     def in_version(self, version: int, operation: bytes) -> Self | None:
         """Return the token that the same event has in version 1 or 2, or None if that is unknown.
@@ -219,17 +219,17 @@ class ResumeToken:
             bits = fitted_type_bits(raw, bits, strings=strings, place=place) or None
         return replace(self, version=version, event_identifier=other, data=data, type_bits=bits)
 
-    def of_invalidate(self) -> Self:
+    def token_of_invalidate(self) -> Self:
         """Return the token of the invalidate that this token's event causes; raises ValueError."""
-        return replace(self, from_invalidate=True, data=of_invalidate(self.data))
+        return replace(self, from_invalidate=True, data=key_of_invalidate(self.data))
 
-    def of_fragment(self, number: int) -> Self:
+    def with_fragment(self, number: int) -> Self:
         """Return the token of a fragment of this token's event, counted from 0."""
-        return self._with_fragment(
+        return self._replace_fragment(
             number, self.whole_key[:-2] + _digits(encode_integer(number)) + b"04"
         )
 
-    def _with_fragment(self, number: int | None, data: bytes) -> Self:
+    def _replace_fragment(self, number: int | None, data: bytes) -> Self:
         bits = self.type_bits
         if bits is not None:
             bits = fitted_type_bits(bytes.fromhex(data.decode("ascii")), bits)
@@ -303,7 +303,7 @@ def is_of_document(key: str) -> bool:
     return identifier.startswith("46") and OPERATION_DESCRIPTION not in identifier
 
 
-def of_invalidate(key: bytes) -> bytes:
+def key_of_invalidate(key: bytes) -> bytes:
     """Return the sort key of the invalidate that an event with the sort key ``key`` causes.
 
     It differs in ``fromInvalidate`` only (docs/protocol.md#events). Raises ValueError if the key

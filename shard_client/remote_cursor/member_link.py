@@ -21,26 +21,21 @@ class Dialer(Protocol):
     @property
     def pool(self) -> ConnectionPool:
         """The pool to which connections are given back, and from which members' are borrowed."""
-        ...
 
     async def connect(self, timeout: float) -> Connection:
         """Return a connection to the member to read from, with a fresh hello reply.
 
         ``timeout`` is in seconds. Raises CommandError, NetworkError.
         """
-        ...
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
         """Return a connection to the member at ``address``. Raises CommandError, NetworkError."""
-        ...
 
     def distrust(self, address: Address) -> None:
         """Do not connect to this member again before a new hello has shown its role."""
-        ...
 
     def kill_later(self, cursor: OpenCursor) -> None:
         """Kill a cursor soon, or once its member answers again."""
-        ...
 
 
 class MemberLink:

@@ -58,7 +58,7 @@ class BatchSize:
         self._average = 0.0
         self.current = _FIRST_BATCH
 
-    def arrived(self, events: int, size: int) -> None:
+    def record_batch(self, events: int, size: int) -> None:
         """Record a batch of ``events`` events with a total of ``size`` bytes."""
         average = size / events
         if self._average:
@@ -369,7 +369,7 @@ class RemoteCursor:
     def _arrived(self, batch: CursorBatch) -> CursorBatch:
         self._clock.advance(batch.cluster_time)
         if batch.events:
-            self._batch_size.arrived(len(batch.events), batch.size)
+            self._batch_size.record_batch(len(batch.events), batch.size)
             if batch.cursor_id and is_invalidate(batch.events[-1][0].decode(errors="replace")):
                 self._end_full(batch)
         if self._progress is not None:

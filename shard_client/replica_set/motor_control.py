@@ -143,7 +143,7 @@ class MotorReplicaSet(ReplicaSet):
         errors = [plain_text(server.error) for server in servers if server.error]
         return "; ".join([*self._strangers.values(), *errors])
 
-    def answered(self, address: Address, hello: Mapping[str, Any], asked: float) -> None:
+    def record_answer(self, address: Address, hello: Mapping[str, Any], asked: float) -> None:
         """Record a member's answer to the driver's hello; runs in the loop's thread.
 
         ``asked`` is when the driver sent its hello, by ``time.monotonic``.
@@ -362,7 +362,7 @@ class _Listener(TopologyListener, ServerHeartbeatListener):
         hello, (host, port) = event.reply.document, event.connection_id
         if (to := self._replica_set) is not None and hello.get("setName"):
             asked = time.monotonic() - event.duration
-            to.report(to.answered, (host, port or 27017), hello, asked)
+            to.report(to.record_answer, (host, port or 27017), hello, asked)
 
     def failed(self, event: ServerHeartbeatFailedEvent) -> None:
         """Ignore the event: the member's description has the error."""

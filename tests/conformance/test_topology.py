@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 
 from router.config.settings import Settings
-from router.service import assemble
+from router.service import process_parts
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.streams import CLUSTER, PATIENCE, Stream, now
 from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
@@ -92,7 +92,7 @@ async def test_a_cluster_without_shards_returns_a_closed_cursor() -> None:
         settings = Settings.model_validate(
             {"sharding": {"configDB": cluster.configdb}, "upstream": cluster.mongos_uri}
         )
-        async with assemble(settings, []) as (_, listener, _):
+        async with process_parts(settings, []) as (_, listener, _):
             port = await listener.listen(["127.0.0.1"], 0)
             async with await RawClient.connect(port) as client:
                 for database, target, options in (

@@ -112,7 +112,7 @@ class AnsweringCluster:
 
     @property
     def known_shards(self) -> set[str]:
-        return self.hosts.keys() - {"config"}
+        return {*self.hosts}
 
     @asynccontextmanager
     async def lend(self, target: str, *, timeout: float) -> AsyncIterator[OplogConnection]:

@@ -14,7 +14,7 @@ from bson.timestamp import Timestamp
 from router.admin.router_status import LAG_BOUNDS, collect_own
 from router.admin.server import AdminServer
 from router.commands.job_reports import JobReport
-from router.status_sums import Histogram
+from router.status.sums import Histogram
 from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
 from tests.doubles.fake_clusters import FixedChecks

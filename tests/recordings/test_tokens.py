@@ -76,7 +76,7 @@ def test_recorded_tokens_are_decoded_in_their_newer_form():
 
 def test_the_invalidate_after_a_recorded_token_is_decoded():
     for recorded in tokens():
-        invalidate = tokens_of.of_invalidate(recorded["token"].encode()).decode()
+        invalidate = tokens_of.key_of_invalidate(recorded["token"].encode()).decode()
         assert tokens_of.ResumeToken.decode(invalidate).from_invalidate
         assert tokens_of.is_invalidate(invalidate)
 

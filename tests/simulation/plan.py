@@ -312,7 +312,7 @@ def _limits(theme: str, chance: Random) -> dict[str, Any]:
         "await_quiet": 0.25,
         "await_watermark": 0.005,
         "await_watermark_max": 0.05,
-        "linger": chance.choice((0.5, 3.0)),
+        "prefetch_time": chance.choice((0.5, 3.0)),
         "close_timeout": 0.8,
         "backoff_max": 0.5,
         "watermark_timeout": chance.choice((0.0, 0.5, 5.0)),

@@ -45,7 +45,7 @@ _NOT_BETWEEN = frozenset(
         "_fail_opening", "_gone", "_join", "_leave", "_locate", "_new", "_new_cursor", "_size_log",
         "_stop_if_broken", "cancel_step", "change", "clear", "close", "compile_filter",
         "compile_project", "compile_unset", "describe", "end_delay", "enter", "fail",
-        "find_or_open", "interrupt", "leave", "may_probe", "open", "opened", "remote_failed",
+        "find_or_open", "interrupt", "leave", "may_probe", "open", "wait_opened", "remote_failed",
         "remove", "retire_remote", "spawn", "starting_point", "stop_reading", "wait_closed",
     }
 )  # fmt: skip

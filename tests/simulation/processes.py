@@ -6,9 +6,8 @@ from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any
 
-from router.config.parameters import settings_of_streams
-from router.config.settings import load_settings
-from router.service import assemble, serve_process
+from router.config.settings import load_settings, settings_of_streams
+from router.service import process_parts, serve_process
 from router.stream_settings import StreamSettings
 from shard_client.wire.connection import Address
 from tests.doubles.probed_replica_set import ProbedReplicaSet
@@ -94,7 +93,7 @@ class RouterProcess:
         self._task.add_done_callback(self._ended)
 
     async def _serve(self) -> None:
-        parts = assemble(
+        parts = process_parts(
             self._settings,
             ["mergerouter", "serve"],
             replica_set=lambda name, seeds: ProbedReplicaSet(

@@ -11,7 +11,7 @@ from unittest import mock
 
 from embedded.cluster import EmbeddedCluster
 from embedded.mongod import Mongod
-from router.config.parameters import settings_of_streams
+from router.config.settings import settings_of_streams
 from router.stream import event_log, merger
 from router.stream_settings import StreamSettings
 from tests.simulation.audit import Audit

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pymongo.errors import OperationFailure
 
-from router.memory import LEAST_BATCH, NEEDS
+from router.limits.memory import LEAST_BATCH, NEEDS
 from tests.harness.clusters import TestCluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.integration.security.clients import Servers, client

@@ -12,8 +12,9 @@ import yaml
 from pymongo.errors import OperationFailure
 from structlog.testing import capture_logs
 
-from router.catalog.cluster import CONFIG, Cluster
+from router.catalog.cluster import Cluster
 from router.catalog.server_checks import ServerChecks
+from router.status.loads import CONFIG
 from router.tools.tail import cause_and_remedy
 from shard_client.errors import CommandError
 from shard_client.replica_set.motor_control import NO_PRIMARY

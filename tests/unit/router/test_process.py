@@ -15,9 +15,9 @@ from router.admin.router_status import LAG_BOUNDS, measure_lag
 from router.allocator import collect_less_often, keep_freed_memory, keep_slack_small
 from router.config.security import HIDDEN
 from router.config.settings import load_settings
-from router.memory import Memory
+from router.limits.memory import Memory
 from router.process import run_until_signalled
-from router.status_sums import Histogram
+from router.status.sums import Histogram
 from tests.harness.until import until
 
 

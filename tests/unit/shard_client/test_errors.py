@@ -32,6 +32,11 @@ def test_a_member_s_state_change_is_reported_as_host_unreachable(code: int) -> N
     assert told["errorLabels"] == ["Kept"]
 
 
+def test_a_copy_with_other_labels_has_the_cause() -> None:
+    cause = ValueError("planted")
+    assert CommandError.unexpected(cause).with_change_stream_label().__cause__ is cause
+
+
 def test_other_errors_are_unchanged() -> None:
     error = CommandError(286, "not master")
     assert without_state_change(error) is error
@@ -57,7 +62,7 @@ def test_pauses_grow_to_their_limit_and_are_never_zero(chance: float, tries: int
 def test_batches_have_about_the_target_size(batches: list[tuple[int, int]]):
     batch_size = BatchSize(1_000_000)
     for events, each in batches:
-        batch_size.arrived(events, events * each)
+        batch_size.record_batch(events, events * each)
         assert 1 <= batch_size.current <= 100_000
         # The estimate is never below the size of the latest events.
         assert batch_size.current * each <= 1_000_000 or batch_size.current == 1
@@ -65,10 +70,10 @@ def test_batches_have_about_the_target_size(batches: list[tuple[int, int]]):
 
 def test_the_size_adapts_to_small_events_after_large_ones():
     batch_size = BatchSize(1_000_000)
-    batch_size.arrived(1, 10_000_000)
+    batch_size.record_batch(1, 10_000_000)
     assert batch_size.current == 1
     for _ in range(100):
-        batch_size.arrived(batch_size.current, batch_size.current * 500)
+        batch_size.record_batch(batch_size.current, batch_size.current * 500)
     assert batch_size.current > 1000
 
 

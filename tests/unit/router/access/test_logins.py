@@ -22,11 +22,13 @@ from structlog.testing import capture_logs
 
 from router.access.login import Login, LoginLog, scram_user
 from router.access.signing import SignedTimes, SigningKey
+from router.access.users import Users
 from router.catalog.upstream import CatalogPrimary, ServerLink
-from router.fair_limit import FairLimit
+from router.limits.fair_limit import FairLimit
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
+from tests.harness.until import until
 
 DELAY = 0.4375
 REFUSED = CommandError(18, "Authentication failed.")
@@ -123,6 +125,36 @@ async def test_clients_with_an_unknown_key_wait_for_one_read(monkeypatch: pytest
     assert cluster.command.call_count == 1
 
 
+@pytest.mark.parametrize("refused_seconds", [0.0, 60.0])
+async def test_rights_that_are_granted_later_are_used(
+    monkeypatch: pytest.MonkeyPatch, refused_seconds: float
+):
+    """The right to read the keys of cluster times, and to ask whether users have changed."""
+    answers: dict[str, Any] = {}
+
+    async def answer(_target: str, _database: str, command: Step, _timeout: float) -> Step:
+        name = next(iter(command))
+        if name not in answers:
+            raise CommandError(13, "not authorized")
+        answers[name] += 1
+        return {"cursor": {"firstBatch": []}, "cacheGeneration": 1}
+
+    monkeypatch.setattr("router.access.signing._REFUSED_SECONDS", refused_seconds)
+    monkeypatch.setattr("router.access.users._REFUSED_SECONDS", refused_seconds)
+    cluster = AsyncMock(clock=SimpleNamespace(ordinal=0))
+    cluster.command.side_effect = answer
+    times, users = SignedTimes(cluster), Users(cluster, refresh=60.0)
+    reading = asyncio.create_task(times.keep_reading())
+    await users.invalidate()
+    await until(lambda: cluster.command.call_count >= 2)
+    answers.update(find=0, _getUserCacheGeneration=0)
+    await users.invalidate()
+    await asyncio.sleep(0.01)
+    reading.cancel()
+    asked_again = refused_seconds == 0
+    assert bool(answers["find"]) == bool(answers["_getUserCacheGeneration"]) == asked_again
+
+
 @pytest.mark.parametrize("user", [b"known", b"stranger"])
 @pytest.mark.parametrize("speculative", [True, False], ids=["speculative", "not speculative"])
 @pytest.mark.parametrize("where", ["upstream", "config server"])
@@ -154,8 +186,8 @@ def test_long_fields_are_cut() -> None:
     lines = LoginLog("127.0.0.1:5")
     with capture_logs() as logged:
         command = {"mechanism": "x" * 10_000, "payload": b"n,,n=" + b"u" * 10_000 + b",r=x"}
-        lines.begun("d" * 10_000, command, speculative=False)
-        lines.failed(CommandError(18, "Authentication failed."))
+        lines.record_begin("d" * 10_000, command, speculative=False)
+        lines.record_failure(CommandError(18, "Authentication failed."))
     (line,) = logged
     assert len(str(line)) < 1500
     assert line["error"] == "AuthenticationFailed: Authentication failed."
@@ -164,15 +196,15 @@ def test_long_fields_are_cut() -> None:
 def test_each_login_is_a_span_without_its_user(exported: InMemorySpanExporter) -> None:
     lines = LoginLog("127.0.0.1:5")
     command = {"mechanism": "SCRAM-SHA-256", "payload": b"n,,n=alice,r=x"}
-    lines.begun("admin", command, speculative=True)
-    lines.succeeded("alice", "admin")
-    lines.begun("admin", command, speculative=False)
-    lines.failed(CommandError(18, "alice failed", code_name="AuthenticationFailed"))
-    lines.begun("admin", {"mechanism": "alice"}, speculative=False)
-    lines.failed()
-    lines.ended()
-    lines.begun("admin", command, speculative=False)
-    lines.ended()
+    lines.record_begin("admin", command, speculative=True)
+    lines.record_success("alice", "admin")
+    lines.record_begin("admin", command, speculative=False)
+    lines.record_failure(CommandError(18, "alice failed", code_name="AuthenticationFailed"))
+    lines.record_begin("admin", {"mechanism": "alice"}, speculative=False)
+    lines.record_failure()
+    lines.record_end()
+    lines.record_begin("admin", command, speculative=False)
+    lines.record_end()
     right, wrong, other, abandoned = exported.get_finished_spans()
     assert right.attributes == {
         "db.system.name": "mongodb",

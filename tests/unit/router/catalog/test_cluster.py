@@ -10,8 +10,8 @@ from bson import Timestamp
 from router.catalog import upstream
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary
+from router.limits.memory import Holding, Memory
 from router.lookup.upstream_reads import Result, UpstreamReads
-from router.memory import Holding, Memory
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError, WrongServerError
 from shard_client.wire.connection import Connection
@@ -82,6 +82,17 @@ async def test_the_token_version_is_that_of_the_oldest_shard(
         await member.stop()
 
 
+async def test_a_config_server_can_be_a_shard(config: ScriptedMember, cluster: Cluster):
+    assert cluster.known_shards == set()
+    config.documents["shards"] = [{"_id": "config", "host": config.host}]
+    config.documents["databases"] = [{"_id": "db", "primary": "config"}]
+    await cluster.shards()
+    assert cluster.known_shards == {"config"}
+    config.documents["shards"] = []
+    await cluster.shards()
+    assert cluster.known_shards == set()
+
+
 async def test_a_replica_set_is_its_only_shard_and_its_own_catalog():
     member = await ScriptedMember("rs0").start()
     cluster = Cluster(member.host, LIMITS, sharded=False, replica_set=ProbedReplicaSet)
@@ -115,13 +126,16 @@ async def test_commands_for_a_replica_set_follow_its_primary():
     assert await upstream.serves(before.address), "a login on this connection would be lost"
     first.primary, second.primary = False, True
     assert await upstream.serves(before.address)
-    upstream.heard(None)
+    upstream.note_reply(before.address, None)
     assert await upstream.serves(before.address)
-    upstream.heard(10107)
+    upstream.note_reply(before.address, 10107)
     assert not await upstream.serves(before.address)
     after = await upstream.connect()
     assert after.address[1] == second.port
     assert await upstream.serves(after.address)
+    upstream.note_reply(before.address, 10107)
+    assert replica_set is not None
+    assert replica_set.primary == after.address, "a late reply does not concern it"
     await second.stop()
     first.primary = True
     again = await upstream.connect()

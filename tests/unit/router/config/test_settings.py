@@ -9,8 +9,13 @@ import pytest
 
 from router.config import tracing
 from router.config.command_line import SETTINGS
-from router.config.parameters import Parameters, settings_of_streams
-from router.config.settings import Settings, load_settings, variable
+from router.config.settings import (
+    Parameters,
+    Settings,
+    load_settings,
+    settings_of_streams,
+    variable,
+)
 from router.config.tracing import Tracing
 from router.stream_settings import StreamSettings, settings_of_process
 

@@ -8,7 +8,7 @@ import bson
 import pytest
 from bson import Timestamp
 
-from router.config.parameters import Parameters, settings_of_streams
+from router.config.settings import Parameters, settings_of_streams
 from router.cursors.departed_clients import DepartedClients
 from router.cursors.registry import CursorRegistry
 from router.parameter import parameters_of

@@ -82,6 +82,22 @@ async def test_text_that_is_not_utf_8_does_not_end_the_feed() -> None:
         assert json.loads(await reader.readline())["n"] == 2
 
 
+async def test_an_unexpected_error_of_a_stream_is_no_error_of_the_request(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ValueError("planted")
+
+    with capture_logs() as logs:
+        async with watched() as (_, cursor, reader, _writer):
+            monkeypatch.setattr("router.feed.feed.decode", fail)
+            cursor.put(event(1))
+            assert await reader.read() == b""
+    assert [each["event"] for each in logs if each["log_level"] == "error"] == [
+        "Unexpected error in a feed"
+    ]
+
+
 async def test_a_client_that_resets_its_connection_is_no_error() -> None:
     with capture_logs() as logs:
         async with watched() as (cursors, _cursor, _reader, writer):

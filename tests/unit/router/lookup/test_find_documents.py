@@ -9,12 +9,12 @@ import pytest
 from bson import Timestamp
 from bson.binary import Binary
 
+from router.limits.memory import Holding, Memory
 from router.lookup import upstream_reads
 from router.lookup.events import Lookup, SourceCollection
 from router.lookup.find_documents import find_documents
 from router.lookup.keys import DocumentKey
 from router.lookup.upstream_reads import UpstreamReads
-from router.memory import Holding, Memory
 from router.stream_settings import StreamSettings
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError

@@ -14,9 +14,14 @@ import bson
 import pytest
 
 from router.catalog.upstream import UpstreamMongos
-from router.client_limits import ClientLimits, ConnectionCounts, client_of, supported_connections
 from router.config.settings import load_settings
-from router.fair_limit import FairLimit
+from router.limits.client_limits import (
+    ClientLimits,
+    ConnectionCounts,
+    client_of,
+    supported_connections,
+)
+from router.limits.fair_limit import FairLimit
 from router.server.client_deadlines import ClientDeadlines
 from router.server.incoming import Turns
 from shard_client.wire.documents import encode
@@ -77,7 +82,7 @@ def test_connections_are_counted_for_each_client() -> None:
     assert not counts.admit("1.2.3.5", 0.0)
     assert all(counts.admit(address, 0.0) for address in exempt)
     for address in (*admitted, *exempt):
-        counts.ended(address)
+        counts.release(address)
     assert (counts.open, dict(counts.by_client)) == (0, {})
     assert counts.refused == 3
     assert client_of("fe80::1%eth0") == "fe80::/64"

@@ -29,6 +29,24 @@ async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> No
         await until(lambda: not router.node.counters.connections)
 
 
+async def test_without_clients_an_idle_listener_sets_no_timer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.server.listener._LONGEST_CHECK", 0.01)
+    async with facade() as router:
+        async with await router.client():
+            await until(lambda: router.node.counters.connections)
+        await until(lambda: not router.node.counters.connections)
+        await asyncio.sleep(0.02)
+        loop, timers = asyncio.get_running_loop(), []
+        call_at = loop.call_at
+        monkeypatch.setattr(
+            loop, "call_at", lambda *args, **named: timers.append(args) or call_at(*args, **named)
+        )
+        await asyncio.sleep(0.05)
+        assert len(timers) == 1, "that of this test"
+
+
 async def hello_version(client: RawClient) -> dict[str, Any]:
     return (await client.command("admin", {"hello": 1}))["topologyVersion"]
 

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from router.stream.pacing import (
     FlowControl,
     Memory,
-    NoOpState,
-    ReadState,
+    NoOpRequests,
+    PacedRemote,
     Rounds,
     TokenBucket,
     Wait,
@@ -23,14 +23,18 @@ LIMITS = StreamSettings()
 MIB = 1024 * 1024
 
 
+def flow_control(limits: StreamSettings, memory: int, *, filtered: bool = False) -> FlowControl:
+    return FlowControl(limits, Memory(memory), lambda: filtered)
+
+
 # The pace of events.
 
 
 def test_a_stream_is_lively_for_a_second_after_each_event():
-    flow = FlowControl(LIMITS, Memory(1 << 40))
+    flow = flow_control(LIMITS, 1 << 40)
     assert not flow.is_lively(0.0)
     for now in (1.0, 3600.0):
-        flow.events_arrived(ReadState(LIMITS), 1, now)
+        flow.record_events(PacedRemote(LIMITS), 1, now)
         assert flow.is_lively(now + 0.5)
         assert not flow.is_lively(now + 2.0)
 
@@ -40,18 +44,18 @@ def test_a_stream_is_lively_for_a_second_after_each_event():
 
 def reading_ahead(limits: StreamSettings = LIMITS) -> FlowControl:
     """Return the flow control of a stream whose clients have taken much."""
-    flow = FlowControl(limits, Memory(1 << 40))
-    flow.client_took(1 << 40)
+    flow = flow_control(limits, 1 << 40)
+    flow.record_taken(1 << 40)
     return flow
 
 
 def test_little_is_read_ahead_before_a_client_has_taken_events():
-    flow = FlowControl(LIMITS, Memory(1 << 40))
+    flow = flow_control(LIMITS, 1 << 40)
     first = LIMITS.first_ahead_bytes
     assert flow.may_read(first, first, 4)
     assert not flow.may_read(1, first + 1, 4)
     assert flow.may_read(0, first + 1, 4)
-    flow.client_took(first)
+    flow.record_taken(first)
     assert flow.may_read(first, 3 * first, 4)
     assert not flow.may_read(first, 3 * first + 1, 4)
 
@@ -81,13 +85,13 @@ def test_batches_become_smaller_where_many_share_the_buffer():
 
 
 def test_a_stream_with_filters_reads_less_far_ahead():
-    flow = FlowControl(StreamSettings(), Memory(1 << 40))
-    flow.client_took(8 * MIB)
-    assert flow.batch_bytes(4) == 4 * flow.batch_bytes(4, filtered=True) == 4 * MIB
+    flow, filtered = (flow_control(LIMITS, 1 << 40, filtered=each) for each in (False, True))
+    flow.record_taken(8 * MIB)
+    assert flow.batch_bytes(4) == 4 * filtered.batch_bytes(4) == 4 * MIB
     assert flow.may_read(4 * MIB, 16 * MIB, 4)
-    assert flow.may_read(MIB, 4 * MIB, 4, filtered=True)
-    assert not flow.may_read(4 * MIB, 16 * MIB, 4, filtered=True)
-    assert flow.may_read(0, 64 * MIB, 4, filtered=True)
+    assert filtered.may_read(MIB, 4 * MIB, 4)
+    assert not filtered.may_read(4 * MIB, 16 * MIB, 4)
+    assert filtered.may_read(0, 64 * MIB, 4)
 
 
 # Waits.
@@ -98,17 +102,19 @@ WATERMARK = Timestamp(100, 1)
 
 def remote_of(
     limits: StreamSettings = LIMITS, *, due: bool = False, idle: bool = True, topology: bool = False
-) -> ReadState:
+) -> PacedRemote:
     """Return a remote with the watermark; with ``due`` its member's oplog is past it."""
-    remote = ReadState(limits, topology=topology)
-    remote.idle = idle
-    remote.reached = Timestamp(101, 1) if due else WATERMARK
+    remote, oplog_end = PacedRemote(limits, topology=topology), WATERMARK
+    if due:
+        oplog_end = Timestamp(101, 1)
+    for _ in ("opening", "getMore"):
+        remote.record_reply(0, oplog_end, 0.0, complete=idle)
     return remote
 
 
-def wait_of(flow: FlowControl, remote: ReadState, **state: Any) -> Wait:
+def wait_of(flow: FlowControl, remote: PacedRemote, **state: Any) -> Wait:
     known: dict[str, Any] = {"needed": False, "next_noop": None}
-    return flow.wait(remote, WATERMARK, 1000.0, **known | state)
+    return flow.next_wait(remote, WATERMARK, 1000.0, **known | state)
 
 
 @pytest.mark.parametrize(
@@ -130,12 +136,12 @@ def wait_of(flow: FlowControl, remote: ReadState, **state: Any) -> Wait:
     ],
 )
 def test_the_wait_of_a_get_more_depends_on_the_remote_s_state(remote, state, wait):
-    assert wait_of(FlowControl(LIMITS, Memory(MIB)), remote_of(**remote), **state) == wait
+    assert wait_of(flow_control(LIMITS, MIB), remote_of(**remote), **state) == wait
 
 
 def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
     limits = StreamSettings(noop_writes=False)
-    flow, remote = FlowControl(limits, Memory(MIB)), remote_of(limits)
+    flow, remote = flow_control(limits, MIB), remote_of(limits)
     waits = [wait_of(flow, remote, needed=True).seconds for _ in range(12)]
     assert waits[:3] == [GATE, 2 * GATE, 4 * GATE]
     assert waits[-1] == limits.await_watermark_max
@@ -143,11 +149,11 @@ def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
     assert wait_of(flow, remote, needed=True).seconds == GATE
 
 
-def dense(remote: ReadState) -> FlowControl:
+def dense(remote: PacedRemote) -> FlowControl:
     """Return the flow control of a stream that is read in rounds of 50 ms, at 1000.01 s."""
-    flow = FlowControl(LIMITS, Memory(MIB))
+    flow = flow_control(LIMITS, MIB)
     for _ in range(30):
-        flow.events_arrived(remote, 1, 1000.01)
+        flow.record_events(remote, 1, 1000.01)
     return flow
 
 
@@ -157,7 +163,7 @@ def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams:
     flow = dense(remote)
     flow._memory.add(remotes=streams)
     for watermark, expected in ((WATERMARK, Wait(QUIET, pause)), (Timestamp(90, 1), Wait(QUIET))):
-        found = flow.wait(remote, watermark, 1000.01, needed=False, next_noop=None, alone=True)
+        found = flow.next_wait(remote, watermark, 1000.01, needed=False, next_noop=None, alone=True)
         assert found == expected
 
 
@@ -180,9 +186,9 @@ def fed(per_second: float, events: int, seconds: float, begin: float = 7.0) -> t
 def test_many_batches_are_dense_once_the_burst_is_spent(
     per_second: float, events: int, dense: bool
 ):
-    assert not fed(per_second, events, 5 / per_second)[0].dense(7.0 + 5 / per_second)
+    assert not fed(per_second, events, 5 / per_second)[0].is_dense(7.0 + 5 / per_second)
     rounds, now = fed(per_second, events, 60.0)
-    assert rounds.dense(now) is dense
+    assert rounds.is_dense(now) is dense
 
 
 def spend(bucket: TokenBucket, begin: float, seconds: float) -> list[float]:
@@ -217,12 +223,15 @@ def test_tokens_are_owed_up_to_the_debt():
 
 
 def test_a_reply_is_recorded_with_its_events_and_never_behind_the_last_one():
-    remote = ReadState(StreamSettings())
-    remote.collects_in = 7
-    remote.record(3, Timestamp(10, 1), 100.0, complete=False)
-    remote.record(0, Timestamp(9, 1), 101.0, complete=False)
-    assert (remote.events, remote.events_at, remote.collects_in) == (3, 100.0, -1)
-    assert remote.reached == Timestamp(10, 1)
+    remote = PacedRemote(StreamSettings())
+    remote.collect_in(7)
+    remote.record_reply(3, Timestamp(10, 1), 100.0, complete=False)
+    remote.record_reply(0, Timestamp(9, 1), 101.0, complete=False)
+    assert remote.events == 3
+    assert (remote.is_busy(100.2), remote.is_busy(100.3)) == (True, False)
+    assert remote.collecting is None
+    assert remote.is_beyond(Timestamp(10, 0))
+    assert not remote.is_beyond(Timestamp(10, 1))
     assert not remote.idle
 
 
@@ -250,14 +259,15 @@ def test_the_timeout_doubles_and_resets():
 
 
 def test_pauses_between_ineffective_noops_grow():
-    noop, now, pauses = NoOpState(), 0.0, []
+    noops, now, pauses = NoOpRequests(), 0.0, []
     for _ in range(8):
-        noop.request(Timestamp(10, 1))
-        noop.record_end(now)
-        pauses.append(noop.again - now)
-        now = noop.again
+        assert noops.may_request(Timestamp(10, 1), now)
+        noops.request(Timestamp(10, 1))
+        noops.record_end(now)
+        pauses.append(noops.again - now)
+        now = noops.again
     assert pauses == sorted(pauses)
     assert (pauses[0], pauses[-1]) == (pytest.approx(0.1), pytest.approx(2.0))
-    noop.request(Timestamp(11, 1))
-    noop.record_end(now)
-    assert noop.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"
+    noops.request(Timestamp(11, 1))
+    noops.record_end(now)
+    assert noops.again - now == pytest.approx(0.1), "a later event starts with the shortest pause"

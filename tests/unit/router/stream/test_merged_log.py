@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from router.memory import weight
+from router.limits.memory import weight
 from router.stream import event_log
 from router.stream.event_log import ELEMENT_OVERHEAD, JOIN_BYTES, EventLog, cut
 

@@ -3,7 +3,7 @@ from collections.abc import Sequence
 import pytest
 from bson.timestamp import Timestamp
 
-from router.memory import weight
+from router.limits.memory import weight
 from router.stream.merger import BLOCK_EVENTS, MergeOrderError, Merger, RemoteQueue
 from shard_client.remote_cursor.cursor_reply import KeyedToken
 

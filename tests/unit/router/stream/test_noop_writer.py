@@ -8,7 +8,8 @@ from bson import Timestamp
 from structlog.testing import capture_logs
 
 from router.catalog.cluster import Cluster
-from router.loads import MemberLoads
+from router.status.loads import MemberLoads
+from router.stream import noop_writer
 from router.stream.noop_writer import NoOpWriter
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
@@ -86,6 +87,25 @@ async def test_a_member_that_refuses_noop_writes_is_read_from_immediately_and_la
     await requests.once(Timestamp(98, 2))
     assert (member.commands["appendOplogNote"], member.commands["find"]) == (1, 2)
     assert requests.results == [False, False], "a read may not show the requested time"
+
+
+async def test_a_member_that_refused_noop_writes_is_asked_for_them_again(
+    cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
+):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    member.notes = False
+    await requests.cluster.shards()
+    await requests.once(Timestamp(98, 1))
+    member.notes = True
+    await requests.once(Timestamp(98, 2))
+    assert member.commands["appendOplogNote"] == 1, "not at once"
+    monkeypatch.setattr(noop_writer, "_REFUSED_SECONDS", 0.0)
+    member.notes, requests.noop_writer = False, NoOpWriter(requests.cluster, NOOPS, requests.loads)
+    cluster.noop_writers.append(requests.noop_writer)
+    await requests.once(Timestamp(98, 3))
+    member.notes = True  # the right has been granted
+    await requests.once(Timestamp(200, 1))
+    assert requests.results == [False, False, False, True]
 
 
 async def test_concurrent_requests_share_one_noop_write(cluster: ScriptedCluster):

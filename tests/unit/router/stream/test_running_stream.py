@@ -21,7 +21,7 @@ from tests.harness.until import PATIENCE, until
 @pytest.mark.parametrize("away", ["config", "s0"])
 async def test_an_open_stream_outlasts_an_outage(cluster: ScriptedCluster, away: str):
     """It does so for longer than ``failure_timeout``: a client that resumed would wait as long."""
-    registry = cluster.registry(failure_timeout=0.1, connect_timeout=0.1, linger=0.1)
+    registry = cluster.registry(failure_timeout=0.1, connect_timeout=0.1, prefetch_time=0.1)
     cursor, _ = await registry.open(stream(), OWNER)
     member = cluster.config if away == "config" else cluster.shards[away]
     port = member.port

@@ -7,7 +7,7 @@ from bson.timestamp import Timestamp
 
 from router.cursors.registry import CursorRegistry
 from router.stream.membership import Membership, ShardSpan, covers_all
-from router.stream.opening import connected
+from router.stream.opening import connections_to
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch
@@ -31,9 +31,9 @@ def test_a_draining_shard_missing_from_the_list_has_left():
     stream.batch_arrived(CONFIG, draining("shard1", 20, 50))
     assert stream.membership.draining == {"shard1"}
     both = {"shard0", "shard1"}
-    stream.membership.listed(both, {"shard1"}, Timestamp(30, 1))
+    stream.membership.apply_list(both, {"shard1"}, Timestamp(30, 1))
     assert stream.laggards() == {}
-    stream.membership.listed({"shard0"}, set(), Timestamp(40, 1))
+    stream.membership.apply_list({"shard0"}, set(), Timestamp(40, 1))
     assert stream.membership.draining == set()
     assert stream.laggards() == {B: Timestamp(40, 2)}
     arrive(stream, A, upto=50)
@@ -48,7 +48,7 @@ def test_a_shard_that_stopped_draining_is_kept():
     stream.batch_arrived(CONFIG, draining("shard1", 20, 30))
     stream.batch_arrived(CONFIG, draining("shard1", 35, 50, yes=False))
     assert stream.membership.draining == set()
-    stream.membership.listed({"shard0"}, set(), Timestamp(40, 1))
+    stream.membership.apply_list({"shard0"}, set(), Timestamp(40, 1))
     arrive(stream, B, upto=50)
     assert B in stream.merger.remotes
 
@@ -143,7 +143,7 @@ async def test_a_stream_that_cannot_watch_a_draining_shard_fails(
     """It would not notice that the shard has left, and wait for it without end."""
     registry = cluster.registry(removed_shards_interval=0.01)
     cursor, _ = await registry.open(stream(), OWNER)
-    monkeypatch.setattr(Membership, "listed", None)
+    monkeypatch.setattr(Membership, "apply_list", None)
     drain(cluster)
     with pytest.raises(CommandError) as caught:
         await read_until(cursor, 1)
@@ -168,5 +168,5 @@ async def test_a_shard_removed_during_an_opening_is_still_read(cluster: Scripted
     shards = (await router.shards()).hosts
     unlist(cluster)
     await router.shards()
-    async with connected(router, shards, PRIMARY, 2.0) as connections:
+    async with connections_to(router, shards, PRIMARY, 2.0) as connections:
         assert connections.keys() == {"s0", "s1", "s2"}

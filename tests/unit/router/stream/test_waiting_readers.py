@@ -15,6 +15,7 @@ from router.stream.log_reader import LogReader
 from router.stream.merged_stream import MergedStream
 from router.stream.waiting_readers import Waiter, WaitingReaders
 from shard_client.bson.resume_token import first_key
+from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from tests.doubles.scripted_streams import hwm
 from tests.harness.until import PATIENCE
@@ -151,3 +152,18 @@ async def test_a_reader_may_use_what_others_leave() -> None:
     while reader.is_ready():
         got += len(reader.take(None).events)
     assert got == EVENTS
+
+
+async def test_an_exception_in_a_step_ends_the_stream_of_readers_without_a_filter() -> None:
+    def fail() -> None:
+        raise ValueError("planted")
+
+    backlog = Backlog(passed=fail)
+    reader = LogReader(backlog.fan_out.open(None, first_key(START)), backlog.point)
+    waiting = backlog.waiting(reader)
+    backlog.readers.step(asked=True)
+    assert waiting.done(), "it would wait for events that no step passes on"
+    with pytest.raises(CommandError) as failure:
+        reader.take(None)
+    assert RESUMABLE_LABEL in failure.value.labels
+    assert isinstance(failure.value.__cause__, ValueError), "the stream logs the cause"

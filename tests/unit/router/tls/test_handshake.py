@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.client_limits import ClientLimits, ConnectionCounts
 from router.config.tls import Tls
+from router.limits.client_limits import ClientLimits, ConnectionCounts
 from router.tls.handshake import ONLY_TLS, Handshakes
 from shard_client.wire.connection import Connection
 from shard_client.wire.documents import encode

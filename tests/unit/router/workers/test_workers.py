@@ -14,8 +14,8 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
-from router.client_limits import ConnectionCounts
 from router.config.settings import Settings, load_settings
+from router.limits.client_limits import ConnectionCounts
 from router.workers.channel import DRIVER, Channel, socket_pair
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher

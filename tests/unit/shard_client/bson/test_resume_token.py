@@ -85,13 +85,14 @@ def newer(document_key: dict, **more) -> ResumeToken:
 @example({"_id": b"x" * 255}, 1, 0)
 def test_every_part_is_parsed_as_written(document_key, fragment, index):
     whole = newer(document_key, txn_op_index=index)
-    part = whole.of_fragment(fragment)
-    for token in (whole, part, made(1, document_key), made(0, document_key), part.of_invalidate()):
+    part = whole.with_fragment(fragment)
+    others = made(1, document_key), made(0, document_key), part.token_of_invalidate()
+    for token in (whole, part, *others):
         assert ResumeToken.parse(token.document) == token
         assert cluster_time_of(token.data) == Timestamp(7, 3)
         assert version_of(token.data) == token.version
         assert is_invalidate(token.data.decode()) == token.from_invalidate
-    assert (part.fragment_num, part.of_whole()) == (fragment, whole)
+    assert (part.fragment_num, part.without_fragment()) == (fragment, whole)
     key = KeyStringBuilder()
     identifier = {"operationType": "update", "documentKey": document_key}
     for value in (Timestamp(7, 3), 2, 128, index, False, UUID("ab" * 16), identifier, fragment):
@@ -108,7 +109,7 @@ def test_the_older_version_equals_an_older_shard_s_token(document_key, invalidat
     for operation in (b"update", b"other"):  # version 2 names the type itself
         assert token.in_version(1, operation) == older
     assert older.in_version(2, b"update") == token
-    assert older.in_version(2, b"drop") is token.of_fragment(1).in_version(1, b"update") is None
+    assert older.in_version(2, b"drop") is token.with_fragment(1).in_version(1, b"update") is None
     for version in (1, 2):
         index = made(version, {"operationType": "modify", "operationDescription": document_key})
         assert index.in_version(3 - version, b"modify").in_version(version, b"modify") == index
@@ -147,4 +148,5 @@ def test_fragments_have_the_type_bits_of_a_server(key, of_whole, of_fragment):
         ResumeToken.decode(data + end, None if bits is None else bytes.fromhex(bits))
         for end, bits in (("04", of_whole), ("2B0204", of_fragment))
     )
-    assert (whole.of_fragment(1), part.of_whole(), part.of_fragment(1)) == (part, whole, part)
+    assert whole.with_fragment(1) == part.with_fragment(1) == part
+    assert part.without_fragment() == whole

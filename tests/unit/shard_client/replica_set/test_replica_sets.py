@@ -108,8 +108,8 @@ async def test_each_of_two_hung_members_stays_distrusted_until_it_answers():
         nearest = ReadPreference("nearest")
         assert {await replica_set.select(nearest, 1) for _ in range(20)} == {c}
         hello = {"setName": "rs", "secondary": True}
-        replica_set.answered(a, hello, asked=before)  # an answer to an earlier question
-        replica_set.answered(b, hello, asked=time.monotonic())
+        replica_set.record_answer(a, hello, asked=before)  # an answer to an earlier question
+        replica_set.record_answer(b, hello, asked=time.monotonic())
         assert {await replica_set.select(nearest, 1) for _ in range(50)} == {b, c}
         assert replica_set.primary is None  # it has stepped down
 

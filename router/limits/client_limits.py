@@ -158,7 +158,7 @@ class ConnectionCounts:
         )
         self._logged, self._logged_at = self.refused, now
 
-    def ended(self, address: str | None) -> None:
+    def release(self, address: str | None) -> None:
         """Count a connection from ``address`` no longer."""
         self.open -= 1
         if address is not None:

@@ -6,7 +6,7 @@ from typing import Any, Final
 from bson.int64 import Int64
 from pydantic.alias_generators import to_camel
 
-from router.status_sums import Histogram
+from router.status.sums import Histogram
 
 
 @dataclass(slots=True)
@@ -34,6 +34,9 @@ class MemberLoad:
         """Return what serverStatus shows."""
         return {to_camel(name): Int64(count) for name, count in asdict(self).items()}
 
+
+CONFIG: Final = "config"
+"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
 
 TIME_BOUNDS: Final = (
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,

@@ -1,0 +1,1 @@
+"""Bounds of what clients share: connections, messages, logins, and the memory of events."""

@@ -1,0 +1,1 @@
+"""What a process counts and reports, and the sums over a router's processes."""
