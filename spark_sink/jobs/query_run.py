@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -58,20 +58,32 @@ _REMEDIES = {
 }
 
 
+# What a call reports that the JVM still answers while it ends.
+_ENDING_JVM = ("SparkContext was shut down", "stopped SparkContext")
+
+
 @contextmanager
 def quiet_stop(stop: StopRequest, text: str = "") -> Iterator[None]:
     """Treat the end of Spark's JVM as an orderly stop if one is requested, and print `text`.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
-    next start repeats that batch, so this is not a failure. Other exceptions are raised.
+    next start repeats that batch, so this is not a failure. Other exceptions are raised, also that
+    of a batch that fails after the request.
     """
     try:
         yield
-    except (OSError, Py4JError, PySparkException):
-        if not stop.is_orderly:
+    except (ConnectionError, Py4JError, PySparkException) as error:
+        if not (stop.is_orderly and _is_end_of_jvm(error)):
             raise
         if text:
             say(text)
+
+
+def _is_end_of_jvm(error: Exception) -> bool:
+    """Return whether a call of Spark has failed because its JVM ends, or has ended."""
+    if isinstance(error, PySparkException | Py4JJavaError):  # the JVM has answered
+        return any(words in str(error) for words in _ENDING_JVM)
+    return True
 
 
 def run_until_stopped(
@@ -85,7 +97,7 @@ def run_until_stopped(
     After a signal the batch in progress may commit within STOP_TIMEOUT. `report` is called every
     second, and at the end; `maintain` every second. Raises StreamError with the cause of a failure;
     the next start continues from the checkpoint. A clock that is set back counts as a failure:
-    Spark starts batches by it, and would wait. After an orderly stop, Spark's own error is raised.
+    Spark starts batches by it, and would wait. The end of Spark's JVM raises Spark's own error.
     """
     ahead = _clock_ahead()
     try:
@@ -104,7 +116,7 @@ def run_until_stopped(
         report(query)
         query.stop()
     except StreamingQueryException as error:
-        if stop.is_orderly:
+        if _is_end_of_jvm(error):
             raise
         raise StreamError(cause_of(error)) from None
 

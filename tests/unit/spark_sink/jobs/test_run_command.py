@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
@@ -136,6 +136,33 @@ def test_a_signal_that_ends_spark_too_is_an_orderly_end(
     assert result.exit_code == 0, result.output
     assert "the next start repeats the batch" in result.output
     assert events[-2:] == ["reports None ended", "router ends"]
+
+
+@pytest.mark.parametrize("error", [StreamingQueryException, OSError, PySparkException])
+def test_a_batch_that_fails_after_a_signal_is_a_failure(
+    error: type[Exception], events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tick() -> bool:
+        signal.raise_signal(signal.SIGTERM)
+        raise error("disk is gone")
+
+    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery(tick, events))
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert (result.exit_code, result.output.count("error: disk is gone\n")) == (1, 1)
+    assert events[-2:] == ["reports disk is gone", "router ends"]
+
+
+def test_a_batch_that_spark_cancels_when_a_signal_ends_it_is_no_failure(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tick() -> bool:
+        signal.raise_signal(signal.SIGTERM)
+        raise StreamingQueryException("Job 3 cancelled because SparkContext was shut down")
+
+    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery(tick, events))
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert result.exit_code == 0, result.output
+    assert "the next start repeats the batch" in result.output
 
 
 def test_a_signal_while_spark_starts_ends_the_job_at_once(
