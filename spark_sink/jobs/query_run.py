@@ -14,8 +14,8 @@ from pyspark.sql.streaming.query import StreamingQuery
 from spark_sink.errors import FULL_DISK, SourceError, StreamError, say, within_limit
 from spark_sink.jobs.stop_request import StopRequest
 
-# Seconds in which the batch in progress may commit after a signal.
 STOP_TIMEOUT = 60
+"""Seconds in which the batch in progress may commit after a signal."""
 _POLL_SECONDS = 1
 # How far the clock may be set back, for which time a job writes nothing.
 _SET_BACK_SECONDS = 60
@@ -87,17 +87,14 @@ def _is_end_of_jvm(error: Exception) -> bool:
 
 
 def run_until_stopped(
-    query: StreamingQuery,
-    stop: StopRequest,
-    report: Callable[[StreamingQuery], None],
-    maintain: Callable[[], None],
+    query: StreamingQuery, stop: StopRequest, report: Callable[[StreamingQuery], None]
 ) -> None:
     """Wait for the end of the query, or for a signal.
 
     After a signal the batch in progress may commit within STOP_TIMEOUT. `report` is called every
-    second, and at the end; `maintain` every second. Raises StreamError with the cause of a failure;
-    the next start continues from the checkpoint. A clock that is set back counts as a failure:
-    Spark starts batches by it, and would wait. The end of Spark's JVM raises Spark's own error.
+    second, and at the end. Raises StreamError with the cause of a failure; the next start continues
+    from the checkpoint. A clock that is set back counts as a failure: Spark starts batches by it,
+    and would wait. The end of Spark's JVM raises Spark's own error.
     """
     ahead = _clock_ahead()
     try:
@@ -111,7 +108,6 @@ def run_until_stopped(
                 query.stop()
                 raise StreamError(_SET_BACK.format(ahead - now))
             ahead = max(ahead, now)
-            maintain()
         _await_commit(query)
         report(query)
         query.stop()

@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import bson
@@ -78,7 +79,8 @@ class Verifier:
         self._settings = settings
         self._done = done
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
+        run = copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name="verifier", daemon=True)
         verified = DeltaLog(self._address).state().get("verified", {})
         self.findings = Findings(self._address, verified)
         """What the last complete round has found, and what its repair removes."""

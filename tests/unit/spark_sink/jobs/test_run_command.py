@@ -214,6 +214,8 @@ def test_a_failure_ends_all_jobs_and_is_printed_and_reported_once(
     given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
     result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
     assert (result.exit_code, result.output.count("error: disk is gone\n")) == (1, 1)
+    assert ("shop.bad: the job has failed, and the others end" in result.output) is bool(others)
+    assert ("shop.good: Spark has started: the job begins" in result.output) is bool(others)
     assert events.count("reports disk is gone") == 1
     assert events[-2:] == [f"reports {'0 ended' if others else 'disk is gone'}", "router ends"]
 
@@ -245,7 +247,7 @@ def test_a_failure_while_the_jobs_end_for_another_one_is_no_orderly_stop(
     (tmp_path / "jobs.yaml").write_text("collections:\n  shop.bad:\n  shop.worse:\n")
     given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
     result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
-    assert "the others end: router is gone\n" in result.output
+    assert "shop.worse: the job has failed, and the others end: router is gone\n" in result.output
     assert "stopped with Spark's JVM" not in result.output
     assert {"reports disk is gone", "reports router is gone"} <= {*events}
 
