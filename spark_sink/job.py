@@ -127,8 +127,8 @@ class _Start:
                 self.record.options["snapshotMode"] = "initial_only"
             self._trigger = None if once else self.settings.trigger
             self.record, self._given = _checked(self.settings, self.record)
-            self.folder.mend(self.record)
             held.enter_context(self.folder.locked())
+            self.folder.mend(self.record)
             self._router = held.enter_context(RouterReport(self.folder.address, self._given))
             self._epoch = take_over(self.folder)
             restore_checkpoint(self.folder)

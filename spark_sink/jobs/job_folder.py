@@ -122,11 +122,14 @@ class JobFolder:
         commit. Raises OptionError if another process has the lock, and OSError if the folder cannot
         be written.
         """
-        local = [address for address in (self.address, self.checkpoint) if is_local(address)]
-        if not local:
+        place = self.address
+        if not is_local(place):
+            with suppress(OptionError):  # a damaged record, which `mend` writes again
+                place = self.checkpoint
+        if not is_local(place):
             yield
             return
-        path = Path(Folder(local[0]).files.base_path) / "job.lock"
+        path = Path(Folder(place).files.base_path) / "job.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+") as file:
             try:

@@ -211,7 +211,7 @@ def require_packages(python: str) -> None:
     program = shutil.which(python)
     if program is not None and Path(program).parent == Path(sys.executable).parent:
         return
-    command = [python, "-c", "import pyarrow, pymongo"]
+    command = [python, "-c", "import numpy, pyarrow, pymongo"]
     try:
         done = subprocess.run(  # noqa: S603
             command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False

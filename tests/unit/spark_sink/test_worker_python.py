@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +16,15 @@ def test_a_python_without_the_packages_is_refused_by_name() -> None:
         require_packages("no-such-python")
     assert sys.executable in str(raised.value)
     assert "'no-such-python'" in str(raised.value)
+
+
+def test_a_python_without_numpy_is_refused_before_its_first_task(tmp_path: Path) -> None:
+    python = tmp_path / "python"
+    lacks = "ModuleNotFoundError: No module named 'numpy'"
+    python.write_text(f'#!/bin/sh\ncase "$2" in *numpy*) echo "{lacks}" >&2; exit 1;; esac\n')
+    python.chmod(0o755)
+    with pytest.raises(OptionError, match="No module named 'numpy'"):
+        require_packages(str(python))
 
 
 def test_the_package_shows_its_names_and_imports_pyspark_at_first_use() -> None:

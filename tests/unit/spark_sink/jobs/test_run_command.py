@@ -18,6 +18,7 @@ import spark_sink.cli as command
 import spark_sink.job as running
 from spark_sink.errors import SourceError
 from spark_sink.jobs import query_run, router_beside
+from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.progress import WrittenBatch
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
@@ -122,6 +123,20 @@ def test_without_a_router_the_cause_is_told(events: list[str], tmp_path: Path) -
     assert (result.exit_code, events) == (1, [])
     assert result.output == "error: cannot be reached: start it\n"
     assert not (tmp_path / "job").exists()
+
+
+def test_a_record_is_not_mended_while_another_process_has_the_job(
+    events: list[str], tmp_path: Path
+) -> None:
+    damaged = tmp_path / "job" / "job.json"
+    with JobFolder(str(tmp_path / "job")).locked():
+        damaged.write_text("{")
+        result = run(tmp_path, "--configdb", "cfg/h:1")
+        assert (result.exit_code, damaged.read_text()) == (2, "{")
+    assert "is running" in result.output
+    assert run(tmp_path, "--configdb", "cfg/h:1").exit_code == 0
+    assert "query starts" in events
+    assert JobFolder(str(tmp_path / "job")).record().namespaces == ("shop.orders",)
 
 
 def test_a_signal_that_ends_spark_too_is_an_orderly_end(
