@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_sink.errors import OptionError, StreamError, say
-from spark_sink.events.documents import from_json
+from spark_sink.events.documents import NewerVersionError, from_json
 from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local
 from spark_sink.source.offsets import Offset
@@ -188,12 +188,17 @@ class JobFolder:
         self._write(replace(self.record(), columns=columns))
 
     def record(self) -> JobRecord:
-        """Return the record of the last start. Raises OptionError if there is no job."""
+        """Return the record of the last start.
+
+        Raises OptionError if there is no job, and StreamError if a newer version has written it.
+        """
         text = self._folder.text("job.json")
         if text is None:
             raise OptionError(f"there is no job in {self.address}: correct --out")
         try:
             return from_json(JobRecord, text)
+        except NewerVersionError as error:
+            raise StreamError(f"the file {self.address}/job.json: {error}") from None
         except (ValueError, KeyError, TypeError):
             raise OptionError(
                 f"the file {self.address}/job.json is damaged: start the job with its arguments of "

@@ -90,7 +90,7 @@ class JobOutput(Output):
             return {}, ()
         if self._seen is None or self._seen[0] != start:
             document = newest_state(self._current)
-            state = from_document(TableState, document) if document else TableState(())
+            state = from_document(TableState, document, shared=True) if document else TableState(())
             self._seen = start, state.unread, state.lost
         return self._seen[1:]
 

@@ -418,6 +418,6 @@ def _is_complete(end: Offset, state: Mapping[str, Any]) -> bool:
     """
     if end.signals.requests or end.signals.reading or end.sought:
         return False
-    table = from_document(TableState, state) if "keys" in state else TableState(())
+    table = from_document(TableState, state, shared=True) if "keys" in state else TableState(())
     marks = [mark for mark in (table.complete_from, *table.complete_in.values()) if mark]
     return not table.unread and all(cluster_time_of(mark) <= _cut_of(end) for mark in marks)

@@ -122,7 +122,9 @@ class _Tables:
                     text = f"{moment} ({cut.time},{cut.inc})"
                 yield f"{name} has reached {text}"
             elif name == CURRENT:
-                unread_or_lost = from_document(TableState, self._states[name]).unread_or_lost
+                unread_or_lost = from_document(
+                    TableState, self._states[name], shared=True
+                ).unread_or_lost
                 if unread_or_lost:
                     yield f"{name} must read {unread_names(unread_or_lost)} again"
         written = [state.get("written", {}) for state in self._states.values()]
