@@ -8,6 +8,7 @@ a batch that it has, so each change is in each table exactly once.
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager
@@ -80,10 +81,12 @@ _MAX_EVENTS, _TASK_EVENTS = 400_000, 50_000
 _IDLE_ADVANCE = {"idleAdvanceSeconds": "30"}
 # How Spark writes a query's log to a local folder. Its default starts a program for each file, to
 # set permissions: 85 ms a batch, and 20 ms with this. Both write a file aside and rename it.
-_LOG_FILES = "spark.sql.streaming.checkpointFileManagerClass"
+_LOG_WRITER = "spark.sql.streaming.checkpointFileManagerClass"
 _BY_RENAME = (
     "org.apache.spark.sql.execution.streaming.checkpointing.FileSystemBasedCheckpointFileManager"
 )
+_STARTS = threading.Lock()
+"""Held while a job changes the settings of its session, which other jobs may have, too."""
 
 
 def take_over(folder: JobFolder) -> int:
@@ -168,8 +171,6 @@ class TablesJob:
         if parse_options(options).snapshot.policy.streams:  # a snapshot alone has no signals
             options = {"signalFolder": self.folder.signals, **options}
         spark.dataSource.register(JobSource)
-        if is_local(self.folder.checkpoint) and spark.conf.get(_LOG_FILES, None) is None:
-            spark.conf.set(_LOG_FILES, _BY_RENAME)
         options, rows = _with_schema(options)
         self._rows = dated_schema(arrow_schema(rows))
         addresses = {name: self.folder.table(name) for name in (*self._tables, QUARANTINE)}
@@ -185,7 +186,8 @@ class TablesJob:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        return writer.queryName(f"mergerouter {self.folder.address}").start()
+        with _log_by_rename(spark, self.folder.checkpoint):
+            return writer.queryName(f"mergerouter {self.folder.address}").start()
 
     def _namespaces(self, scope: Scope) -> tuple[Namespace, ...]:
         """Return the collections in the current table; none if the last batch has this scope."""
@@ -278,6 +280,23 @@ class TablesJob:
             address, partitions = self.folder.table(name), PARTITIONS.get(name, ())
             self._opened[name] = DeltaLog(address, partitions, epoch=self.epoch)
         return self._opened[name]
+
+
+@contextmanager
+def _log_by_rename(spark: SparkSession, checkpoint: str) -> Iterator[None]:
+    """Let the query that the block starts write its log by renames, if its folder is local.
+
+    A query takes the setting when it starts. It is the session's, so other queries get it back.
+    """
+    with _STARTS:
+        if not is_local(checkpoint) or spark.conf.get(_LOG_WRITER, None) is not None:
+            yield
+            return
+        spark.conf.set(_LOG_WRITER, _BY_RENAME)
+        try:
+            yield
+        finally:
+            spark.conf.unset(_LOG_WRITER)
 
 
 @contextmanager

@@ -144,11 +144,13 @@ def register(spark: SparkSession) -> None:
         require_packages(spark.sparkContext.pythonExec)
         _equip(spark.sparkContext)
         tasks = tasks_by_cores(spark)
+        is_speculative = spark.sparkContext.getConf().get("spark.speculation", "false") == "true"
 
         class OfSession(MergerouterDataSource):
-            """The source in a session whose cores are known: Spark's planner has no session."""
+            """The source in a session with known settings: Spark's planner has no session."""
 
             tasks_by_cores = tasks
+            repeats_tasks = is_speculative
 
         source = OfSession
     spark.dataSource.register(source)

@@ -53,7 +53,10 @@ def run_job(
     kept = JobRecord(namespaces, chosen, tables, **record)
     where.begin(kept)
     job = TablesJob(where, kept, shop.uri)
-    job.start(spark, None).awaitTermination()
+    query = job.start(spark, None)
+    manager = "spark.sql.streaming.checkpointFileManagerClass"
+    assert spark.conf.get(manager, None) is None  # the session's other queries keep their own
+    query.awaitTermination()
     return job
 
 

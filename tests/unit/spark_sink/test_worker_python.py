@@ -3,11 +3,14 @@
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
+from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
-from spark_sink.session.spark_session import require_packages
+from spark_sink.session.spark_session import register, require_packages
 
 
 def test_a_python_without_the_packages_is_refused_by_name() -> None:
@@ -25,6 +28,30 @@ def test_a_python_without_numpy_is_refused_before_its_first_task(tmp_path: Path)
     python.chmod(0o755)
     with pytest.raises(OptionError, match="No module named 'numpy'"):
         require_packages(str(python))
+
+
+def test_the_sink_is_refused_where_an_attempt_of_a_task_may_outlive_its_batch() -> None:
+    """A delete leaves no token, so a late insert of an earlier batch would restore the document."""
+    registered: list[Any] = []
+    settings, unset = {"spark.speculation": "true"}, SimpleNamespace(get=print, set=print)
+    context = SimpleNamespace(
+        pythonExec=sys.executable,
+        environment={},
+        master="local[1]",
+        defaultParallelism=1,
+        getConf=lambda: settings,
+    )
+    catalog = SimpleNamespace(register=registered.append)
+    spark: Any = SimpleNamespace(sparkContext=context, dataSource=catalog, conf=unset)
+    for speculation in ("true", "false"):
+        settings["spark.speculation"] = speculation
+        register(spark)
+    refuses, accepts = (kind({"uri": "mongodb://router"}) for kind in registered)
+    schema = StructType().add("token", "string").add("event", "binary")
+    for writer in (refuses.writer, refuses.streamWriter):
+        with pytest.raises(OptionError, match=r"the sink requires spark\.speculation=false"):
+            writer(schema, overwrite=False)
+    assert accepts.writer(schema, overwrite=False) is not None
 
 
 def test_the_package_shows_its_names_and_imports_pyspark_at_first_use() -> None:
