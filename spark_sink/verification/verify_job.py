@@ -135,7 +135,8 @@ def verify_job(
     wanted = tables or [n for n in logs if n in (*record.tables, *lost) or logs[n].exists]
     for name in wanted:
         if name not in logs:
-            raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
+            has = ", ".join(logs)
+            raise OptionError(f"the job in {folder.address} has no table {name}, but {has}")
     outcomes = {name: Outcome() for name in wanted}
     for name in outcomes.keys() & {*lost}:
         outcomes[name].failed = True
