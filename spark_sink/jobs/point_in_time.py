@@ -1,6 +1,6 @@
 """Consistent reads of all tables of a job at one cluster time: their versions, or their rows.
 
-Each has the events before one cut of the job's `history`, and every transaction whole.
+Each has the events before one cut of a `JobHistory`, and every transaction whole.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime
-from spark_sink.jobs.history import TOKENS, History, cut_of, scope_at, snapshot_ends
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, JobFolder, JobRecord
+from spark_sink.jobs.job_history import TOKENS, JobHistory, cut_of, scope_at, snapshot_ends
 from spark_sink.jobs.tables_job import table_form
 from spark_sink.options.snapshot_options import snapshot_options
 from spark_sink.options.stream_options import named_options
@@ -57,7 +57,7 @@ def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
     Each holds all events before one cut, and every transaction whole. Raises StreamError if the
     tables have not reached the time, or if the versions of that time have been deleted.
     """
-    history = History(folder, time)
+    history = JobHistory(folder, time)
     batch, versions = history.whole_before()
     for name, (version, state) in versions.items():
         history.logs[name].at(version, state)
@@ -77,7 +77,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
         out: the job's folder.
         time: such as 2026-01-31T12:00:00Z, or "seconds,increment".
     """
-    history = History(JobFolder(out), argument(cluster_time, time, "time"))
+    history = JobHistory(JobFolder(out), argument(cluster_time, time, "time"))
     cut, logs = history.whole_cut(), history.logs
     frames = {
         name: read_rows(spark, logs[name], chosen=history.rows_before(cut, name))
@@ -89,14 +89,14 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     return frames
 
 
-def _current_version(spark: SparkSession, history: History, cut: Timestamp) -> DataFrame:
+def _current_version(spark: SparkSession, history: JobHistory, cut: Timestamp) -> DataFrame:
     """Return the rows of the current table after the last batch before a cut."""
     for _, versions in history.complete_before(cut):
         return read_rows(spark, history.logs[CURRENT].at(*versions[CURRENT]))
     raise history.no_versions_error()
 
 
-def _current_from_bronze(spark: SparkSession, history: History, cut: Timestamp) -> DataFrame:
+def _current_from_bronze(spark: SparkSession, history: JobHistory, cut: Timestamp) -> DataFrame:
     """Return the rows of the current table before a cut, and warn of those that it lacks.
 
     They are those of an older version, if its files still exist, with later events of bronze.
@@ -141,7 +141,7 @@ def bronze_at(
     if time is None:
         scope = scope_at(folder.record(), Offset.of(batch.offset))
     else:
-        history = History(folder, time, (BRONZE,))
+        history = JobHistory(folder, time, (BRONZE,))
         cut = history.whole_cut()
         batch = Batch(batch.query, batch.number, Offset(AtTime(cut)).document)
         chosen, scope = _counts_before(log, cut), history.scope(cut)

@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.jobs.history import snapshot_ends
 from spark_sink.jobs.job_folder import (
     BRONZE,
     CURRENT,
@@ -31,6 +30,7 @@ from spark_sink.jobs.job_folder import (
     JobRecord,
     LoggedBatch,
 )
+from spark_sink.jobs.job_history import snapshot_ends
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.recovery import lacking_tables
 from spark_sink.options.scope import namespace_options

@@ -77,7 +77,7 @@ class PastBatch:
         return not table.unread and all(cluster_time_of(mark) <= cut_of(self.end) for mark in marks)
 
 
-class History:
+class JobHistory:
     """The commits of a job's tables: which batches they have, and where these end.
 
     There may be many commits: it reads only those that it needs.
