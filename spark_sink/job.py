@@ -28,7 +28,8 @@ from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.seeking import replace_lost_batch
 from spark_sink.jobs.status import status_of
 from spark_sink.jobs.stop_request import StopRequest
-from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.jobs.table_commits import take_over
+from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.jobs.waiting import position_to_reach, wait_until
 from spark_sink.session.spark_session import job_session
 from spark_sink.source.unmatched_names import warn_of_unmatched_names

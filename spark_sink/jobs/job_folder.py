@@ -21,6 +21,8 @@ from spark_sink.errors import OptionError, StreamError, say
 from spark_sink.events.documents import NewerVersionError, from_json
 from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local
+from spark_sink.options.snapshot_options import SnapshotOptions, snapshot_options
+from spark_sink.options.stream_options import named_options
 from spark_sink.source.offsets import Offset
 
 BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
@@ -67,6 +69,11 @@ class JobRecord:
     def source_options(self, uri: str) -> dict[str, str]:
         """Return the options of the source that reads the router at `uri`."""
         return {**self.options, "uri": uri}
+
+    @property
+    def snapshot(self) -> SnapshotOptions:
+        """The options of snapshots. Raises OptionError."""
+        return snapshot_options(named_options(self.options))
 
 
 @dataclass(frozen=True)

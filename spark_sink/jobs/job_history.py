@@ -34,8 +34,6 @@ from spark_sink.jobs.job_folder import (
 )
 from spark_sink.jobs.task_writer import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_options import snapshot_options
-from spark_sink.options.stream_options import named_options
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
@@ -278,7 +276,7 @@ def scope_at(record: JobRecord, end: Offset) -> TableScope | None:
 
     Its collections `unread` are those that the job was about to read.
     """
-    if not snapshot_options(named_options(record.options)).policy.reads_documents:
+    if not record.snapshot.policy.reads_documents:
         return None
     return TableScope((end.scope or Scope()).accepts, end.unread_at_end)
 

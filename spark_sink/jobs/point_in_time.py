@@ -23,8 +23,6 @@ from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import BRONZE, CURRENT, JobFolder, JobRecord
 from spark_sink.jobs.job_history import TOKENS, JobHistory, cut_of, scope_at, snapshot_ends
 from spark_sink.jobs.tables_job import table_form
-from spark_sink.options.snapshot_options import snapshot_options
-from spark_sink.options.stream_options import named_options
 from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
@@ -166,8 +164,7 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
     With a `cut` all of it must have been read before.
     """
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
-    options = snapshot_options(named_options(record.options))
-    begins = options.policy.at_first and not options.custom
+    begins = record.snapshot.policy.at_first and not record.snapshot.custom
     if not ends and begins and Offset.of(log.state()["offset"]).signals.initial_plan is None:
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "

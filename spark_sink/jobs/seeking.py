@@ -16,7 +16,7 @@ from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError, OptionError, say
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.job_folder import APPENDED, CURRENT, NOTIFIED, JobFolder, LoggedBatch
-from spark_sink.jobs.tables_job import take_over
+from spark_sink.jobs.table_commits import take_over
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import argument, position

@@ -18,7 +18,7 @@ from spark_sink.jobs.maintenance import compact_tables, compaction_beside
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.progress import printed_progress
 from spark_sink.jobs.recovery import rebuild_table
-from spark_sink.jobs.tables_job import NOTIFICATIONS
+from spark_sink.jobs.table_commits import NOTIFICATIONS
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS

@@ -19,7 +19,7 @@ from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringT
 
 from spark_sink.debezium.message_batches import MESSAGE_ROWS
 from spark_sink.jobs.maintenance import merge_small_files
-from spark_sink.jobs.tables_job import NOTIFICATIONS
+from spark_sink.jobs.table_commits import NOTIFICATIONS
 from spark_sink.jobs.task_writer import PARTITIONS, TaskTables, TaskWriter, dated_schema
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
