@@ -21,18 +21,10 @@ from spark_sink.errors import OptionError, StreamError, say
 from spark_sink.events.documents import NewerVersionError, from_json
 from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local
+from spark_sink.jobs.job_tables import DEFAULT_TABLES
 from spark_sink.options.snapshot_options import SnapshotOptions, snapshot_options
 from spark_sink.options.stream_options import named_options
 from spark_sink.source.offsets import Offset
-
-BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
-QUARANTINE, NOTIFIED = "quarantine", "notifications"
-APPENDED = (BRONZE, MESSAGES, TRANSACTIONS, NOTIFIED, QUARANTINE)
-"""The tables to which each batch is appended."""
-DEFAULT_TABLES = (BRONZE, CURRENT)
-"""The tables that a job writes by default."""
-ALL_BATCHES = (BRONZE, MESSAGES, CURRENT)
-"""The tables to which each batch is committed, also one without rows."""
 
 
 @dataclass(frozen=True)

@@ -23,15 +23,8 @@ from spark_sink.events.documents import from_document
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime, after, key_of, time_of
 from spark_sink.folders import Folder
-from spark_sink.jobs.job_folder import (
-    BRONZE,
-    CURRENT,
-    MESSAGES,
-    QUARANTINE,
-    TRANSACTIONS,
-    JobFolder,
-    JobRecord,
-)
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_tables import BRONZE, CURRENT, MESSAGES, QUARANTINE, TOKENS
 from spark_sink.jobs.task_writer import COUNT_COLUMNS, Transactions
 from spark_sink.options.scope import Scope
 from spark_sink.source.offsets import Offset
@@ -46,8 +39,6 @@ from spark_sink.tables.version_states import commit_path, end_of, states_in
 
 Versions = Mapping[str, tuple[int, dict[str, Any]]]
 """The numbers of versions and their states, by table."""
-TOKENS = {BRONZE: "token", MESSAGES: "token", TRANSACTIONS: "last_token", QUARANTINE: "token"}
-"""The column that orders the rows of an appended table."""
 
 
 @dataclass(frozen=True)

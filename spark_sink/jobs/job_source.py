@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from spark_sink.batches.event_tasks import ReadTask
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.events.documents import from_document, from_json
-from spark_sink.jobs.job_folder import CURRENT
+from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.options.scope import CollectionTokens, Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options

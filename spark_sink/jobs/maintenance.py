@@ -20,7 +20,8 @@ import pyarrow as pa
 
 from spark_sink.errors import say
 from spark_sink.folders import Folder
-from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_tables import APPENDED, CURRENT
 from spark_sink.jobs.progress import printed_progress
 from spark_sink.jobs.query_run import STOP_TIMEOUT, cause_of
 from spark_sink.rows.arrow_types import arrow_schema

@@ -20,8 +20,9 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime
-from spark_sink.jobs.job_folder import BRONZE, CURRENT, JobFolder, JobRecord
-from spark_sink.jobs.job_history import TOKENS, JobHistory, cut_of, scope_at, snapshot_ends
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_history import JobHistory, cut_of, scope_at, snapshot_ends
+from spark_sink.jobs.job_tables import BRONZE, CURRENT, TOKENS
 from spark_sink.jobs.tables_job import table_form
 from spark_sink.options.values import argument, cluster_time
 from spark_sink.source.offsets import Offset

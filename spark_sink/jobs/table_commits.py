@@ -13,19 +13,21 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from spark_sink.debezium.message_batches import MESSAGE_ROWS
-from spark_sink.jobs.job_folder import (
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_tables import (
     APPENDED,
     BRONZE,
     CURRENT,
     MESSAGES,
-    NOTIFIED,
+    NOTIFICATION_COLUMNS,
+    NOTIFICATIONS,
+    PARTITIONS,
     QUARANTINE,
     TRANSACTIONS,
-    JobFolder,
-    JobRecord,
+    dated_schema,
 )
 from spark_sink.jobs.progress import WrittenBatch
-from spark_sink.jobs.task_writer import PARTITIONS, TaskReport, dated_schema
+from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.options.scope import Scope
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.source.offsets import Offset
@@ -37,15 +39,6 @@ from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.version_states import Batch
-
-NOTIFICATIONS = pa.schema(
-    [
-        *(pa.field(name, pa.string()) for name in ("id", "aggregate_type", "type")),
-        pa.field("additional_data", pa.map_(pa.string(), pa.string())),
-        pa.field("timestamp", pa.timestamp("us", "UTC")),
-    ]
-)
-"""The columns of a job's table of notifications."""
 
 
 def take_over(folder: JobFolder) -> int:
@@ -128,7 +121,7 @@ class TableCommits:
         if self._findings is not None:
             batch = replace(batch, verified=self._findings.verified)
         counted, notified = written.transactions.rows(), _notifications(end)
-        beside = {NOTIFIED: notified.num_rows, TRANSACTIONS: counted.num_rows}
+        beside = {NOTIFICATIONS: notified.num_rows, TRANSACTIONS: counted.num_rows}
         batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
         for name in self._appended.keys() & {*self._tables}:
             with _timed(seconds, name):
@@ -144,7 +137,7 @@ class TableCommits:
         if TRANSACTIONS in self._tables:
             with _timed(seconds, TRANSACTIONS):
                 self._table(TRANSACTIONS).append_rows(counted, batch)
-        self._table(NOTIFIED).append_rows(notified, batch)
+        self._table(NOTIFICATIONS).append_rows(notified, batch)
         if self._keep_files is not None:
             current = [] if self._current is None else [self._current.log]
             for log in (*self._opened.values(), *current):
@@ -158,7 +151,7 @@ class TableCommits:
         For the tables `filled` this is the batch itself.
         """
         newest = {}
-        for name in {*self._tables, QUARANTINE, NOTIFIED} - {CURRENT}:
+        for name in {*self._tables, QUARANTINE, NOTIFICATIONS} - {CURRENT}:
             before = self._table(name).state().get("written", {}).get(name, -1)
             newest[name] = batch.number if name in filled else before
         return replace(batch, written={name: n for name, n in newest.items() if n >= 0})
@@ -210,4 +203,4 @@ def _notifications(end: Offset) -> pa.Table:
         }
         for e in end.signals.notifications
     ]
-    return pa.Table.from_pylist(notifications, NOTIFICATIONS)
+    return pa.Table.from_pylist(notifications, NOTIFICATION_COLUMNS)

@@ -24,11 +24,12 @@ from pyspark.sql.types import StructType
 from spark_sink.errors import OptionError
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.folders import is_local
-from spark_sink.jobs.job_folder import CURRENT, QUARANTINE, JobFolder, JobRecord
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
+from spark_sink.jobs.job_tables import CURRENT, QUARANTINE, dated_schema
 from spark_sink.jobs.progress import WrittenBatch
 from spark_sink.jobs.table_commits import Findings, TableCommits
-from spark_sink.jobs.task_writer import TaskReport, TaskTables, dated_schema
+from spark_sink.jobs.task_writer import TaskReport, TaskTables
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import StreamOptions, named_options, parse_options

@@ -20,8 +20,9 @@ from pyspark.sql import SparkSession
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, say
 from spark_sink.events.positions import after
-from spark_sink.jobs.job_folder import CURRENT, JobFolder
+from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
+from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.status import verified_line
 from spark_sink.jobs.table_commits import Findings

@@ -19,18 +19,16 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.jobs.job_folder import (
+from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
+from spark_sink.jobs.job_history import snapshot_ends
+from spark_sink.jobs.job_tables import (
     BRONZE,
     CURRENT,
     MESSAGES,
-    NOTIFIED,
+    NOTIFICATIONS,
     QUARANTINE,
     TRANSACTIONS,
-    JobFolder,
-    JobRecord,
-    LoggedBatch,
 )
-from spark_sink.jobs.job_history import snapshot_ends
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.recovery import lacking_tables
 from spark_sink.options.scope import namespace_options
@@ -130,7 +128,9 @@ def verify_job(
         shown: the most differences of a table to return.
     """
     record, last = folder.record(), folder.last_committed()
-    logs = {name: DeltaLog(folder.table(name)) for name in (*record.tables, QUARANTINE, NOTIFIED)}
+    logs = {
+        name: DeltaLog(folder.table(name)) for name in (*record.tables, QUARANTINE, NOTIFICATIONS)
+    }
     lost = _lost_tables(logs, -1 if last is None else last.number)
     wanted = tables or [n for n in logs if n in (*record.tables, *lost) or logs[n].exists]
     for name in wanted:
