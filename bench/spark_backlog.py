@@ -18,7 +18,8 @@ from bench.events import FIRST_SECOND
 from bench.kernel import children, cpu_seconds, own_cpu_seconds
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
-from spark_sink.jobs.job_folder import MESSAGES, JobFolder, JobRecord
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_tables import MESSAGES
 from spark_sink.jobs.progress import WrittenBatch, batch_progress
 from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.tables.delta_log import DeltaLog

@@ -16,7 +16,7 @@ from bench.spark_backlog import job
 from bench.writes import COLLECTION, DATABASE
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
-from spark_sink.jobs.job_folder import BRONZE
+from spark_sink.jobs.job_tables import BRONZE
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_rows import scan
 

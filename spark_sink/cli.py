@@ -20,7 +20,13 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.jobs.job_settings import JobSettings, load_job_settings, pairs_of, seconds_of
+from spark_sink.jobs.job_settings import (
+    DEFAULT_URI,
+    JobSettings,
+    load_job_settings,
+    pairs_of,
+    seconds_of,
+)
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.options.values import argument, cluster_time
 
@@ -28,7 +34,6 @@ if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder
 
 _DIFFERENT, _USAGE, _LATE = 1, 2, 3
-_DEFAULT_URI = "mongodb://127.0.0.1:27020"
 _USAGE_ERROR: type[Exception] = typer.BadParameter.__bases__[0]
 """The base of all errors of a command line, which typer does not export."""
 
@@ -272,7 +277,7 @@ def wait(
         ),
     ] = "now",
     timeout: Annotated[str, typer.Option(help="The longest wait, such as 10m.")] = "10m",
-    uri: Uri = _DEFAULT_URI,
+    uri: Uri = DEFAULT_URI,
 ) -> None:
     """Wait until all tables have all events up to a time, which the job writes meanwhile.
 
@@ -282,7 +287,7 @@ def wait(
 
     seconds, folder = argument(seconds_of, timeout, "--timeout"), _job_in(out)
     try:
-        wait_until(folder, position_to_reach(to, uri or _DEFAULT_URI, "--to"), seconds)
+        wait_until(folder, position_to_reach(to, uri or DEFAULT_URI, "--to"), seconds)
     except TimeoutError as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(_LATE) from None
@@ -300,7 +305,7 @@ def offsets(out: Out) -> None:
 @job.command(cls=JobCommand)
 def verify(
     out: Out,
-    uri: Uri = _DEFAULT_URI,
+    uri: Uri = DEFAULT_URI,
     table: Annotated[
         list[ComparedTable] | None,
         typer.Option(help="A table to compare. May be repeated. Default: all."),
@@ -336,7 +341,7 @@ def verify(
     from spark_sink.verification.verify_job import verify_job
 
     begin = None if since is None else argument(cluster_time, since, "--since")
-    given, folder, uri = _spark_settings(conf), _job_in(out), uri or _DEFAULT_URI
+    given, folder, uri = _spark_settings(conf), _job_in(out), uri or DEFAULT_URI
     require_cluster({"uri": uri})
     warn_of_unmatched_names(folder.record().source_options(uri))
     with printed_progress(), job_session("verify", given) as spark:

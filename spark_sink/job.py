@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Self
 
@@ -15,10 +15,10 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import SourceError, say
+from spark_sink.errors import SourceError, lines_of_job, say
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
-from spark_sink.jobs.maintenance import schedule
+from spark_sink.jobs.maintenance import compaction_beside
 from spark_sink.jobs.metrics import JobMetrics
 from spark_sink.jobs.progress import ProgressReport
 from spark_sink.jobs.query_run import cause_of, quiet_stop, run_until_stopped
@@ -28,7 +28,8 @@ from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.seeking import replace_lost_batch
 from spark_sink.jobs.status import status_of
 from spark_sink.jobs.stop_request import StopRequest
-from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.jobs.table_commits import take_over
+from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.jobs.waiting import position_to_reach, wait_until
 from spark_sink.session.spark_session import job_session
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
@@ -55,8 +56,9 @@ def run_jobs(
     failures: list[Exception | None] = []
     try:
         with router_beside(settings), ExitStack() as held:
-            jobs = enumerate(settings.jobs())
-            starts = [_Start(held, settings, stop, n, *job, once=once) for n, job in jobs]
+            starts = [_Start(settings, stop, n, *job) for n, job in enumerate(settings.jobs())]
+            for start in starts:
+                start.prepare(held, once=once)
             held.enter_context(quiet_stop(stop))
             spark = spark or held.enter_context(job_session("run", settings.conf))
             stop.begin()
@@ -77,11 +79,13 @@ def _run_together(
     """Run jobs in threads until all have ended; the first failure requests the end of all."""
     failures: list[Exception | None] = []
     with ThreadPoolExecutor(len(starts)) as pool:
-        for future in as_completed([pool.submit(start.run, spark) for start in starts]):
+        running = {pool.submit(start.run, spark): start for start in starts}
+        for future in as_completed(running):
             failures.append(error := future.result())
             if error is not None:
                 stop.request(after_failure=True)
-                say(f"a job has failed, and the others end: {cause_of(error)}")
+                with lines_of_job(running[future].name):
+                    say(f"the job has failed, and the others end: {cause_of(error)}")
     return failures
 
 
@@ -93,40 +97,49 @@ def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mappi
     return record, given
 
 
+@dataclass
 class _Start:
-    """A start of one job, which holds its folder until `held` is closed.
+    """A start of one of the jobs of some settings: `prepare` comes first, then `run`.
 
-    `number` is that of the job in the settings, from 0.
+    Args:
+        number: that of the job in the settings, from 0.
+        folder, record: the job.
     """
 
-    def __init__(
-        self,
-        held: ExitStack,
-        settings: JobSettings,
-        stop: StopRequest,
-        number: int,
-        folder: JobFolder,
-        record: JobRecord,
-        *,
-        once: bool,
-    ) -> None:
-        if once:
-            record.options["snapshotMode"] = "initial_only"
-        self._settings, self._stop, self._folder = settings, stop, folder
-        self._number, self._trigger = number, None if once else settings.trigger
-        self._record, self._given = record, given = _checked(settings, record)
-        folder.mend(record)
-        held.enter_context(folder.locked())
-        self._router = held.enter_context(RouterReport(folder.address, given))
-        self._epoch = take_over(folder)
-        restore_checkpoint(folder)
-        folder.begin(record, once=once)
-        replace_lost_batch(folder, settings.uri)
+    settings: JobSettings
+    stop: StopRequest
+    number: int
+    folder: JobFolder
+    record: JobRecord
+
+    @property
+    def name(self) -> str:
+        """The job's collection, if it has jobs beside it, otherwise empty."""
+        return self.record.namespaces[0] if len(self.settings.parts) > 1 else ""
+
+    def prepare(self, held: ExitStack, *, once: bool) -> None:
+        """Check the job, and restore what a crash has left, before Spark starts.
+
+        The folder is locked until `held` is closed. With `once` a snapshot alone is read. Raises
+        SourceError.
+        """
+        with lines_of_job(self.name):
+            if once:
+                self.record.options["snapshotMode"] = "initial_only"
+            self._trigger = None if once else self.settings.trigger
+            self.record, self._given = _checked(self.settings, self.record)
+            held.enter_context(self.folder.locked())
+            self.folder.mend(self.record)
+            self._router = held.enter_context(RouterReport(self.folder.address, self._given))
+            self._epoch = take_over(self.folder)
+            restore_checkpoint(self.folder)
+            self.folder.begin(self.record, once=once)
+            replace_lost_batch(self.folder, self.settings.uri)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
         try:
-            with quiet_stop(self._stop, _WITH_JVM):
+            with lines_of_job(self.name), quiet_stop(self.stop, _WITH_JVM):
                 self._run_query(spark)
         except Exception as error:  # noqa: BLE001 - it is raised once all jobs have ended
             self._router.failed(cause_of(error))
@@ -134,19 +147,14 @@ class _Start:
         return None
 
     def _run_query(self, spark: SparkSession) -> None:
-        settings, folder, router = self._settings, self._folder, self._router
+        settings, folder, router = self.settings, self.folder, self._router
         metrics = JobMetrics()
         verifier = findings = None
         if settings.verify_every is not None:
             verifier = Verifier(spark, folder, self._given, settings, metrics.add_round)
             findings = verifier.findings
         job = TablesJob(
-            folder,
-            self._record,
-            settings.uri,
-            findings,
-            self._epoch,
-            settings.keep_files,
+            folder, self.record, settings.uri, findings, self._epoch, settings.keep_files
         )
         port = settings.metrics_port
         report = ProgressReport((metrics, router), written=job.written)
@@ -155,12 +163,11 @@ class _Start:
             report(running)
             router.turn()
 
-        maintain = schedule(folder, settings.maintain, lambda: self._stop.requested)
-        with nullcontext() if port is None else metrics.serve(port + self._number):
+        with nullcontext() if port is None else metrics.serve(port + self.number):
             query = job.start(spark, self._trigger)
             report.begin(folder.last_committed())
-            with verifier or nullcontext():
-                run_until_stopped(query, self._stop, report_all, maintain)
+            with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
+                run_until_stopped(query, self.stop, report_all)
         report.end(folder.last_committed())
 
 

@@ -63,17 +63,28 @@ def to_document(value: Any) -> Any:
     return document
 
 
-def from_document(kind: type[_Kind], document: Any) -> _Kind:
+class NewerVersionError(ValueError):
+    """A document has a field that only a newer version of this package knows."""
+
+
+def from_document(kind: type[_Kind], document: Any, *, shared: bool = False) -> _Kind:
     """Return the value of a dataclass that `to_document` wrote.
 
-    Raises KeyError, TypeError or ValueError for anything else.
+    A `shared` document has the fields of several dataclasses. Raises NewerVersionError for a field
+    of none, and KeyError, TypeError or ValueError for anything else that is not a value's document.
     """
-    arguments = {}
-    for name, (field, read) in _fields(cast("Any", kind)).items():
+    arguments, known = {}, _fields(cast("Any", kind))
+    for name, (field, read) in known.items():
         if name in document:
             content = document[name]
             arguments[field.name] = None if content is None else read(content)
-    return kind(**arguments)
+    value = kind(**arguments)
+    if not shared and (unknown := sorted(document.keys() - known)):
+        raise NewerVersionError(
+            f"a newer version of mergerouter has written the field {unknown[0]!r}: run that "
+            "version, or a newer one"
+        )
+    return value
 
 
 def to_json(value: Any) -> str:

@@ -18,19 +18,13 @@ from pathlib import Path
 from typing import Any
 
 from spark_sink.errors import OptionError, StreamError, say
-from spark_sink.events.documents import from_json
+from spark_sink.events.documents import NewerVersionError, from_json
 from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local
+from spark_sink.jobs.job_tables import DEFAULT_TABLES
+from spark_sink.options.snapshot_options import SnapshotOptions, snapshot_options
+from spark_sink.options.stream_options import named_options
 from spark_sink.source.offsets import Offset
-
-BRONZE, MESSAGES, CURRENT, TRANSACTIONS = "bronze", "messages", "current", "transactions"
-QUARANTINE, NOTIFIED = "quarantine", "notifications"
-APPENDED = (BRONZE, MESSAGES, TRANSACTIONS, NOTIFIED, QUARANTINE)
-"""The tables to which each batch is appended."""
-DEFAULT_TABLES = (BRONZE, CURRENT)
-"""The tables that a job writes by default."""
-ALL_BATCHES = (BRONZE, MESSAGES, CURRENT)
-"""The tables to which each batch is committed, also one without rows."""
 
 
 @dataclass(frozen=True)
@@ -67,6 +61,11 @@ class JobRecord:
     def source_options(self, uri: str) -> dict[str, str]:
         """Return the options of the source that reads the router at `uri`."""
         return {**self.options, "uri": uri}
+
+    @property
+    def snapshot(self) -> SnapshotOptions:
+        """The options of snapshots. Raises OptionError."""
+        return snapshot_options(named_options(self.options))
 
 
 @dataclass(frozen=True)
@@ -122,11 +121,14 @@ class JobFolder:
         commit. Raises OptionError if another process has the lock, and OSError if the folder cannot
         be written.
         """
-        local = [address for address in (self.address, self.checkpoint) if is_local(address)]
-        if not local:
+        place = self.address
+        if not is_local(place):
+            with suppress(OptionError):  # a damaged record, which `mend` writes again
+                place = self.checkpoint
+        if not is_local(place):
             yield
             return
-        path = Path(Folder(local[0]).files.base_path) / "job.lock"
+        path = Path(Folder(place).files.base_path) / "job.lock"
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("a+") as file:
             try:
@@ -185,12 +187,17 @@ class JobFolder:
         self._write(replace(self.record(), columns=columns))
 
     def record(self) -> JobRecord:
-        """Return the record of the last start. Raises OptionError if there is no job."""
+        """Return the record of the last start.
+
+        Raises OptionError if there is no job, and StreamError if a newer version has written it.
+        """
         text = self._folder.text("job.json")
         if text is None:
             raise OptionError(f"there is no job in {self.address}: correct --out")
         try:
             return from_json(JobRecord, text)
+        except NewerVersionError as error:
+            raise StreamError(f"the file {self.address}/job.json: {error}") from None
         except (ValueError, KeyError, TypeError):
             raise OptionError(
                 f"the file {self.address}/job.json is damaged: start the job with its arguments of "

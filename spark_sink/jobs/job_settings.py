@@ -23,6 +23,8 @@ if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder, JobRecord
 
 Table = Literal["bronze", "current", "messages", "transactions"]
+DEFAULT_URI = "mongodb://127.0.0.1:27020"
+"""Where a router listens by default."""
 _LONGEST = 200  # characters of a value in a message
 
 
@@ -155,9 +157,7 @@ class JobSettings(CollectionSettings):
         BeforeValidator(lambda parts: {n: part or {} for n, part in dict(parts).items()}),
     ] = {}
     """In a file alone: collections with settings of their own, each with a folder in out."""
-    uri: str = Field(
-        default_factory=lambda: os.environ.get("MERGEROUTER_URI") or "mongodb://127.0.0.1:27020"
-    )
+    uri: str = Field(default_factory=lambda: os.environ.get("MERGEROUTER_URI") or DEFAULT_URI)
     """The router's connection string. With a password, set the variable MERGEROUTER_URI instead.
     Default: mongodb://127.0.0.1:27020."""
     trigger: str = "10 seconds"

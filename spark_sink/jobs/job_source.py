@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 from spark_sink.batches.event_tasks import ReadTask
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.events.documents import from_document, from_json
-from spark_sink.jobs.job_folder import CURRENT
+from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.options.scope import CollectionTokens, Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
@@ -90,7 +90,7 @@ class JobOutput(Output):
             return {}, ()
         if self._seen is None or self._seen[0] != start:
             document = newest_state(self._current)
-            state = from_document(TableState, document) if document else TableState(())
+            state = from_document(TableState, document, shared=True) if document else TableState(())
             self._seen = start, state.unread, state.lost
         return self._seen[1:]
 

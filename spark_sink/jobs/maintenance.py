@@ -1,4 +1,4 @@
-"""Compacts the tables of a job: on request, and by a schedule within the job.
+"""Compacts the tables of a job: on request, and at an interval beside its query.
 
 Small files of tables that batches are appended to are replaced by large ones. delta-rs lets a
 compaction replace files that another commit has removed, so two compactions at a time would double
@@ -8,18 +8,22 @@ files (`DeltaLog.exchange`).
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import copy_context
 from itertools import takewhile
 from operator import itemgetter
 from typing import Any
 
 import pyarrow as pa
 
-from spark_sink.errors import SourceError, say
+from spark_sink.errors import say
 from spark_sink.folders import Folder
-from spark_sink.jobs.job_folder import APPENDED, CURRENT, JobFolder
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_tables import APPENDED, CURRENT
 from spark_sink.jobs.progress import printed_progress
+from spark_sink.jobs.query_run import STOP_TIMEOUT, cause_of
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
@@ -51,31 +55,35 @@ def compact_tables(folder: JobFolder, is_stopped: Callable[[], bool] = _never) -
         yield f"{CURRENT}: {current.vacuum(full=True)} old files deleted"
 
 
-def schedule(
-    folder: JobFolder,
-    seconds: float | None,
-    is_stopped: Callable[[], bool] = _never,
-    clock: Callable[[], float] = time.monotonic,
-) -> Callable[[], None]:
-    """Return a function that compacts a job's tables if the interval has passed since it last did.
+@contextmanager
+def compaction_beside(folder: JobFolder, seconds: float | None) -> Iterator[None]:
+    """Compact a job's tables in a thread during the block, so many seconds after the last time.
 
-    Without an interval the function does nothing. A failure is printed, and the job continues.
+    None: never. A failure is printed, and the job continues. The block ends after the portion in
+    progress.
     """
-    last = clock()
+    if seconds is None:
+        yield
+        return
+    ending = threading.Event()
 
-    def maintain() -> None:
-        nonlocal last
-        if seconds is None or clock() - last < seconds:
-            return
-        try:
-            with printed_progress():
-                for line in compact_tables(folder, is_stopped):
-                    say(line)
-        except SourceError as error:
-            say(f"the tables were not all compacted; the job continues: {error}")
-        last = clock()
+    def compact() -> None:
+        while not ending.wait(seconds):
+            try:
+                with printed_progress():
+                    for line in compact_tables(folder, ending.is_set):
+                        say(line)
+            except Exception as error:  # noqa: BLE001 - the job continues
+                say(f"the tables were not all compacted; the job continues: {cause_of(error)}")
 
-    return maintain
+    run = copy_context().run
+    thread = threading.Thread(target=run, args=(compact,), name="compaction", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ending.set()
+        thread.join(STOP_TIMEOUT)
 
 
 def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = _never) -> tuple[int, int]:

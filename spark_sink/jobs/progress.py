@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import StreamError, say
+from spark_sink.errors import JOB_NAME, StreamError, say
 from spark_sink.jobs.job_folder import LoggedBatch
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.executors import REPORT_PROGRESS
@@ -248,8 +248,8 @@ class ProgressReport:
         self._has_bar = False
 
     def _print(self, batch: BatchProgress) -> None:
-        """Print a batch; on a terminal, a snapshot's batches are one line with a bar."""
-        if not (batch.snapshot and sys.stderr.isatty()):
+        """Print a batch; on a terminal, a single job's snapshot is one line with a bar."""
+        if not batch.snapshot or JOB_NAME.get() or not sys.stderr.isatty():
             self._line(str(batch))
             return
         self._has_bar = True

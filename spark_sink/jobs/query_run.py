@@ -7,15 +7,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.errors import FULL_DISK, SourceError, StreamError, say, within_limit
 from spark_sink.jobs.stop_request import StopRequest
 
-# Seconds in which the batch in progress may commit after a signal.
 STOP_TIMEOUT = 60
+"""Seconds in which the batch in progress may commit after a signal."""
 _POLL_SECONDS = 1
 # How far the clock may be set back, for which time a job writes nothing.
 _SET_BACK_SECONDS = 60
@@ -58,34 +58,43 @@ _REMEDIES = {
 }
 
 
+# What a call reports that the JVM still answers while it ends.
+_ENDING_JVM = ("SparkContext was shut down", "stopped SparkContext")
+
+
 @contextmanager
 def quiet_stop(stop: StopRequest, text: str = "") -> Iterator[None]:
     """Treat the end of Spark's JVM as an orderly stop if one is requested, and print `text`.
 
     A service manager that signals all processes of a job ends the JVM before the batch commits. The
-    next start repeats that batch, so this is not a failure. Other exceptions are raised.
+    next start repeats that batch, so this is not a failure. Other exceptions are raised, also that
+    of a batch that fails after the request.
     """
     try:
         yield
-    except (OSError, Py4JError, PySparkException):
-        if not stop.is_orderly:
+    except (ConnectionError, Py4JError, PySparkException) as error:
+        if not (stop.is_orderly and _is_end_of_jvm(error)):
             raise
         if text:
             say(text)
 
 
+def _is_end_of_jvm(error: Exception) -> bool:
+    """Return whether a call of Spark has failed because its JVM ends, or has ended."""
+    if isinstance(error, PySparkException | Py4JJavaError):  # the JVM has answered
+        return any(words in str(error) for words in _ENDING_JVM)
+    return True
+
+
 def run_until_stopped(
-    query: StreamingQuery,
-    stop: StopRequest,
-    report: Callable[[StreamingQuery], None],
-    maintain: Callable[[], None],
+    query: StreamingQuery, stop: StopRequest, report: Callable[[StreamingQuery], None]
 ) -> None:
     """Wait for the end of the query, or for a signal.
 
     After a signal the batch in progress may commit within STOP_TIMEOUT. `report` is called every
-    second, and at the end; `maintain` every second. Raises StreamError with the cause of a failure;
-    the next start continues from the checkpoint. A clock that is set back counts as a failure:
-    Spark starts batches by it, and would wait. After an orderly stop, Spark's own error is raised.
+    second, and at the end. Raises StreamError with the cause of a failure; the next start continues
+    from the checkpoint. A clock that is set back counts as a failure: Spark starts batches by it,
+    and would wait. The end of Spark's JVM raises Spark's own error.
     """
     ahead = _clock_ahead()
     try:
@@ -99,12 +108,11 @@ def run_until_stopped(
                 query.stop()
                 raise StreamError(_SET_BACK.format(ahead - now))
             ahead = max(ahead, now)
-            maintain()
         _await_commit(query)
         report(query)
         query.stop()
     except StreamingQueryException as error:
-        if stop.is_orderly:
+        if _is_end_of_jvm(error):
             raise
         raise StreamError(cause_of(error)) from None
 

@@ -13,14 +13,14 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import OptionError, StreamError, say
-from spark_sink.jobs.job_folder import (
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_tables import (
     ALL_BATCHES,
     BRONZE,
     CURRENT,
     MESSAGES,
-    NOTIFIED,
+    NOTIFICATIONS,
     QUARANTINE,
-    JobFolder,
 )
 from spark_sink.jobs.point_in_time import bronze_at
 from spark_sink.jobs.tables_job import table_form
@@ -123,7 +123,7 @@ def _batches(folder: JobFolder) -> dict[str, Batch | None]:
     Raises StreamError if an older version of a table was restored.
     """
     by_table: dict[str, Batch | None] = {}
-    for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFIED: None}:
+    for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFICATIONS: None}:
         log = DeltaLog(folder.table(name))
         require_whole(log, name if name in (BRONZE, MESSAGES) else "")
         by_table[name] = Batch.of(log.state())

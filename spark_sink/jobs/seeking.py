@@ -15,8 +15,9 @@ from typing import Any
 from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError, OptionError, say
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
-from spark_sink.jobs.job_folder import APPENDED, CURRENT, NOTIFIED, JobFolder, LoggedBatch
-from spark_sink.jobs.tables_job import take_over
+from spark_sink.jobs.job_folder import JobFolder, LoggedBatch
+from spark_sink.jobs.job_tables import APPENDED, CURRENT, NOTIFICATIONS
+from spark_sink.jobs.table_commits import take_over
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import argument, position
@@ -131,7 +132,7 @@ def _last_whole(folder: JobFolder) -> LoggedBatch | None:
     A batch writes its notifications last: with them it is whole, though Spark did not note that.
     """
     batches, query = folder.batches(), folder.query()
-    notified = Batch.of(DeltaLog(folder.table(NOTIFIED)).state())
+    notified = Batch.of(DeltaLog(folder.table(NOTIFICATIONS)).state())
     if query is not None and notified is not None and notified.query == query:
         for batch in batches[-1:]:
             if batch.committed is None and batch.number == notified.number:

@@ -11,7 +11,8 @@ from typing import Any
 import pyarrow.compute as pc
 
 from spark_sink.errors import HistoryLostError
-from spark_sink.jobs.job_folder import CURRENT, QUARANTINE, JobFolder
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_tables import CURRENT, QUARANTINE
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.typed_documents import RESCUED
 from spark_sink.signals.state import SignalState

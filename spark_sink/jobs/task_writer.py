@@ -20,31 +20,24 @@ from pyspark.sql.types import StructType
 from spark_sink.debezium.message_batches import MESSAGE_ROWS, UNIQUE, Messages, table_options
 from spark_sink.events.header import OPERATIONS
 from spark_sink.events.slices import fields_of
-from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, QUARANTINE, TRANSACTIONS
+from spark_sink.jobs.job_tables import (
+    BRONZE,
+    CURRENT,
+    DATE,
+    MESSAGES,
+    PARTITIONS,
+    QUARANTINE,
+    TRANSACTION_COLUMNS,
+    TRANSACTIONS,
+    dated_schema,
+)
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.parquet_parts import BATCH, PartFile, Parts, numbered
+from spark_sink.tables.parquet_parts import PartFile, Parts, numbered
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 
 _Make = Callable[[pa.RecordBatch], Iterator[pa.Table]]
 """Makes the rows of a table from rows of the source."""
-DATE = "date"
-PARTITIONS = {BRONZE: ("namespace", DATE), MESSAGES: ("topic", DATE)}
-"""The partition columns of a job's tables; the date is that of the event, in UTC."""
-COUNTED = pa.schema(
-    [
-        pa.field("id", pa.string()),
-        pa.field("event_count", pa.int64()),
-        pa.field("data_collections", pa.map_(pa.string(), pa.int64())),
-        pa.field("clusterTime", pa.timestamp("us", "UTC")),
-        pa.field("first_token", pa.string()),
-        pa.field("last_token", pa.string()),
-    ]
-)
-"""The columns of TRANSACTIONS, which has a row for each transaction with changes of documents in a
-batch: id, the session's id in hex digits and txnNumber; data_collections, the number of its events
-by the collections' full names; clusterTime, of its last event. A transaction whose events lie in
-several batches has a row in each."""
 _OF_EVENT = ("event", "token", "clusterTime", "namespace")
 COUNT_COLUMNS = (*_OF_EVENT, "txnNumber", "op")
 """The columns that rows must have to be counted."""
@@ -95,7 +88,7 @@ class Transactions:
             self._add(name, transaction)
 
     def rows(self) -> pa.Table:
-        """Return the transactions as rows, with the columns COUNTED."""
+        """Return the transactions as rows, with the columns TRANSACTION_COLUMNS."""
         rows = [
             {
                 "id": name,
@@ -107,7 +100,7 @@ class Transactions:
             }
             for name, transaction in self.by_id.items()
         ]
-        return pa.Table.from_pylist(rows, COUNTED)
+        return pa.Table.from_pylist(rows, TRANSACTION_COLUMNS)
 
     def _add(self, name: str, counted: dict[str, Any]) -> None:
         total = self.by_id.setdefault(name, {**counted, "collections": {}})
@@ -230,8 +223,3 @@ class TaskWriter:
         counts = [(*kind, number) for kind, number in self._by_kind.items()]
         parts = {name: part.close() for name, (part, _) in self._parts.items()}
         return TaskReport(parts, changes, self._transactions, counts, self._count)
-
-
-def dated_schema(rows: pa.Schema) -> pa.Schema:
-    """Return the columns of a job's table of rows with these columns."""
-    return pa.schema([*rows, pa.field(DATE, pa.date32()), pa.field(BATCH, pa.int64())])

@@ -14,7 +14,8 @@ from bson.timestamp import Timestamp
 from spark_sink.events.documents import from_document
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
-from spark_sink.jobs.job_folder import ALL_BATCHES, CURRENT, JobFolder
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_tables import ALL_BATCHES, CURRENT
 from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import argument, position
 from spark_sink.signals.signal import LOG
@@ -122,7 +123,9 @@ class _Tables:
                     text = f"{moment} ({cut.time},{cut.inc})"
                 yield f"{name} has reached {text}"
             elif name == CURRENT:
-                unread_or_lost = from_document(TableState, self._states[name]).unread_or_lost
+                unread_or_lost = from_document(
+                    TableState, self._states[name], shared=True
+                ).unread_or_lost
                 if unread_or_lost:
                     yield f"{name} must read {unread_names(unread_or_lost)} again"
         written = [state.get("written", {}) for state in self._states.values()]

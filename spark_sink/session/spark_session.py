@@ -144,11 +144,13 @@ def register(spark: SparkSession) -> None:
         require_packages(spark.sparkContext.pythonExec)
         _equip(spark.sparkContext)
         tasks = tasks_by_cores(spark)
+        is_speculative = spark.sparkContext.getConf().get("spark.speculation", "false") == "true"
 
         class OfSession(MergerouterDataSource):
-            """The source in a session whose cores are known: Spark's planner has no session."""
+            """The source in a session with known settings: Spark's planner has no session."""
 
             tasks_by_cores = tasks
+            repeats_tasks = is_speculative
 
         source = OfSession
     spark.dataSource.register(source)
@@ -211,7 +213,7 @@ def require_packages(python: str) -> None:
     program = shutil.which(python)
     if program is not None and Path(program).parent == Path(sys.executable).parent:
         return
-    command = [python, "-c", "import pyarrow, pymongo"]
+    command = [python, "-c", "import numpy, pyarrow, pymongo"]
     try:
         done = subprocess.run(  # noqa: S603
             command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False

@@ -148,5 +148,9 @@ def value_of(text: str) -> Any:
 
 
 def filter_of(keys: Iterable[str]) -> dict[str, Any]:
-    """Return the filter on documents whose `_id`s are given as canonical extended JSON."""
-    return {"_id": {"$in": [value_of(f'{{"v": {key}}}') for key in keys]}}
+    """Return the filter on documents whose keys are given as canonical extended JSON.
+
+    A key is an `_id`, or an array of it and of other fields, for no `_id` is an array.
+    """
+    values = (value_of(f'{{"v": {key}}}') for key in keys)
+    return {"_id": {"$in": [e[0] if isinstance(e, list) else e for e in values]}}

@@ -41,6 +41,8 @@ class MergerouterDataSource(DataSource):
 
     tasks_by_cores: ClassVar[int | None] = None
     """The default of the option with the tasks of a snapshot's batch, by the cores of a session."""
+    repeats_tasks: ClassVar[bool] = False
+    """Whether Spark may run a second attempt of a task beside the first one."""
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
@@ -117,11 +119,16 @@ class MergerouterDataSource(DataSource):
             return MergerouterStreamWriter(schema, self._write_options(overwrite))
 
     def _write_options(self, overwrite: bool) -> WriteOptions:
-        """Return the sink's options. Raises OptionError, also if Spark does not pass batches."""
+        """Return the sink's options. Raises OptionError, also if this Spark cannot write."""
         if overwrite:
             raise OptionError(
                 "the sink changes documents by their keys and overwrites no collection: use mode "
                 "append, in a stream append or update"
+            )
+        if self.repeats_tasks:
+            raise OptionError(
+                "the sink requires spark.speculation=false: the slower attempt of a task could "
+                "write a document again that a later batch has deleted"
             )
         if _spark_version() < _OLDEST_FOR_WRITES:
             raise OptionError(

@@ -53,10 +53,12 @@ class Planners:
             client.require_reachable()
             self.inbox = ReportInbox(client.address)
             self.batches = BatchPlanner(client, options, self.inbox, loaded=loaded)
-            self.chunks = snapshot_planner(client, options)
+            self.snapshot_planner = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
-            self.snapshots = QuerySnapshots(self.chunks, options.snapshot.collections, refusal)
-            self.signals = SignalReceiver(client, options, self.snapshots)
+            self.query_snapshots = QuerySnapshots(
+                self.snapshot_planner, options.snapshot.collections, refusal
+            )
+            self.signals = SignalReceiver(client, options, self.query_snapshots)
         except BaseException:
             client.close()
             raise
@@ -73,7 +75,7 @@ class Planners:
 
         def advanced() -> SignalState:
             reached = filter(None, (self.client.clocks().cluster_time, time_of(end)))
-            return self.snapshots.advance(state, max(reached))
+            return self.query_snapshots.advance(state, max(reached))
 
         return self.client.with_retries(advanced)
 
@@ -150,19 +152,18 @@ class OffsetPlanner:
         policy = self._policy or self._begun(QueryStart(time_of(position), is_in_snapshot))
         if is_in_snapshot:
             self._snapshot = _InitialSnapshot.READ
-            if self._has_other_scope(start):
-                return self._change_scope(start, signals)
-            return self._moved(start, PlannedBatch(position, position, 0), signals)
-        signals = self.planners.snapshots.require(signals, *self._output.unread(start))
-        is_due = self._snapshot is _InitialSnapshot.DUE
-        if policy.at_first if isinstance(position, FromNow) else is_due:
-            return self._begin_snapshot(start, signals)
-        if not policy.streams:
-            return None
+        else:
+            lacking = self._output.unread(start)
+            signals = self.planners.query_snapshots.require(signals, *lacking)
+            is_due = self._snapshot is _InitialSnapshot.DUE
+            if policy.at_first if isinstance(position, FromNow) else is_due:
+                return self._begin_snapshot(start, signals)
+            if not policy.streams:
+                return None
         try:
-            if self._has_other_scope(start) or start.sought is not None:
+            if start.scope != self._options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
-            if not self._is_at_end:
+            if not (is_in_snapshot or self._is_at_end):
                 signals = self.planners.signals.receive(signals, position)
             batch = self._next_batch(position, signals, max_events)
         except HistoryLostError:
@@ -174,10 +175,6 @@ class OffsetPlanner:
                 raise
             return self._begin_snapshot(start, replace(signals, position=None))
         return self._moved(start, batch, signals)
-
-    def _has_other_scope(self, start: Offset) -> bool:
-        """Return whether the options request another scope than that of an offset."""
-        return start.scope != self._options.scope
 
     def _next_batch(
         self, position: Position, signals: SignalState, max_events: int | None
@@ -217,7 +214,7 @@ class OffsetPlanner:
             return None
         if self._snapshot is _InitialSnapshot.NONE:
             self._snapshot = _InitialSnapshot.SKIPPED
-            signals = self.planners.snapshots.skipped(signals)
+            signals = self.planners.query_snapshots.skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self._options.heartbeat_interval)
         return start.moved(
             batch.end,
@@ -241,7 +238,7 @@ class OffsetPlanner:
             self.planners.batches.require_history(AtTime(position.cluster_time))
             return start.moved(after(position.cluster_time), signals=signals, **kept)
         if start.sought is not None:
-            signals = self.planners.snapshots.left_out(signals, start.sought, position)
+            signals = self.planners.query_snapshots.left_out(signals, start.sought, position)
         if self._options.snapshot.policy.reads_documents:
             before = None if start.sought is not None else start.scope
             signals = self._with_gained(signals, position.time, before)
@@ -254,7 +251,7 @@ class OffsetPlanner:
         planners, wanted = self.planners, self._options.snapshot.accepts
         name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
         of_all = Gained(name, high_water_mark(time), self._options.scope, before)
-        names = {*planners.client.with_retries(lambda: planners.chunks.names(wanted))}
+        names = {*planners.client.with_retries(lambda: planners.snapshot_planner.names(wanted))}
         others = {name for name in self._output.namespaces() - names if of_all.accepts(*name)}
         if not others and not any(of_all.accepts(*name) for name in names):
             return signals
@@ -275,7 +272,7 @@ class OffsetPlanner:
         planners = self.planners
         planners.batches.close()
         signals = planners.client.with_retries(
-            lambda: planners.snapshots.begin(signals, planners.client.present())
+            lambda: planners.query_snapshots.begin(signals, planners.client.present())
         )
         plan = signals.initial_plan
         assert plan is not None

@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 
 from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.errors import StreamError
-from spark_sink.events.documents import from_document, to_document
+from spark_sink.events.documents import NewerVersionError, from_document, to_document
 from spark_sink.events.positions import Position, Token, after, time_of
 from spark_sink.options.scope import CollectionTokens, Gained, Scope
 from spark_sink.signals.state import SignalState
@@ -47,9 +47,14 @@ class Offset:
 
     @classmethod
     def of(cls, offset: Mapping[str, Any]) -> Offset:
-        """Return the offset of a `document`. Raises StreamError for one of another source."""
+        """Return the offset of a `document`.
+
+        Raises StreamError for one of another source, or of a newer version of this one.
+        """
         try:
             return from_document(cls, offset)
+        except NewerVersionError as error:
+            raise StreamError(f"the checkpoint cannot be continued: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
             raise StreamError(
                 "the checkpoint has no offset of this source: use a separate checkpointLocation",

@@ -113,7 +113,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         tasks: list[Task] = [*heartbeats(before.heartbeat, offset.heartbeat)]
         if offset.signals.reading is not None or offset.signals.ending is not None:
             planners, position, options = self._planner.planners, before.position, self.options
-            planner, present = planners.chunks, planners.client.present
+            planner, present = planners.snapshot_planner, planners.client.present
             if offset.scope not in (None, options.scope):  # a repeated batch keeps its scope
                 scoped = replace(options, scope=offset.scope)
                 planner = snapshot_planner(planners.client, scoped)

@@ -154,7 +154,7 @@ class CurrentTable:
                     "folder"
                 )
             self._stored = TableForm.of(self.log.schema, self.log.statistics_columns)
-            self.state = from_document(TableState, document)
+            self.state = from_document(TableState, document, shared=True)
         self.form = _form_after(self.address, self._stored, form or self._stored or TableForm())
         """The columns of the next version."""
 

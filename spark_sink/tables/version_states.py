@@ -75,7 +75,7 @@ class Batch:
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> Batch | None:
         """Return the batch in a state; None if there is none."""
-        return from_document(cls, state) if "query" in state else None
+        return from_document(cls, state, shared=True) if "query" in state else None
 
     def wrote(self, name: str) -> Batch:
         """Return this batch, which has rows in the table with that name."""

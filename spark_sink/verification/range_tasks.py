@@ -1,8 +1,7 @@
 """The tasks of Spark that compare ranges of keys with the documents of their collections.
 
 Both sides may change meanwhile. So rows and keys that differ are only suspects, which
-`collection_comparison` compares again. Executors import this module, which requires pyarrow and
-pymongo only.
+`collection_comparison` compares again. Executors import this module.
 """
 
 from __future__ import annotations

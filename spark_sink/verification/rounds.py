@@ -10,6 +10,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import bson
@@ -19,27 +20,28 @@ from pyspark.sql import SparkSession
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, say
 from spark_sink.events.positions import after
-from spark_sink.jobs.job_folder import CURRENT, JobFolder
+from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
+from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.status import verified_line
-from spark_sink.jobs.tables_job import Findings
+from spark_sink.jobs.table_commits import Findings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
+from spark_sink.signals.signal import EXECUTE
 from spark_sink.snapshot.plan import filter_of
-from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.prepare import EVENT
-from spark_sink.tables.version_states import end_of
+from spark_sink.tables.version_states import end_of, newest_state
 from spark_sink.verification.collection_comparison import (
     ROUND,
     Comparison,
     document_options,
 )
 
-# Differences of a round that are repaired, and shown.
+# The most differences of a round that are repaired, and shown.
 _MOST_KEPT, _SHOWN = 1_000, 20
-# The most keys of one signal, and their characters: longer filters are refused.
-_KEYS_OF_SIGNAL, _KEY_CHARACTERS = 100, 15_000
+# The most characters of names and keys in a signal: longer filters are refused.
+_SIGNAL_CHARACTERS = 15_000
 _POLL_SECONDS = 0.5
 # Seconds from a failure of a round to its continuation.
 _RETRY_SECONDS = 30.0
@@ -78,8 +80,9 @@ class Verifier:
         self._settings = settings
         self._done = done
         self._ending = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="verifier", daemon=True)
-        verified = DeltaLog(self._address).state().get("verified", {})
+        run = copy_context().run
+        self._thread = threading.Thread(target=run, args=(self._run,), name="verifier", daemon=True)
+        verified = newest_state(self._address).get("verified", {})
         self.findings = Findings(self._address, verified)
         """What the last complete round has found, and what its repair removes."""
 
@@ -105,7 +108,7 @@ class Verifier:
 
     def _verify(self) -> None:
         """Compare all keys, and publish the result."""
-        while not _is_whole(DeltaLog(self._address)):
+        while not _is_whole(newest_state(self._address)):
             if self._ending.wait(_POLL_SECONDS):
                 return
         of_table = self._spark, self._address, self._options
@@ -120,9 +123,10 @@ class Verifier:
         if self._settings.repair:
             extra = [row for row in compared.first if row["difference"] == "extra"]
             self._remove(extra, compared.through)
-            self._request([row for row in compared.first if row["difference"] != "extra"])
-            if left := compared.count - len(compared.first):
-                say(f"repair: {len(compared.first):,} differences now, {left:,} in the next rounds")
+            others = [row for row in compared.first if row["difference"] != "extra"]
+            now = len(extra) + self._request(others)
+            if left := compared.count - now:
+                say(f"repair: {now:,} differences now, {left:,} in the next rounds")
         self.findings.verified = {
             "through": compared.begin,
             "rows": compared.rows,
@@ -141,25 +145,33 @@ class Verifier:
             key = {"database": database, "collection": name, "key": row["key"]}
             self.findings.gone.put({**key, "documentKey": None, **change})
 
-    def _request(self, differences: Sequence[Mapping[str, Any]]) -> None:
-        """Request a snapshot of the documents that the table lacks, or has in another version."""
-        by_name: dict[str, list[str]] = {}
+    def _request(self, differences: Sequence[Mapping[str, Any]]) -> int:
+        """Request a snapshot of documents that the table lacks, or has in another version.
+
+        There is one signal, so that the query never refuses one of many. Return the number of
+        differences that it has room for.
+        """
+        keys, count, left = dict[str, list[str]](), 0, _SIGNAL_CHARACTERS
         for row in differences:
-            by_name.setdefault(row["namespace"], []).append(row["key"])
-        for name, keys in by_name.items():
-            pattern, longest = re.escape(name), max(map(len, keys))
-            step = min(_KEYS_OF_SIGNAL, _KEY_CHARACTERS // longest) or len(keys)
-            for start in range(0, len(keys), step):
-                data: dict[str, Any] = {"data-collections": [pattern]}
-                if longest <= _KEY_CHARACTERS:  # else the whole collection is read
-                    chosen = filter_of(keys[start : start + step])
-                    condition = {"data-collection": pattern, "filter": chosen}
-                    data["additional-conditions"] = [condition]
-                send(self._folder.signals, {"type": "execute-snapshot", "data": data})
+            name = row["namespace"]
+            size = len(row["key"]) + (0 if name in keys else 2 * len(name))
+            if keys and size > left:
+                break
+            keys.setdefault(name, []).append(row["key"])
+            count, left = count + 1, left - size
+        if keys:
+            patterns = {name: re.escape(name) for name in keys}
+            data: dict[str, Any] = {"data-collections": [*patterns.values()]}
+            if left >= 0:  # else the only key is too long, and the whole collection is read
+                data["additional-conditions"] = [
+                    {"data-collection": pattern, "filter": filter_of(keys[name])}
+                    for name, pattern in patterns.items()
+                ]
+            send(self._folder.signals, {"type": EXECUTE, "data": data})
+        return count
 
 
-def _is_whole(log: DeltaLog) -> bool:
-    """Return whether a table has all documents, so that no snapshot must complete it."""
-    state = log.state()
+def _is_whole(state: Mapping[str, Any]) -> bool:
+    """Return whether a table with a state has all documents, so that no snapshot completes it."""
     offset = end_of(state)
     return offset is not None and offset.signals.initial_plan is None and not state.get("unread")

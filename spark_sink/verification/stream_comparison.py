@@ -23,7 +23,8 @@ from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.debezium.message_batches import MESSAGE_ROWS, Messages, table_options
 from spark_sink.events.positions import AtTime, Position, Token
 from spark_sink.events.slices import fields_of
-from spark_sink.jobs.task_writer import COUNT_COLUMNS, COUNTED, DATE, Transactions
+from spark_sink.jobs.job_tables import DATE, TRANSACTION_COLUMNS
+from spark_sink.jobs.task_writer import COUNT_COLUMNS, Transactions
 from spark_sink.options.snapshot_options import MODE_OPTIONS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
@@ -124,7 +125,9 @@ def transaction_differences(kept: DataFrame, events: Events) -> DataFrame:
 
     A transaction may have several rows. Columns: id, and those of `bronze_differences`.
     """
-    schema = StructType([field for field in kept.schema.fields if field.name in COUNTED.names])
+    schema = StructType(
+        [field for field in kept.schema.fields if field.name in TRANSACTION_COLUMNS.names]
+    )
     counted = events.rows.select(*COUNT_COLUMNS).mapInArrow(_counted, schema)
     kept, counted = (
         _whole_transactions(rows).where(F.col("token") >= events.first) for rows in (kept, counted)

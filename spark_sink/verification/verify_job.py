@@ -19,23 +19,22 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.jobs.job_folder import (
+from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
+from spark_sink.jobs.job_history import snapshot_ends
+from spark_sink.jobs.job_tables import (
     BRONZE,
     CURRENT,
     MESSAGES,
-    NOTIFIED,
+    NOTIFICATIONS,
     QUARANTINE,
     TRANSACTIONS,
-    JobFolder,
-    JobRecord,
-    LoggedBatch,
 )
-from spark_sink.jobs.point_in_time import snapshot_ends
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.recovery import lacking_tables
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import unread_names
 from spark_sink.tables.delta_log import DeltaLog
@@ -130,12 +129,15 @@ def verify_job(
         shown: the most differences of a table to return.
     """
     record, last = folder.record(), folder.last_committed()
-    logs = {name: DeltaLog(folder.table(name)) for name in (*record.tables, QUARANTINE, NOTIFIED)}
+    logs = {
+        name: DeltaLog(folder.table(name)) for name in (*record.tables, QUARANTINE, NOTIFICATIONS)
+    }
     lost = _lost_tables(logs, -1 if last is None else last.number)
     wanted = tables or [n for n in logs if n in (*record.tables, *lost) or logs[n].exists]
     for name in wanted:
         if name not in logs:
-            raise OptionError(f"the job in {folder.address} has no table {name}: correct --table")
+            has = ", ".join(logs)
+            raise OptionError(f"the job in {folder.address} has no table {name}, but {has}")
     outcomes = {name: Outcome() for name in wanted}
     for name in outcomes.keys() & {*lost}:
         outcomes[name].failed = True
@@ -238,47 +240,57 @@ class _Verification:
             MESSAGES: partial(message_differences, options=self.record.messages),
             TRANSACTIONS: transaction_differences,
         }
-        names, position = [name for name in compare if name in self.logs], last.end.position
+        names = [name for name in compare if name in self.logs]
         with self._failures(*names):
-            if not names:
-                return
-            if last.end.signals.initial_plan is not None:
-                self._remark(names, "the snapshot has not ended yet")
-                return
             until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
             rows = {name: read_rows(self.spark, self.logs[name]).where(until) for name in names}
-            every = (_first_tokens(name, self.logs[name], rows[name]) for name in names)
-            first = min(chain.from_iterable(every), default=None)
-            if first is None:
+            events = self._events(rows, last.end, since)
+            if events is None:
                 return
-            if since is not None:
-                first = key_of(AtTime(since))
-            if last.end.since is not None:
-                first = max(first, key_of(AtTime(last.end.since)))
-            begin, end, whole = map(_iso, (first, key_of(position), self.record.since))
-            try:
-                events = events_of(self.spark, self.options, first, self.record.since, position)
-            except HistoryLostError:
-                reason = (
-                    f"the oplogs no longer contain {begin}, with which the comparison begins. Pass "
-                    "a later time with --since"
+            begin, end, whole = map(_iso, (events.first, key_of(last.end.position), events.whole))
+            compared = [f"the events from {begin} to {end} with the stream"]
+            if events.whole > events.first:
+                compared.append(
+                    f"of the events up to {whole} only whether they are there, because the job had "
+                    "other options"
                 )
-                self._remark(names, reason)
-                return
             events.rows.persist(StorageLevel.MEMORY_AND_DISK)
             try:
                 for name in names:
                     with self._failures(name):
                         outcome = self.outcomes[name]
                         outcome.add(compare[name](rows[name], events), self.shown)
-                        outcome.compared.append(f"the events from {begin} to {end} with the stream")
-                        if self.record.since > first:
-                            outcome.compared.append(
-                                f"of the events up to {whole} only whether they are there, because "
-                                "the job had other options"
-                            )
+                        outcome.compared += compared
             finally:
                 events.rows.unpersist()
+
+    def _events(
+        self, rows: Mapping[str, DataFrame], end: Offset, since: Timestamp | None
+    ) -> Events | None:
+        """Return the events with which the rows of tables are compared; None if there are none.
+
+        They end at an offset. If the stream cannot tell them, a remark says why.
+        """
+        if end.signals.initial_plan is not None:
+            self._remark(rows, "the snapshot has not ended yet")
+            return None
+        every = (_first_tokens(name, self.logs[name], rows[name]) for name in rows)
+        first = min(chain.from_iterable(every), default=None)
+        if first is None:
+            return None
+        if since is not None:
+            first = key_of(AtTime(since))
+        if end.since is not None:
+            first = max(first, key_of(AtTime(end.since)))
+        try:
+            return events_of(self.spark, self.options, first, self.record.since, end.position)
+        except HistoryLostError:
+            reason = (
+                f"the oplogs no longer contain {_iso(first)}, with which the comparison begins. "
+                "Pass a later time with --since"
+            )
+            self._remark(rows, reason)
+            return None
 
     def _remark(self, names: Iterable[str], why: str) -> None:
         for name in names:

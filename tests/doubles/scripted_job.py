@@ -9,7 +9,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -21,13 +20,15 @@ from spark_sink.events.positions import AtTime
 from spark_sink.events.runs import run_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_tables import dated_schema
 from spark_sink.jobs.recovery import restore_checkpoint
-from spark_sink.jobs.tables_job import TablesJob, take_over
-from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter, dated_schema
+from spark_sink.jobs.table_commits import TableCommits, take_over
+from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
+from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.version_states import Batch
 from tests.doubles.table_changes import RandomChanges
 
@@ -86,28 +87,31 @@ class Script:
         return sum(each["clusterTime"] < cut for each in self.events)
 
 
-class ScriptedJob(TablesJob):
-    """A job that reads the events of a script between two offsets."""
+class ScriptedJob:
+    """A start of a job that reads the events of a script between two offsets."""
 
     def __init__(
         self, folder: JobFolder, script: Script, epoch: int, record: JobRecord = RECORD
     ) -> None:
-        super().__init__(folder, record, "mongodb://none", epoch=epoch)
-        self._script, self._rows = script, dated_schema(arrow_schema(EventRows().schema))
+        rows = dated_schema(arrow_schema(EventRows().schema))
+        self._commits = TableCommits(folder, record, epoch, TableForm(), rows)
+        self._script = script
         addresses = {name: folder.table(name) for name in SIX}
         self._written_to = TaskTables(addresses, RECORD.messages, epoch)
 
     def commit(self, number: int) -> None:
-        """Commit a batch, as Spark calls it."""
-        self._commit(SimpleNamespace(sparkSession=None), number)  # type: ignore[arg-type]
+        """Commit a batch, as Spark calls a job."""
+        batch = self._commits.planned(number)
+        self._commits.commit(None, batch, self.written(batch))
 
-    def _reports(self, rows: Any, batch: Batch, end: Offset) -> list[TaskReport]:
+    def written(self, batch: Batch) -> TaskReport:
+        """Write the files of a batch, as a task does."""
         first, last = map(self._script.before, (batch.begin, batch.offset))
         made, events = EventRows(), self._script.events[first:last]
         with TaskWriter(self._written_to, made.schema, batch.number) as writer:
             for each in made.batches(run_of([bson.encode(event)]) for event in events):
                 writer.add(each)
-            return [writer.close()]
+            return writer.close()
 
 
 def follow(

@@ -83,7 +83,7 @@ def pause_starts(monkeypatch: pytest.MonkeyPatch) -> None:
 
         monkeypatch.setattr(owner, name, paused)
 
-    pausing(ScriptedJob, "_reports")
+    pausing(ScriptedJob, "written")
     for name in ("reload", "_write", "_create"):
         pausing(DeltaLog, name)
 

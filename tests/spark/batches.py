@@ -11,7 +11,7 @@ import bson
 from deltalake import DeltaTable
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows
 
-from spark_sink.jobs.tables_job import Findings
+from spark_sink.jobs.table_commits import Findings
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.tables.current_table import CurrentTable, Upsert

@@ -8,15 +8,8 @@ from typing import Any
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_sink.jobs.job_folder import (
-    BRONZE,
-    CURRENT,
-    DEFAULT_TABLES,
-    MESSAGES,
-    TRANSACTIONS,
-    JobFolder,
-    JobRecord,
-)
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_tables import BRONZE, CURRENT, DEFAULT_TABLES, MESSAGES, TRANSACTIONS
 from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.options.scope import namespace_options
 from spark_sink.verification.verify_job import verify_job
@@ -53,7 +46,10 @@ def run_job(
     kept = JobRecord(namespaces, chosen, tables, **record)
     where.begin(kept)
     job = TablesJob(where, kept, shop.uri)
-    job.start(spark, None).awaitTermination()
+    query = job.start(spark, None)
+    manager = "spark.sql.streaming.checkpointFileManagerClass"
+    assert spark.conf.get(manager, None) is None  # the session's other queries keep their own
+    query.awaitTermination()
     return job
 
 

@@ -16,7 +16,8 @@ from spark_sink import read_at
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.message_batches import Messages, table_options
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, JobFolder, JobRecord
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_tables import BRONZE, CURRENT, MESSAGES
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_rows import read_rows
 from tests.spark.conftest import Shop

@@ -142,8 +142,8 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     state = IN_SNAPSHOT if is_in_snapshot else SignalState()
     planners = Mock()
     planners.client.with_retries = lambda call: call()
-    planners.snapshots.begin.return_value = IN_SNAPSHOT
-    planners.snapshots.require = lambda signals, *_: replace(signals, required_at="7")
+    planners.query_snapshots.begin.return_value = IN_SNAPSHOT
+    planners.query_snapshots.require = lambda signals, *_: replace(signals, required_at="7")
     planners.signals.receive = lambda signals, _: signals
     planners.advanced = lambda signals, _: signals
     planners.batches.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
@@ -166,11 +166,11 @@ def test_a_start_decides_when_a_snapshot_begins(
     for position, begins in ((FromNow(), first), (POSITION, later)):
         planner, latest = started(position, is_in_snapshot=is_in_snapshot, snapshotMode=mode)
         latest()
-        assert planner.planners.snapshots.begin.called == begins
-        for call in planner.planners.snapshots.begin.call_args_list:
+        assert planner.planners.query_snapshots.begin.called == begins
+        for call in planner.planners.query_snapshots.begin.call_args_list:
             assert call.args[0].required_at == "7"  # with what the table lacks
     latest()
-    assert planner.planners.snapshots.begin.call_count == later  # one at each start
+    assert planner.planners.query_snapshots.begin.call_count == later  # one at each start
 
 
 def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:

@@ -18,7 +18,8 @@ from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.recovery import restore_checkpoint
 from spark_sink.jobs.seeking import replace_lost_batch, seek
-from spark_sink.jobs.tables_job import TablesJob, take_over
+from spark_sink.jobs.table_commits import take_over
+from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.options.scope import namespace_options
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset

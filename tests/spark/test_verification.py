@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from spark_sink.cli import job
-from spark_sink.jobs.job_folder import BRONZE, CURRENT, MESSAGES, TRANSACTIONS
+from spark_sink.jobs.job_tables import BRONZE, CURRENT, MESSAGES, TRANSACTIONS
 from tests.doubles.table_damages import other
 from tests.spark.conftest import Shop
 from tests.spark.jobs import TABLES, change_everything, run_job

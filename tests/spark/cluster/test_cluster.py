@@ -16,7 +16,8 @@ import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
-from spark_sink.jobs.job_folder import DEFAULT_TABLES, JobFolder
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_tables import DEFAULT_TABLES
 from spark_sink.verification.verify_job import verify_job
 from tests.harness.object_store import BUCKET, object_store
 from tests.harness.until import wait_for

@@ -11,7 +11,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from spark_sink.jobs.job_folder import ALL_BATCHES, JobFolder
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_tables import ALL_BATCHES
 from tests.spark.quick_session import QUICK
 
 _END_SECONDS = 120.0

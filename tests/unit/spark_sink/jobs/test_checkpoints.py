@@ -1,5 +1,6 @@
 """Checkpoints beside a job's folder: made again from the tables, and two starts on one folder."""
 
+import json
 import os
 import shutil
 import time
@@ -224,6 +225,10 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
         assert again.record() == record
     again.mend(record)
     assert capsys.readouterr().err == ""
+    path.write_text(newer := json.dumps({**json.loads(path.read_text()), "region": "eu"}))
+    with pytest.raises(StreamError, match=r"newer version .* 'region': run that"):
+        again.mend(record)
+    assert path.read_text() == newer
 
 
 def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:

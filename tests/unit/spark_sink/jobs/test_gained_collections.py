@@ -72,7 +72,7 @@ class Gaining:
         self.options: StreamOptions = parse_options({**uri, **given})
         self.chunks = Collections(self.names, self.options.scope)
         snapshots = QuerySnapshots(self.chunks, self.options.snapshot.collections)
-        planners = Mock(snapshots=snapshots, chunks=self.chunks)
+        planners = Mock(query_snapshots=snapshots, snapshot_planner=self.chunks)
         planners.client.with_retries = lambda call: call()
         planners.signals.receive = lambda signals, _: signals
         planners.batches.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)

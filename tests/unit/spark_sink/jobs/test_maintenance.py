@@ -1,6 +1,7 @@
 """The tables of a job are compacted by a schedule, and a failure does not end the job."""
 
 import os
+import threading
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -10,45 +11,52 @@ from typing import Any
 import pytest
 from deltalake import DeltaTable
 
+from spark_sink.errors import lines_of_job
 from spark_sink.jobs import maintenance
-from spark_sink.jobs.job_folder import CURRENT, NOTIFIED, JobFolder
-from spark_sink.jobs.maintenance import compact_tables, schedule
+from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_tables import CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
+from spark_sink.jobs.maintenance import compact_tables, compaction_beside
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.progress import printed_progress
 from spark_sink.jobs.recovery import rebuild_table
-from spark_sink.jobs.tables_job import NOTIFICATIONS
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.version_states import Batch
 from tests.doubles.scripted_job import Script, check_tables, follow
 from tests.doubles.table_changes import RandomChanges, apply, documents_in
+from tests.harness.until import wait_for
 
 
-def test_small_files_are_compacted_when_it_is_time(
+def test_small_files_are_compacted_beside_a_job_and_a_failure_does_not_end_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder, now = JobFolder(str(tmp_path)), [0.0]
+    folder, printed = JobFolder(str(tmp_path)), [""]
     assert list(compact_tables(folder)) == []
     monkeypatch.setattr(maintenance, "_PORTION_FILES", 2)
-    rows = NOTIFICATIONS.empty_table().from_pylist([{"id": "a"}], NOTIFICATIONS)
+    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
     for number in range(3):
-        DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", number))
-    maintain = schedule(folder, 7200, clock=lambda: now[0])
-    for moment in (3600.0, 7200.0, 7300.0):
-        now[0] = moment
-        maintain()
-    assert (
-        capsys.readouterr().err == "notifications: 3 files compacted into 1, 0 old ones deleted\n"
-    )
-    assert DeltaLog(folder.table(NOTIFIED)).count() == 3
-    DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", 3))
-    for damaged in Path(folder.table(NOTIFIED)).glob("*.parquet"):
-        os.truncate(damaged, damaged.stat().st_size // 2)
-    now[0] = 14_400.0
-    maintain()
-    [line] = capsys.readouterr().err.splitlines()
-    assert line.startswith("the tables were not all compacted; the job continues: the table at ")
+        DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", number))
+
+    def has_printed(line: str) -> bool:
+        printed[0] += capsys.readouterr().err
+        return line in printed[0]
+
+    def wait_for_line(line: str) -> None:
+        wait_for(lambda: has_printed(line), line)
+
+    with lines_of_job("shop.orders"), compaction_beside(folder, 0.05):
+        compacted = "notifications: 3 files compacted into 1, 0 old ones deleted\n"
+        wait_for_line(f"shop.orders: {compacted}")
+        assert DeltaLog(folder.table(NOTIFICATIONS)).count() == 3
+        for damaged in Path(folder.table(NOTIFICATIONS)).glob("*.parquet"):
+            os.truncate(damaged, damaged.stat().st_size // 2)
+        DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", 3))
+        wait_for_line(
+            "shop.orders: the tables were not all compacted; the job continues: the table"
+        )
+    threads = {thread.name for thread in threading.enumerate()}
+    assert "compaction" not in threads
 
 
 def test_a_stop_ends_a_compaction_after_the_portion_in_progress(
@@ -56,9 +64,9 @@ def test_a_stop_ends_a_compaction_after_the_portion_in_progress(
 ) -> None:
     folder, asked = JobFolder(str(tmp_path)), iter([False, False, False, True])
     monkeypatch.setattr(maintenance, "_PORTION_FILES", 2)
-    rows = NOTIFICATIONS.empty_table().from_pylist([{"id": "a"}], NOTIFICATIONS)
+    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
     for number in range(6):
-        DeltaLog(folder.table(NOTIFIED)).append_rows(rows, Batch("q", number))
+        DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", number))
     [line] = compact_tables(folder, lambda: next(asked, True))
     assert line == "notifications: 6 files compacted into 5, 0 old ones deleted"
 

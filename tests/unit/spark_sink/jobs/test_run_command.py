@@ -11,13 +11,14 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from pyspark.errors import StreamingQueryException
+from pyspark.errors import PySparkException, StreamingQueryException
 from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
 import spark_sink.job as running
 from spark_sink.errors import SourceError
 from spark_sink.jobs import query_run, router_beside
+from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.progress import WrittenBatch
 from spark_sink.jobs.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
@@ -124,6 +125,20 @@ def test_without_a_router_the_cause_is_told(events: list[str], tmp_path: Path) -
     assert not (tmp_path / "job").exists()
 
 
+def test_a_record_is_not_mended_while_another_process_has_the_job(
+    events: list[str], tmp_path: Path
+) -> None:
+    damaged = tmp_path / "job" / "job.json"
+    with JobFolder(str(tmp_path / "job")).locked():
+        damaged.write_text("{")
+        result = run(tmp_path, "--configdb", "cfg/h:1")
+        assert (result.exit_code, damaged.read_text()) == (2, "{")
+    assert "is running" in result.output
+    assert run(tmp_path, "--configdb", "cfg/h:1").exit_code == 0
+    assert "query starts" in events
+    assert JobFolder(str(tmp_path / "job")).record().namespaces == ("shop.orders",)
+
+
 def test_a_signal_that_ends_spark_too_is_an_orderly_end(
     events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,6 +151,33 @@ def test_a_signal_that_ends_spark_too_is_an_orderly_end(
     assert result.exit_code == 0, result.output
     assert "the next start repeats the batch" in result.output
     assert events[-2:] == ["reports None ended", "router ends"]
+
+
+@pytest.mark.parametrize("error", [StreamingQueryException, OSError, PySparkException])
+def test_a_batch_that_fails_after_a_signal_is_a_failure(
+    error: type[Exception], events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tick() -> bool:
+        signal.raise_signal(signal.SIGTERM)
+        raise error("disk is gone")
+
+    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery(tick, events))
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert (result.exit_code, result.output.count("error: disk is gone\n")) == (1, 1)
+    assert events[-2:] == ["reports disk is gone", "router ends"]
+
+
+def test_a_batch_that_spark_cancels_when_a_signal_ends_it_is_no_failure(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tick() -> bool:
+        signal.raise_signal(signal.SIGTERM)
+        raise StreamingQueryException("Job 3 cancelled because SparkContext was shut down")
+
+    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery(tick, events))
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert result.exit_code == 0, result.output
+    assert "the next start repeats the batch" in result.output
 
 
 def test_a_signal_while_spark_starts_ends_the_job_at_once(
@@ -187,6 +229,8 @@ def test_a_failure_ends_all_jobs_and_is_printed_and_reported_once(
     given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
     result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
     assert (result.exit_code, result.output.count("error: disk is gone\n")) == (1, 1)
+    assert ("shop.bad: the job has failed, and the others end" in result.output) is bool(others)
+    assert ("shop.good: Spark has started: the job begins" in result.output) is bool(others)
     assert events.count("reports disk is gone") == 1
     assert events[-2:] == [f"reports {'0 ended' if others else 'disk is gone'}", "router ends"]
 
@@ -218,7 +262,7 @@ def test_a_failure_while_the_jobs_end_for_another_one_is_no_orderly_stop(
     (tmp_path / "jobs.yaml").write_text("collections:\n  shop.bad:\n  shop.worse:\n")
     given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
     result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
-    assert "the others end: router is gone\n" in result.output
+    assert "shop.worse: the job has failed, and the others end: router is gone\n" in result.output
     assert "stopped with Spark's JVM" not in result.output
     assert {"reports disk is gone", "reports router is gone"} <= {*events}
 

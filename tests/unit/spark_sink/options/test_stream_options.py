@@ -15,6 +15,7 @@ from spark_sink.events.positions import AtTime, FromNow, Token, position_documen
 from spark_sink.options.java_patterns import compiled, translation
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
+from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
@@ -249,6 +250,19 @@ def test_an_offset_of_another_scope_is_refused(scope):
 def test_an_offset_of_another_source_is_refused():
     with pytest.raises(StreamError, match="checkpointLocation"):
         Offset.of({"files": 3})
+
+
+@pytest.mark.parametrize("path", [(), ("signals",), ("signals", "requests", 0)])
+def test_an_offset_of_a_newer_version_is_refused(path: tuple[str | int, ...]) -> None:
+    request = SnapshotRequest("a", "incremental", ("shop.orders",))
+    document = Offset(FromNow(), signals=SignalState(requests=(request,))).document
+    assert Offset.of(document).signals.requests == (request,)
+    part: Any = document
+    for name in path:
+        part = part[name]
+    part["seenBy"] = "1"
+    with pytest.raises(StreamError, match=r"newer version .* field 'seenBy': run"):
+        Offset.of(document)
 
 
 def test_long_messages_are_cut_after_the_cause():

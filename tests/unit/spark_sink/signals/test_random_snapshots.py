@@ -81,9 +81,11 @@ class Query:
         client.clocks = lambda: Mock(cluster_time=self.present())
         planners.inbox, planners.batches = Mock(), Mock(ends_at_present=False, quiet_until=None)
         planners.batches.next_batch = self.next_batch
-        planners.chunks = CountedDocuments(options.scope)
-        planners.snapshots = QuerySnapshots(planners.chunks, options.snapshot.collections)
-        planners.signals = SignalReceiver(client, options, planners.snapshots)
+        planners.snapshot_planner = CountedDocuments(options.scope)
+        planners.query_snapshots = QuerySnapshots(
+            planners.snapshot_planner, options.snapshot.collections
+        )
+        planners.signals = SignalReceiver(client, options, planners.query_snapshots)
         output = Mock(Output, follows_scope=True, namespaces=set)
         output.unread.return_value = ({}, ())
         self.planner = OffsetPlanner(options, planners, output)

@@ -18,9 +18,9 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
 from spark_sink.debezium.message_batches import MESSAGE_ROWS
+from spark_sink.jobs.job_tables import NOTIFICATION_COLUMNS, PARTITIONS, dated_schema
 from spark_sink.jobs.maintenance import merge_small_files
-from spark_sink.jobs.tables_job import NOTIFICATIONS
-from spark_sink.jobs.task_writer import PARTITIONS, TaskTables, TaskWriter, dated_schema
+from spark_sink.jobs.task_writer import TaskTables, TaskWriter
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments
@@ -104,7 +104,7 @@ def written(folder: Path, name: str) -> DeltaLog:
             case "notifications":
                 row = {"id": f"{number}", "aggregate_type": "a", "type": "t", "timestamp": number}
                 row["additional_data"] = [("k", "v"), ("l", "w")]
-                told = pa.Table.from_pylist([row] * 2, NOTIFICATIONS)
+                told = pa.Table.from_pylist([row] * 2, NOTIFICATION_COLUMNS)
                 DeltaLog(address).append_rows(told, batch)
             case "quarantine":
                 schema = arrow_schema(UNAPPLIED)

@@ -4,11 +4,13 @@ import shutil
 import threading
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import bson
 import pyarrow as pa
 import pytest
+from bson import json_util
 from bson.datetime_ms import DatetimeMS
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
@@ -21,6 +23,8 @@ from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.extended_json import canonical_json
+from spark_sink.signals.signal import signal_of
+from spark_sink.signals.state import SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
@@ -32,6 +36,7 @@ from spark_sink.verification.range_tasks import RangeTasks, place_of_row, unequa
 from spark_sink.verification.rounds import Verifier
 from spark_sink.verification.stream_comparison import _unequal
 from tests.doubles.table_changes import RandomChanges, apply
+from tests.harness.until import wait_for
 from tests.spark.field_names import doubled
 
 
@@ -58,6 +63,13 @@ def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
         key = canonical_json(fields_of(bson.encode({"_id": value}))[b"_id"])
         assert key is not None
         assert filter_of([key]) == {"_id": {"$in": [value]}}
+
+
+def test_of_a_key_of_several_fields_the_id_is_read() -> None:
+    """A typed table's key has the shard key, too: documents are read again by their `_id`s."""
+    keys = ['[{"$numberInt":"5"},"eu"]', '[{"$oid":"65a1b2c3d4e5f60718293a4b"},null]']
+    identifiers = [5, bson.ObjectId("65a1b2c3d4e5f60718293a4b")]
+    assert filter_of(keys) == {"_id": {"$in": identifiers}}
 
 
 def test_a_key_that_is_no_utf_8_is_not_extra() -> None:
@@ -192,6 +204,37 @@ def test_a_round_that_fails_is_told_and_goes_on(
     with Verifier(no_spark, JobFolder(str(tmp_path)), options, settings):
         assert all(begun.acquire(timeout=60) for _ in range(2))
     assert "verification continues in 0 s: no kernel\n" in capsys.readouterr().err
+
+
+def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A query takes two signals with a batch, and refuses those beyond 20,000 characters."""
+    oid, plan = "65a1b2c3d4e5f607", SnapshotPlan(Timestamp(5, 1), ended=True)
+    no_spark: Any = None
+    rows = [
+        {"namespace": f"shop.orders{n // 5}", "key": f'{{"$oid":"{oid}{n:08x}"}}', "fields": []}
+        for n in range(1000)
+    ]
+    different = tuple({**row, "difference": "different", "token": None} for row in rows)
+    compared = Compared("", "", Timestamp(5, 1), plan=plan, count=1000, first=different)
+    comparison = SimpleNamespace(compare=lambda *_: compared)
+    monkeypatch.setattr("spark_sink.verification.rounds.Comparison", lambda *_: comparison)
+    monkeypatch.setattr("spark_sink.verification.rounds._is_whole", lambda _: True)
+    options = {"uri": "mongodb://router", "database": "shop"}
+    settings = JobSettings(out="x", verify_every="1h", repair=True)
+    folder = JobFolder(str(tmp_path))
+    with Verifier(no_spark, folder, options, settings):
+        wait_for((tmp_path / "signals").exists, "a signal")
+    [path] = (tmp_path / "signals").iterdir()
+    document = json_util.loads(path.read_text())
+    signal = signal_of(document["id"], document)
+    request = SnapshotRequest(signal.id, signal.kind, signal.collections, signal.conditions)
+    assert 10_000 < request.characters < 20_000
+    chosen = request.condition("shop.orders1")
+    assert chosen == filter_of([row["key"] for row in rows[5:10]])
+    now = sum(len(c.document["_id"]["$in"]) for c in signal.conditions)
+    assert f"repair: {now} differences now, {1000 - now} in the next" in capsys.readouterr().err
 
 
 def row(n: int, document: Any) -> dict[str, Any]:

@@ -1,0 +1,206 @@
+"""Commits the batches of a job to its tables, each of which recognises a batch that it has."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import replace
+from queue import SimpleQueue
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from spark_sink.debezium.message_batches import MESSAGE_ROWS
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_tables import (
+    APPENDED,
+    BRONZE,
+    CURRENT,
+    MESSAGES,
+    NOTIFICATION_COLUMNS,
+    NOTIFICATIONS,
+    PARTITIONS,
+    QUARANTINE,
+    TRANSACTIONS,
+    dated_schema,
+)
+from spark_sink.jobs.progress import WrittenBatch
+from spark_sink.jobs.task_writer import TaskReport
+from spark_sink.options.scope import Scope
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.source.offsets import Offset
+from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.ddl_events import TableScope
+from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.prepare import PREPARED
+from spark_sink.tables.range_merge import UNAPPLIED
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
+from spark_sink.tables.table_form import TableForm
+from spark_sink.tables.version_states import Batch
+
+
+def take_over(folder: JobFolder) -> int:
+    """Prevent commits of earlier starts of a job to its tables; return this start's epoch.
+
+    Raises StreamError if a later start has the tables.
+    """
+    addresses = [folder.table(name) for name in (*APPENDED, CURRENT)]
+    epoch = max(DeltaLog(address).later_epoch() for address in addresses)
+    for address in addresses:
+        DeltaLog(address, epoch=epoch).reload()
+    remove_interrupted(folder.table(CURRENT), epoch)
+    return epoch
+
+
+class Findings:
+    """What a verifier passes to the batches of its job, from another thread.
+
+    Args:
+        address: of the current table.
+        verified: the state of the verification, which the table's commits contain.
+    """
+
+    def __init__(self, address: str, verified: Mapping[str, Any]) -> None:
+        self.verified = verified
+        self.gone = SimpleQueue[Mapping[str, Any]]()
+        """Rows of PREPARED, which delete documents: the next batch applies them."""
+        self._address = address
+
+    def removals(self) -> ChangeReport:
+        """Return the changes in `gone`, each once."""
+        gone = [self.gone.get() for _ in range(self.gone.qsize())]
+        stage = ChangeStage(self._address)
+        stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
+        return stage.close()
+
+
+class TableCommits:
+    """Commits the batches of one start of a job.
+
+    Args:
+        epoch: the result of `take_over`.
+        form: of the current table; its columns may follow the documents.
+        rows: the columns of bronze.
+        findings: of a verifier of the current table; each batch commits them.
+        keep_files: for how many seconds replaced files are kept for their readers; None: as long as
+            the tables' default.
+    """
+
+    def __init__(
+        self,
+        folder: JobFolder,
+        record: JobRecord,
+        epoch: int,
+        form: TableForm,
+        rows: pa.Schema,
+        findings: Findings | None = None,
+        keep_files: float | None = None,
+    ) -> None:
+        self._folder, self._tables, self._epoch = folder, record.tables, epoch
+        self._reads_documents = record.snapshot.policy.reads_documents
+        self._form, self._findings, self._keep_files = form, findings, keep_files
+        self._appended = {BRONZE: rows, MESSAGES: dated_schema(MESSAGE_ROWS)}
+        self._opened: dict[str, DeltaLog] = {}
+        self._current: CurrentTable | None = None
+
+    def planned(self, number: int) -> Batch:
+        """Return a batch that the checkpoint has. Raises StreamError if its file is not whole."""
+        folder = self._folder
+        begin, offset = folder.offset(number - 1), folder.offset(number)
+        return Batch(folder.query() or "", number, offset, begin)
+
+    def commit(self, spark: SparkSession | None, batch: Batch, written: TaskReport) -> WrittenBatch:
+        """Commit what tasks have written of a batch, and its transactions and notifications.
+
+        The notifications are last: a batch whose notifications are written is in all tables.
+        Without `spark` the work is done in this process.
+        """
+        end, seconds = Offset.of(batch.offset), dict[str, float]()
+        if self._findings is not None:
+            batch = replace(batch, verified=self._findings.verified)
+        counted, notified = written.transactions.rows(), _notifications(end)
+        beside = {NOTIFICATIONS: notified.num_rows, TRANSACTIONS: counted.num_rows}
+        batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
+        for name in self._appended.keys() & {*self._tables}:
+            with _timed(seconds, name):
+                parts = written.parts.get(name, ())
+                self._table(name).append(parts, self._appended[name], batch)
+        if CURRENT in self._tables:
+            if self._findings is not None:
+                written.changes.add(self._findings.removals())
+            with _timed(seconds, CURRENT):
+                self._merge(spark, written.changes, batch, end)
+        elif quarantined := written.parts.get(QUARANTINE):
+            self._table(QUARANTINE).append(quarantined, arrow_schema(UNAPPLIED), batch)
+        if TRANSACTIONS in self._tables:
+            with _timed(seconds, TRANSACTIONS):
+                self._table(TRANSACTIONS).append_rows(counted, batch)
+        self._table(NOTIFICATIONS).append_rows(notified, batch)
+        if self._keep_files is not None:
+            current = [] if self._current is None else [self._current.log]
+            for log in (*self._opened.values(), *current):
+                log.keep_files(self._keep_files)
+        files = sum(len(written.parts.get(name, ())) for name in self._appended)
+        return WrittenBatch(written.events, files, written.counts, seconds)
+
+    def _after(self, batch: Batch, filled: Collection[str]) -> Batch:
+        """Return the batch with the number, by table, of the newest batch that has rows in it.
+
+        For the tables `filled` this is the batch itself.
+        """
+        newest = {}
+        for name in {*self._tables, QUARANTINE, NOTIFICATIONS} - {CURRENT}:
+            before = self._table(name).state().get("written", {}).get(name, -1)
+            newest[name] = batch.number if name in filled else before
+        return replace(batch, written={name: n for name, n in newest.items() if n >= 0})
+
+    def _merge(
+        self, spark: SparkSession | None, changes: ChangeReport, batch: Batch, end: Offset
+    ) -> None:
+        """Merge the changes of a batch into the current table, and commit them."""
+        if self._current is None:
+            address = self._folder.table(CURRENT)
+            self._current = CurrentTable(address, form=self._form, epoch=self._epoch)
+        self._current.reload()
+        contains = (end.scope or Scope()).accepts
+        scope = TableScope(contains, end.gained) if self._reads_documents else None
+        is_first = not self._appended.keys() & {*self._tables}  # of those that have each batch
+        upsert = Upsert(changes, batch, self._table(QUARANTINE), scope, is_first)
+        self._current.apply_staged(spark, upsert)
+        self._keep_columns(self._current.form)
+
+    def _keep_columns(self, form: TableForm) -> None:
+        """Record the columns of a typed table: no row may have those of deleted documents."""
+        if form.document_schema is not None and form != self._form:
+            schema = form.document_schema.jsonValue()
+            self._folder.keep_columns({"schema": schema, "keys": list(form.keys)})
+            self._form = form
+
+    def _table(self, name: str) -> DeltaLog:
+        if name not in self._opened:
+            address, partitions = self._folder.table(name), PARTITIONS.get(name, ())
+            self._opened[name] = DeltaLog(address, partitions, epoch=self._epoch)
+        return self._opened[name]
+
+
+@contextmanager
+def _timed(seconds: dict[str, float], table: str) -> Iterator[None]:
+    """Record the seconds that the block takes."""
+    begun = time.monotonic()
+    yield
+    seconds[table] = time.monotonic() - begun
+
+
+def _notifications(end: Offset) -> pa.Table:
+    """Return the notifications of a batch, which its offset contains."""
+    notifications = [
+        {
+            **e,
+            "additional_data": [*e["additional_data"].items()],
+            "timestamp": e["timestamp"] * 1000,
+        }
+        for e in end.signals.notifications
+    ]
+    return pa.Table.from_pylist(notifications, NOTIFICATION_COLUMNS)
