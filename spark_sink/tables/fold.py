@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache, partial
 from typing import Any
 
@@ -74,6 +75,17 @@ def _has(document: Mapping[str, Any], path: str) -> bool:
     return isinstance(parent, Mapping) and name in parent
 
 
+class _Content(Enum):
+    """What is known of the document of a key."""
+
+    NONE = "there is no document"
+    WHOLE = "the document"
+    DELETED = "the document before its delete, in a table that keeps it"
+    UNKNOWN = "an update has changed a document that is not known"
+    UNFIT = "an update does not fit the document"
+    UNIDENTIFIED = "the event belongs to no document"
+
+
 @dataclass
 class _State:
     """The versions of one key seen so far."""
@@ -84,13 +96,12 @@ class _State:
     keeps_deleted: bool = False
     token: str = ""
     document_key: str | None = None
+    content: _Content = _Content.NONE
     document: bytes | None = None
-    lacks_base: bool = False
+    """The document, if `content` is WHOLE; the last one known, if that is DELETED."""
     event: bytes = b""
-    apply_error: str | None = None
-    deleted: bool = False
-    is_inapplicable: bool = False
-    """Whether `event` belongs to no document."""
+    misfit: str = ""
+    """Why the update is UNFIT."""
 
     def apply_row(
         self, token: str, document_key: str | None, document: bytes, *, deleted: bool = False
@@ -98,12 +109,13 @@ class _State:
         """Apply a row of the table, which comes before the events above it."""
         if token > self.token:
             self.token, self.document_key, self.document = token, document_key, document
-            self.lacks_base, self.apply_error, self.deleted = False, None, deleted
+            self.content = _Content.DELETED if deleted else _Content.WHOLE
 
     def apply_event(self, token: str, document_key: str | None, event: bytes) -> None:
         """Apply the next event in the order of the stream."""
         # The end of a snapshot that marks a row may have the token of a document that follows.
-        if token < self.token or (token == self.token and not self.deleted):
+        is_marked = self.content is _Content.DELETED
+        if token < self.token or (token == self.token and not is_marked):
             return
         fields = fields_of(event)
         operation = fields[b"operationType"].text()
@@ -111,13 +123,14 @@ class _State:
             is_other = document_key not in (None, self.document_key)  # repairs have no document key
             if is_other and self._has_moved(token, fields):
                 return
-            self.lacks_base, self.apply_error, self.deleted = False, None, self.keeps_deleted
-            if not self.keeps_deleted:
-                self.document = None
+            if self.keeps_deleted:
+                self.content = _Content.DELETED
+            else:
+                self.content, self.document = _Content.NONE, None
         else:
-            if self.deleted:
-                self.document, self.deleted = None, False
-            self.document = self._changed(fields)
+            if is_marked:
+                self.document = None
+            self._change(fields)
             self.document_key = document_key
         self.token, self.event = token, event
 
@@ -146,20 +159,22 @@ class _State:
         others = key.keys() ^ json.loads(self.document_key).keys()
         return any((name in key) != _has(document, name) for name in others)
 
-    def _changed(self, fields: dict[bytes, Slice]) -> bytes | None:
+    def _change(self, fields: dict[bytes, Slice]) -> None:
+        """Apply an event after which there is a document."""
         full = fields.get(b"fullDocument")
         if full is not None and full.kind == DOCUMENT:
-            self.lacks_base, self.apply_error = False, None
-            return full.value
-        description = fields.get(b"updateDescription")
-        if self.document is None or description is None:
-            self.lacks_base = True
-            return None
+            self.content, self.document = _Content.WHOLE, full.value
+            return
+        description, before = fields.get(b"updateDescription"), self.document
+        self.document = None
+        if before is None or description is None:
+            if self.content is not _Content.UNFIT:
+                self.content = _Content.UNKNOWN
+            return
         try:
-            return updated(self.document, description.value)
+            self.document = updated(before, description.value)
         except (ValueError, TypeError, BSONError) as error:
-            self.apply_error = str(error)
-            return None
+            self.content, self.misfit = _Content.UNFIT, str(error)
 
     def problem(self, complete_from: str) -> str | None:
         """Return why the last event cannot be applied; None if it can.
@@ -167,22 +182,21 @@ class _State:
         An update below `complete_from` may change a document that was deleted before the snapshot
         read it. In an unread collection no update fails, as a snapshot will bring the document.
         """
-        if self.is_inapplicable:
-            return problem_of(fields_of(self.event).get(b"documentKey"))
-        if complete_from == ABOVE_ALL_TOKENS:
-            return None
-        if self.apply_error is not None:
-            return (
-                f"an update of {self.database}.{self.collection} does not fit the document that "
-                "the table has: read post-images with fullDocument=required, or read the "
-                f"collection again with snapshotMode=always (key {self.key}) ({self.apply_error})"
-            )
-        if self.lacks_base and self.token >= complete_from:
-            return (
-                f"an update of {self.database}.{self.collection} changes a document that the table "
-                "does not have: let the query begin with snapshotMode=initial, or read post-images "
-                f"with fullDocument=required (key {self.key})"
-            )
+        match self.content:
+            case _Content.UNIDENTIFIED:
+                return problem_of(fields_of(self.event).get(b"documentKey"))
+            case _Content.UNFIT if complete_from != ABOVE_ALL_TOKENS:
+                return (
+                    f"an update of {self.database}.{self.collection} does not fit the document "
+                    "that the table has: read post-images with fullDocument=required, or read the "
+                    f"collection again with snapshotMode=always (key {self.key}) ({self.misfit})"
+                )
+            case _Content.UNKNOWN if self.token >= complete_from:
+                return (
+                    f"an update of {self.database}.{self.collection} changes a document that the "
+                    "table does not have: let the query begin with snapshotMode=initial, or read "
+                    f"post-images with fullDocument=required (key {self.key})"
+                )
         return None
 
 
@@ -213,7 +227,8 @@ class Fold:
             if document is None:
                 continue
             version = (state.database, state.collection, state.key, state.token)
-            rows.append((*version, state.document_key, document, problem, state.deleted))
+            is_deleted = state.content is _Content.DELETED
+            rows.append((*version, state.document_key, document, problem, is_deleted))
             size += len(document)
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
                 yield _folded(zip(*rows, strict=True))
@@ -244,7 +259,8 @@ def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[
         for database, collection, key, token, document_key, kind, payload in rows_in(batch):
             identity = (database, collection, key)
             if kind == INAPPLICABLE:
-                yield _State(*identity, token=token, event=payload, is_inapplicable=True)
+                content = _Content.UNIDENTIFIED
+                yield _State(*identity, token=token, content=content, event=payload)
                 continue
             if state is None or (state.database, state.collection, state.key) != identity:
                 if state is not None:
