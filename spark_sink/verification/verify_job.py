@@ -241,6 +241,8 @@ class _Verification:
             TRANSACTIONS: transaction_differences,
         }
         names = [name for name in compare if name in self.logs]
+        if not names:
+            return
         with self._failures(*names):
             until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
             rows = {name: read_rows(self.spark, self.logs[name]).where(until) for name in names}
