@@ -313,8 +313,13 @@ def _require_consistent_snapshot(options: StreamOptions) -> None:
         )
 
 
-# A field path or a variable that reaches into fullDocument, but not into fullDocumentBeforeChange.
-_FULL_DOCUMENT = re.compile(r'"\$*(ROOT\.)?fullDocument["\.]')
+# Stages that copy no value within an event.
+_NO_COPIES = {"$match", "$redact", "$unset", SPLIT_STAGE}
+# What reads fullDocument, but not fullDocumentBeforeChange; and what may copy it to another field.
+_WHOLE_EVENT = r'"\$\$(ROOT|CURRENT)"'
+_PATH = r'((ROOT|CURRENT)\.)?fullDocument["\.]'
+_READS_DOCUMENT = re.compile(rf'{_WHOLE_EVENT}|"\$*{_PATH}')
+_COPIES_DOCUMENT = re.compile(rf'{_WHOLE_EVENT}|"\$+{_PATH}|"\$getField"')
 
 
 def _require_repeatable(options: StreamOptions) -> None:
@@ -323,19 +328,18 @@ def _require_repeatable(options: StreamOptions) -> None:
         return
     stages = [("cursor.oversize.handling.mode", stage) for stage in options.skipping]
     stages += [("pipeline", stage) for stage in options.pipeline]
+    is_copied = False
     for name, stage in stages:
-        filters = "$match" in stage or "$redact" in stage
-        if filters and _FULL_DOCUMENT.search(json_util.dumps(stage)):
+        text, filters = json_util.dumps(stage), "$match" in stage or "$redact" in stage
+        if filters and (is_copied or _READS_DOCUMENT.search(text)):
             raise OptionError(
                 f"option {name!r}: with fullDocument=updateLookup, a filter on fullDocument "
                 "selects other events each time it runs, so that a batch could not be "
                 "repeated; filter in Spark, or use fullDocument=whenAvailable or required with "
                 "post-images"
             )
-
-
-# Stages that copy no value within an event.
-_NO_COPIES = {"$match", "$redact", "$unset", SPLIT_STAGE}
+        if not stage.keys() <= _NO_COPIES:
+            is_copied = is_copied or _COPIES_DOCUMENT.search(text) is not None
 
 
 def _require_masks(options: StreamOptions) -> None:
