@@ -68,7 +68,7 @@ def parsed_option(name: str, parse: Callable[[str], _Value], text: str, owner: s
         return parse(text)
     except json.JSONDecodeError as error:
         raise OptionError(f"option {name!r}{owner} is not JSON: {error}") from error
-    except (ValueError, TypeError, BSONError) as error:
+    except (ValueError, TypeError) as error:
         raise OptionError(f"option {name!r}{owner}: {error}") from error
 
 
@@ -112,6 +112,10 @@ def canonical(
 _PATTERN = re.compile(r"[*?+|^$()\[\]{}\\]")
 # The fewest bytes of a salt: a shorter one could be found by trial.
 _LEAST_SALT = 16
+# What json_util.loads raises, such as for a $numberDecimal without digits.
+_NO_JSON = (ValueError, TypeError, LookupError, ArithmeticError, BSONError, RecursionError)
+# Servers accept 180 levels in a command, which has some of its own.
+_MOST_LEVELS = 100
 
 
 def database_name(text: str) -> str:
@@ -188,9 +192,28 @@ def some_text(text: str) -> str:
     return text
 
 
+def json_value(text: str, options: json_util.JSONOptions = json_util.DEFAULT_JSON_OPTIONS) -> Any:
+    """Return extended JSON as values of BSON. Raises ValueError, also for too many levels."""
+    try:
+        value = json_util.loads(text, json_options=options)
+    except json.JSONDecodeError:
+        raise
+    except _NO_JSON as error:
+        raise ValueError(f"not extended JSON: {error}") from None
+    level = [value] if isinstance(value, dict | list) else []
+    for _ in range(_MOST_LEVELS):
+        inner: list[Any] = []
+        for outer in level:
+            inner += outer.values() if isinstance(outer, dict) else outer
+        level = [nested for nested in inner if isinstance(nested, dict | list)]
+        if not level:
+            return value
+    raise ValueError(f"documents and arrays of more than {_MOST_LEVELS} levels")
+
+
 def stages(text: str) -> tuple[Mapping[str, Any], ...]:
     """Return a JSON array of stages, without $changeStream itself."""
-    stages = json_util.loads(text)
+    stages = json_value(text)
     if not isinstance(stages, list) or not all(isinstance(stage, dict) for stage in stages):
         raise ValueError("must be a JSON array of stages")
     if any("$changeStream" in stage for stage in stages):
@@ -263,14 +286,16 @@ def size_in_bytes(text: str) -> int:
 
 def resume_token(text: str) -> Token:
     """Return a resume token: extended JSON or its hex string."""
-    document = json_util.loads(text) if text.lstrip().startswith("{") else {"_data": text.strip()}
+    document = json_value(text) if text.lstrip().startswith("{") else {"_data": text.strip()}
+    if not isinstance(document, dict):
+        raise ValueError(f"not a resume token: {text}")
     return Token(document)
 
 
 def cluster_time(text: str) -> Timestamp:
     """Extended JSON, seconds, "seconds,increment" or an ISO 8601 time with its offset."""
     if text.lstrip().startswith("{"):
-        value = json_util.loads(text)
+        value = json_value(text)
         if isinstance(value, Timestamp):
             return value
         raise ValueError('must be {"$timestamp": {"t": …, "i": …}}')
@@ -304,7 +329,7 @@ def cluster_time_position(text: str) -> AtTime:
 
 def filters(text: str) -> Mapping[str, Mapping[str, Any]]:
     """Return a JSON object of filters by namespace."""
-    conditions = json_util.loads(text)
+    conditions = json_value(text)
     if not isinstance(conditions, dict) or not all(
         isinstance(condition, dict) for condition in conditions.values()
     ):

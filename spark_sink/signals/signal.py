@@ -12,10 +12,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
-from bson import json_util
-from bson.errors import BSONError
-
 from spark_sink.options.java_patterns import compiled, matches_any
+from spark_sink.options.values import json_value
 from spark_sink.snapshot.plan import ANY_DATE, bound_text, value_of
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
@@ -35,8 +33,6 @@ _FIELDS = {
 _MAX_ID_LENGTH = 200
 # These run code on the servers.
 _CODE = frozenset({"$where", "$function", "$accumulator"})
-# What json_util.loads raises, such as for a $numberDecimal without digits.
-_NO_JSON = (ValueError, TypeError, LookupError, ArithmeticError, BSONError, RecursionError)
 
 
 class SignalError(ValueError):
@@ -167,8 +163,8 @@ def _condition(entry: Any) -> DocumentFilter:
 def parsed_json(text: str, name: str) -> Any:
     """Return extended JSON as values of BSON. Raises SignalError, which names the text."""
     try:
-        return json_util.loads(text, json_options=ANY_DATE)
-    except _NO_JSON as error:
+        return json_value(text, ANY_DATE)
+    except ValueError as error:
         raise SignalError(f"{name} is not JSON: {error}") from None
 
 

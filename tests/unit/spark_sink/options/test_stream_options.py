@@ -188,13 +188,21 @@ def test_a_token_to_start_after_is_parsed(name, text):
             "'documentSchema': 'STRNG', the type of 'total', is no type of Spark",
         ),
         ({"maxBytesPerTrigger": "much"}, "a number of bytes such as 64m"),
-        (
-            {
-                "fullDocument": "updateLookup",
-                "pipeline": '[{"$match": {"fullDocument.state": "paid"}}]',
-            },
-            "a batch could not be repeated",
+        *(
+            ({"fullDocument": "updateLookup", "pipeline": json.dumps(stages)}, "not be repeated")
+            for stages in (
+                [{"$match": {"fullDocument.state": "paid"}}],
+                [{"$match": {"$expr": {"$eq": ["$$CURRENT.fullDocument.state", "paid"]}}}],
+                [{"$match": {"$expr": {"$gt": [{"$bsonSize": "$$ROOT"}, 5]}}}],
+                [{"$addFields": {"t": "$fullDocument.state"}}, {"$match": {"t": "paid"}}],
+                [{"$replaceWith": {"all": "$$ROOT"}}, {"$unset": "x"}, {"$match": {"all.x": 1}}],
+            )
         ),
+        ({"pipeline": '[{"$match": {"n": {"$numberDecimal": "x"}}}]'}, "'pipeline': not extended"),
+        ({"pipeline": "[" * 200 + "]" * 200}, "more than 100 levels"),
+        ({"pipeline": "[" * 9_000 + "]" * 9_000}, "not extended JSON"),
+        ({"startAfter": '{"$date": 5}'}, "'startAfter': not a resume token"),
+        ({"startAtOperationTime": '{"$timestamp": 5}'}, "'startAtOperationTime': not extended"),
         ({"database.include.list": "a", "database.exclude.list": "b"}, "only one of an include"),
         ({"collection.include.list": "("}, "is not a regular expression"),
         ({"database.include.list": "[a&&b]"}, "intersection of classes"),
@@ -218,6 +226,7 @@ def test_messages_describe_bad_options(options, message):
     [
         '[{"$match": {"fullDocumentBeforeChange.state": "paid"}}]',
         '[{"$unset": "fullDocument.picture"}]',
+        '[{"$project": {"fullDocument": 1, "ns": 1}}, {"$match": {"ns.coll": "orders"}}]',
     ],
 )
 def test_repeatable_pipelines_are_allowed_with_update_lookup(pipeline):

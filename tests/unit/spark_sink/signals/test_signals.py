@@ -80,6 +80,7 @@ def test_a_signal_has_debeziums_format() -> None:
             for condition, message in [
                 ("color='blue'", "filter is not JSON"),
                 ('{"n": {"$numberDecimal": "five"}}', "filter is not JSON"),
+                ('{"a":' * 600 + "1" + "}" * 600, "more than 100 levels"),
                 ({"$or": [{"x": 1}, {"$where": "sleep(1)"}]}, "runs code"),
             ]
         ),
