@@ -278,6 +278,11 @@ class RowWriter:
         self._options = options
         names = schema.fieldNames()
         self._has_events = "event" in names
+        if self._has_events and "_id" not in options.keys:
+            raise OptionError(
+                "option 'keys' of the sink: add _id, because the event of a delete has no other "
+                "field of the document than _id and the shard key"
+            )
         missing = [name for name in self._needed() if name not in names]
         if missing:
             raise OptionError(

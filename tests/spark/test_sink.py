@@ -11,6 +11,7 @@ import pytest
 from bson.decimal128 import Decimal128
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.query_run import cause_of
@@ -21,7 +22,7 @@ from spark_sink.sink.changes import (
     parse_write_options,
     passes,
 )
-from spark_sink.sink.writers import DocumentWriter
+from spark_sink.sink.writers import DocumentWriter, RowWriter
 from tests.doubles.event_history import event_token
 from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit
@@ -203,6 +204,14 @@ def test_events_become_changes() -> None:
     assert change_of_event(row("snapshotEnd"), to) is None
     of_spark = {"uri": "mongodb://x", "checkpointLocation": "c", "Database": "shop"}
     assert parse_write_options(of_spark) == WriteOptions("mongodb://x", "shop")
+
+
+def test_keys_of_events_have_the_id() -> None:
+    """A delete shows no other field of a document, but for its shard key."""
+    options = WriteOptions("mongodb://x", keys=("sku",))
+    RowWriter(StructType.fromDDL("token string, sku string"), options)
+    with pytest.raises(OptionError, match="add _id"):
+        RowWriter(StructType.fromDDL("token string, event binary"), options)
 
 
 @pytest.mark.parametrize("kind", ["drop", "rename", "dropDatabase"])
