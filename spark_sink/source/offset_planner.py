@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from enum import Enum
 from typing import Any
@@ -48,20 +49,22 @@ class Planners:
     """
 
     def __init__(self, options: StreamOptions, loaded: float) -> None:
-        self.client = client = RouterClient(options, guarded=True)
-        try:
+        with ExitStack() as opened:
+            self.client = client = opened.enter_context(
+                closing(RouterClient(options, guarded=True))
+            )
             client.require_reachable()
-            self.inbox = ReportInbox(client.address)
-            self.batches = BatchPlanner(client, options, self.inbox, loaded=loaded)
+            self.inbox = opened.enter_context(closing(ReportInbox(client.address)))
+            planner = BatchPlanner(client, options, self.inbox, loaded=loaded)
+            self.batches = opened.enter_context(closing(planner))
             self.snapshot_planner = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
             self.query_snapshots = QuerySnapshots(
                 self.snapshot_planner, options.snapshot.collections, refusal
             )
-            self.signals = SignalReceiver(client, options, self.query_snapshots)
-        except BaseException:
-            client.close()
-            raise
+            receiver = SignalReceiver(client, options, self.query_snapshots)
+            self.signals = opened.enter_context(closing(receiver))
+            self._opened = opened.pop_all()
 
     def advanced(self, state: SignalState, end: Position) -> SignalState:
         """Return the state with what a batch reads of a snapshot, whose events end at `end`.
@@ -80,11 +83,8 @@ class Planners:
         return self.client.with_retries(advanced)
 
     def close(self) -> None:
-        """Kill the cursors and close the connections."""
-        self.batches.close()
-        self.signals.close()
-        self.inbox.close()
-        self.client.close()
+        """Kill the cursors and close the connections, each also if another one fails."""
+        self._opened.close()
 
 
 class Output:

@@ -188,7 +188,10 @@ class CurrentTable:
         stage = partial(stage_rows, address=self.address, keys=keys, epoch=epoch)
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
         changes = ChangeReport.total(reports_in(ChangeReport, staged))
-        self.apply_staged(events.sparkSession, Upsert(changes, batch))
+        try:
+            self.apply_staged(events.sparkSession, Upsert(changes, batch))
+        finally:
+            remove_changes(self.address, changes.groups)
 
     def apply_staged(self, spark: SparkSession | None, upsert: Upsert) -> None:
         """Apply what tasks have staged, and commit the result as the newest version.
@@ -230,10 +233,14 @@ class CurrentTable:
             changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
             ranges = ranges.without(affected)
 
+        groups_in: dict[str, list[ChangeGroup]] = {}
+        for group in changes.groups:
+            groups_in.setdefault(group.path, []).append(group)
+
         @cache
         def places_in(path: str) -> list[str]:
-            groups = [group for group in changes.groups if group.path == path]
-            values: list[str] = read_groups(self.address, groups, ["place"])["place"].to_pylist()
+            rows = read_groups(self.address, groups_in[path], ["place"])
+            values: list[str] = rows["place"].to_pylist()
             return values
 
         def places(group: ChangeGroup) -> list[str]:

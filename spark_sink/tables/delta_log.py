@@ -298,17 +298,23 @@ class DeltaLog:
         """
         log = DeltaLog(self.address, self.partitions)
         assert log._table is not None
-        with suppress(DeltaError):  # its commits have been deleted
-            log._table.load_as_version(version)
-            replaced = log.paths() - self.paths()
-            existing = self._existing(replaced, f"replaced files of {self.name} looked up")
-            if sum(map(len, existing)) == len(replaced):
-                log._state = log._transaction(APPLICATION), dict(state)
-                return log
+        cause: object = None
+        with self.stream_errors():
+            try:
+                log._table.load_as_version(version)
+            except DeltaError as error:  # of one kind for all reasons
+                cause = error
+            else:
+                replaced = log.paths() - self.paths()
+                existing = self._existing(replaced, f"replaced files of {self.name} looked up")
+                if sum(map(len, existing)) == len(replaced):
+                    log._state = log._transaction(APPLICATION), dict(state)
+                    return log
         raise StreamError(
-            f"files of version {version} of the table at {self.address} have been deleted: the "
-            "table's property delta.deletedFileRetentionDuration says how long they are kept. "
-            "Make the table of that time again with job rebuild --to"
+            f"files of version {version} of the table at {self.address} have been deleted, or "
+            "cannot be read: the table's property delta.deletedFileRetentionDuration says how long "
+            "they are kept. Make the table of that time again with job rebuild --to",
+            cause,
         )
 
     def files(self) -> pa.Table:

@@ -4,11 +4,12 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from deltalake import DeltaTable
 
-from spark_sink.errors import SourceError
+from spark_sink.errors import SourceError, StreamError
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.tables import current_table
@@ -165,6 +166,9 @@ def test_a_slow_reader_beside_a_vacuum_has_its_version_or_an_error(
         assert reader.to_pyarrow_table().num_rows == len(before)
         found = DeltaLog(str(table)).at(reader.version(), state)
         assert found.count() == len(before)
+        monkeypatch.setattr(DeltaLog, "_existing", Mock(side_effect=OSError("503 Slow Down")))
+        with pytest.raises(StreamError, match="correct the path or the access"):
+            DeltaLog(str(table)).at(reader.version(), state)
         return
     with pytest.raises(OSError, match="No such file"):
         reader.to_pyarrow_table()
