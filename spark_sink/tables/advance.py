@@ -17,7 +17,7 @@ from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of, renamed_by
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import Fold
-from spark_sink.tables.key_ranges import KEY_COLUMNS
+from spark_sink.tables.places import KEY_COLUMNS
 from spark_sink.tables.prepare import PREPARED, Prepare
 from spark_sink.tables.table_form import FormedRows, TableForm
 

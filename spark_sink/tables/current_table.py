@@ -34,15 +34,15 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT, reported, reports_in, run_tasks
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.key_ranges import (
-    KEY_RANGE,
     ChangeGroup,
     KeyRange,
     KeyRanges,
     Merge,
     merges_of,
     merges_of_rest,
-    partition_digest,
 )
+from spark_sink.tables.places import KEY_RANGE
+from spark_sink.tables.range_files import partition_digest
 from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,

@@ -62,7 +62,7 @@ class DdlEvent:
 
     @property
     def prefixes(self) -> list[str]:
-        """Prefixes of the places (`key_ranges`) of all rows that this event can affect."""
+        """Prefixes of the places (`places`) of all rows that this event can affect."""
         if self.kind == SNAPSHOT_END:
             if self.collections is None:
                 return [""]

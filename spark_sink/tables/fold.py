@@ -83,7 +83,7 @@ class _Content(Enum):
     DELETED = "the document before its delete, in a table that keeps it"
     UNKNOWN = "an update has changed a document that is not known"
     UNFIT = "an update does not fit the document"
-    UNIDENTIFIED = "the event belongs to no document"
+    INAPPLICABLE = "the event belongs to no document"
 
 
 @dataclass
@@ -183,7 +183,7 @@ class _State:
         read it. In an unread collection no update fails, as a snapshot will bring the document.
         """
         match self.content:
-            case _Content.UNIDENTIFIED:
+            case _Content.INAPPLICABLE:
                 return problem_of(fields_of(self.event).get(b"documentKey"))
             case _Content.UNFIT if complete_from != ABOVE_ALL_TOKENS:
                 return (
@@ -259,7 +259,7 @@ def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[
         for database, collection, key, token, document_key, kind, payload in rows_in(batch):
             identity = (database, collection, key)
             if kind == INAPPLICABLE:
-                content = _Content.UNIDENTIFIED
+                content = _Content.INAPPLICABLE
                 yield _State(*identity, token=token, content=content, event=payload)
                 continue
             if state is None or (state.database, state.collection, state.key) != identity:

@@ -1,10 +1,7 @@
 """The ranges of keys of a current table, and which of them a batch writes again.
 
-Rows are ordered by database, collection and key. A place is these three as one string, which sorts
-alike: names and keys, which are JSON, have no zero character. Each partition of the table is a
-range of places, with one file. The ranges follow from the least and the greatest values of each
-file's columns in Delta's log, so they are recorded nowhere else. Files of other writers may
-overlap: they are one range until a batch writes them again.
+A range has the files with its places (`range_files`). It follows from Delta's log, so it is
+recorded nowhere else.
 """
 
 from __future__ import annotations
@@ -12,44 +9,18 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
-from hashlib import blake2b
-from operator import attrgetter, xor
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile
+from spark_sink.tables.parquet_parts import FILE_BYTES
+from spark_sink.tables.places import LAST, parents_of, shortened
+from spark_sink.tables.range_files import bounds_of
 
-KEY_COLUMNS = ("database", "collection", "key")
-KEY_RANGE = "keyRange"
-"""The partition column of a current table."""
-LAST = "\U0010ffff" * 64
-"""Sorts after all keys, which are JSON, and after all names, which have at most 255 bytes."""
 _END = "\0"  # of the smallest string above another
 # Bytes of staged changes for one task.
 _MERGE_BYTES = 64 * 1024 * 1024
-_LAST_BEFORE_SURROGATES, _AFTER_SURROGATES = 0xD7FF, 0xE000
-# The longest part of a key in the statistics of a file.
-_KEY_CHARACTERS = 1024
-
-
-def places_of(rows: pa.Table | pa.RecordBatch, *names: str) -> pa.Array:
-    """Return the places of rows with the columns `names`, by default KEY_COLUMNS."""
-    places = pc.binary_join_element_wise(*(rows[name] for name in names or KEY_COLUMNS), "\0")
-    return places.combine_chunks() if isinstance(places, pa.ChunkedArray) else places
-
-
-def partitions_of(actions: pa.Table) -> set[str]:
-    """Return the partitions of files, which are given as in `DeltaLog.files`."""
-    return {name or "" for name in _text(actions, f"partition.{KEY_RANGE}").to_pylist()}
-
-
-def partition_digest(partitions: Collection[str]) -> int:
-    """Return a number for a set of partitions: the XOR of a hash of each."""
-    hashes = (blake2b(name.encode(), digest_size=6).digest() for name in partitions)
-    return reduce(xor, (int.from_bytes(hashed) for hashed in hashes), 0)
 
 
 @dataclass(frozen=True)
@@ -128,24 +99,8 @@ class KeyRanges:
         partition, are one range. Files of other writers without a partition count only if the
         result must be `is_whole`.
         """
-        partitions = _text(actions, f"partition.{KEY_RANGE}")
-        if is_whole:
-            partitions = pc.fill_null(partitions, "")
-        known = (*_bounds(actions, column), _text(actions, f"min.{column('token')}"))
-        sizes = actions["size_bytes"], actions["num_records"]
-        arrays = [*known, *sizes, partitions, _text(actions, "path")]
-        names = ["first", "last", "several", "token", "size", "rows", "partition", "path"]
-        rows = pa.table(arrays, names).filter(pc.is_valid(partitions)).sort_by("first")
-        files = rows.drop_columns("several").to_pydict()
-        first, last, partition = (files[name] for name in ("first", "last", "partition"))
-        for index in pc.indices_nonzero(rows["several"][:-1]).to_pylist():
-            if partition[index] != partition[index + 1]:
-                last[index] = _end(last[index], first[index + 1])
-        ends: dict[str, str] = {}  # of partitions
-        for name, end in zip(partition, last, strict=True):
-            if end > ends.get(name, ""):
-                ends[name] = end
-        files["last"] = [ends[name] for name in partition]
+        files = bounds_of(actions, column, is_whole=is_whole)
+        first = files["first"]
         starts, reached = [0][: len(first)], ""
         for index, (begin, end) in enumerate(zip(first, files["last"], strict=True)):
             if begin > reached and index:
@@ -268,7 +223,7 @@ def _divide(merges: dict[str, Merge], changes: Iterable[ChangeGroup]) -> None:
     sizes: dict[str, int] = {}
     lowers = sorted(merges)
     for group in sorted(changes, key=attrgetter("first")):
-        first = _shortened(group.first)
+        first = shortened(group.first)
         lower = lowers[bisect_right(lowers, first) - 1]
         size = sizes.get(lower, 0)
         if size and size + group.size > _MERGE_BYTES and first not in merges:
@@ -294,90 +249,3 @@ def _indexes(
         upper = upper_of(index)
         start = len(ordered) if upper is None else bisect_left(ordered, upper, start)
     return indexes
-
-
-def with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> PartFile:
-    """Return a file whose statistics have the keys of its first and last place.
-
-    Parquet has no statistics of a row group with texts above 4 KiB at its ends. Long keys are cut,
-    so that a commit stays small. A least key of _KEY_CHARACTERS may be below the rows before the
-    file, which end at the place `end`; a shorter one is not.
-    """
-    if parents_of(first) != parents_of(last):
-        return part
-    stats = part["stats"]
-    least, greatest = (place.rpartition("\0")[2] for place in (first, last))
-    is_exact = _shortened(first) > end
-    stats["minValues"][column] = least[: _KEY_CHARACTERS - 1 if is_exact else _KEY_CHARACTERS]
-    cut = greatest[:_KEY_CHARACTERS]
-    stats["maxValues"][column] = cut if cut == greatest else cut + LAST
-    return part
-
-
-def _shortened(place: str) -> str:
-    """Return the longest place, up to this one, whose key has less than _KEY_CHARACTERS."""
-    names, separator, key = place.rpartition("\0")
-    return names + separator + key[: _KEY_CHARACTERS - 1]
-
-
-def parents_of(place: str) -> tuple[str, str]:
-    """Return the places at which the database and the collection of a place begin."""
-    parts = place.split("\0")
-    return f"{parts[0]}\0", "\0".join([*parts[:2], ""])
-
-
-def _end(last: str, begin: str) -> str:
-    """Return the last place of a file of several collections, before a file that begins at `begin`.
-
-    If it ends within one of them, or within a database, its statistics reach to the end of that,
-    but its rows do not: the next file has only the rest of it (`_RangeFiles`). So the rows are
-    before the first place of the next one. Where long keys that begin alike hide that place
-    (`with_keys`), the two files remain one range.
-    """
-    parent, key = last.removesuffix(LAST), begin.rpartition("\0")[2]
-    overlaps = begin <= last and begin.startswith(parent) and begin != parent
-    return last_before(begin) if overlaps and len(key) < _KEY_CHARACTERS else last
-
-
-def last_before(place: str) -> str:
-    """Return the last place before another one."""
-    head, code = place[:-1], ord(place[-1])
-    if not code:
-        return head
-    return f"{head}{chr(_LAST_BEFORE_SURROGATES if code == _AFTER_SURROGATES else code - 1)}{LAST}"
-
-
-def _bounds(actions: pa.Table, column: Callable[[str], str]) -> tuple[pa.Array, ...]:
-    """Return a place at or before the rows of each file, and one at or after them.
-
-    The third array says which files are known to have several collections. Statistics have the
-    bounds of single columns. The bounds of keys are those of places only if all rows are of one
-    collection.
-    """
-    names = [column(name) for name in KEY_COLUMNS]
-    least, greatest = ([_text(actions, f"{m}.{n}") for n in names] for m in ("min", "max"))
-    of_database = pc.equal(least[0], greatest[0])
-    of_collection = pc.and_(of_database, pc.equal(least[1], greatest[1]))
-
-    def places(values: Sequence[pa.Array], rest: Any, default: str) -> pa.Array:
-        by_collection = pc.binary_join_element_wise(*values, "\0")
-        by_collection = pc.if_else(of_collection, by_collection, _NO_TEXT)
-        rest = pc.if_else(pc.is_valid(by_collection), "", rest)  # which the others get
-        by_database = pc.binary_join_element_wise(*values[:2], rest, "\0")
-        by_database = pc.if_else(of_database, by_database, _NO_TEXT)
-        by_name = pc.binary_join_element_wise(values[0], rest, "\0")
-        return pc.coalesce(by_collection, by_database, by_name, default)
-
-    several = pc.fill_null(pc.invert(of_collection), fill_value=False)
-    return places(least, "", ""), places(greatest, LAST, LAST), several
-
-
-_NO_TEXT = pa.scalar(None, pa.string())
-
-
-def _text(actions: pa.Table, name: str) -> pa.Array:
-    """Return a column of texts; nulls if the log lacks it."""
-    if name not in actions.column_names:
-        return pa.nulls(actions.num_rows, pa.string())
-    column: Any = actions[name].combine_chunks().cast(pa.string())
-    return column

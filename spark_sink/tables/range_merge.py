@@ -7,7 +7,6 @@ requires pyarrow only.
 
 from __future__ import annotations
 
-import uuid
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -26,25 +25,11 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import LostDocument
 from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superseded
-from spark_sink.tables.key_ranges import (
-    KEY_COLUMNS,
-    KEY_RANGE,
-    LAST,
-    Merge,
-    last_before,
-    parents_of,
-    places_of,
-    with_keys,
-)
-from spark_sink.tables.parquet_parts import (
-    BATCH,
-    FILE_BYTES,
-    WITHOUT_DICTIONARY,
-    PartFile,
-    Parts,
-    numbered,
-)
+from spark_sink.tables.key_ranges import Merge
+from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered
+from spark_sink.tables.places import KEY_COLUMNS, last_before, places_of
 from spark_sink.tables.prepare import PREPARED, kinds_of, order_of, sorted_rows
+from spark_sink.tables.range_files import RangeFiles
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
 
@@ -161,7 +146,8 @@ class _Merging:
         self._task = task
         self._formed = formed
         self._groups = groups
-        self._table = _RangeFiles(task)
+        former = last_before(task.merge.lower) if task.merge.lower else ""
+        self._table = RangeFiles(task.address, task.form, former, _limit(task.merge))
         self._lost: list[LostDocument] = []
         address, _ = task.quarantine or (task.address, None)
         self._problems = Parts(address, arrow_schema(UNAPPLIED))
@@ -255,71 +241,6 @@ class _Merging:
             raise StreamError(f"{rows['problem'][0]}. A job writes it to its table quarantine")
         events = rows.append_column("event", rows["document"])
         self._problems.add(numbered(events, self._task.quarantine[1]))
-
-
-class _RangeFiles:
-    """Writes ordered rows to files, each of which is a range of its own.
-
-    The statistics of a file with several collections do not contain its first key. So such a file
-    has all of its first collection: a file that begins within a collection ends where it ends, and
-    one that begins within a database ends where that ends.
-    """
-
-    def __init__(self, task: MergeTask) -> None:
-        self._form = form = task.form
-        self._limit = _limit(task.merge)
-        self.files = Parts(
-            task.address,
-            form.file_schema,
-            (KEY_RANGE,),
-            statistics_columns=form.statistics_columns,
-            unique=tuple(map(form.column, WITHOUT_DICTIONARY)),
-            summed=False,
-        )
-        self._range = ""  # of the file that is being written, if there is one
-        self._former = self._first = ""
-        self._last = last_before(task.merge.lower) if task.merge.lower else ""
-        self._end_before = LAST
-        self._parts: list[PartFile] = []
-
-    def add(self, rows: pa.Table) -> None:
-        """Write the next rows."""
-        while rows.num_rows:
-            first, last = self._form.places_of(rows.take([0, rows.num_rows - 1])).to_pylist()
-            if not self._range or first >= self._end_before:
-                self._end()
-                self._begin(first)
-            count = rows.num_rows
-            if last >= self._end_before:
-                places = self._form.places_of(rows)
-                count = pc.sum(pc.less(places, self._end_before)).as_py()
-                last = places[count - 1].as_py()
-            self._last = last
-            self._write(rows.slice(0, count))
-            rows = rows.slice(count)
-
-    def close(self) -> list[PartFile]:
-        """Complete the files, and return them."""
-        self._end()
-        return self._parts
-
-    def _begin(self, first: str) -> None:
-        self._range, self._former, self._first = uuid.uuid4().hex[:12], self._last, first
-        within = (parent for parent in reversed(parents_of(first)) if self._last > parent)
-        self._end_before = next(within, "") + LAST
-
-    def _write(self, rows: pa.Table) -> None:
-        name = pa.repeat(pa.scalar(self._range), rows.num_rows)
-        self.files.add(rows.append_column(KEY_RANGE, name))
-        if self.files.size >= self._limit:
-            self._end()
-
-    def _end(self) -> None:
-        if self._range:
-            key = self._form.column("key")
-            places = self._former, self._first, self._last
-            self._parts += (with_keys(part, key, *places) for part in self.files.close())
-            self._range = ""
 
 
 def _between(places: Any, lower: str, upper: str | None) -> Any:

@@ -21,7 +21,8 @@ from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
-from spark_sink.tables.key_ranges import ChangeGroup, places_of
+from spark_sink.tables.key_ranges import ChangeGroup
+from spark_sink.tables.places import places_of
 from spark_sink.tables.prepare import PREPARED, Prepare, sorted_rows
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")

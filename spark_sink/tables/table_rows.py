@@ -17,8 +17,9 @@ from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of
-from spark_sink.tables.key_ranges import KEY_RANGE, partition_digest, partitions_of
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan, partition_in
+from spark_sink.tables.places import KEY_RANGE
+from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.version_states import PARTITIONS, newest_in, restored_error
 

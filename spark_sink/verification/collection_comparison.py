@@ -38,7 +38,8 @@ from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import unread_after
 from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
-from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges
+from spark_sink.tables.key_ranges import KeyRanges
+from spark_sink.tables.places import KEY_COLUMNS
 from spark_sink.tables.version_states import end_of
 from spark_sink.verification.range_tasks import (
     DIFFERENCES,

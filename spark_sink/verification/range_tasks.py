@@ -36,8 +36,9 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.ddl_events import token_in
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import BASE, TABLE
-from spark_sink.tables.key_ranges import KEY_COLUMNS, KeyRanges, places_of
+from spark_sink.tables.key_ranges import KeyRanges
 from spark_sink.tables.parquet_parts import TableScan
+from spark_sink.tables.places import KEY_COLUMNS, places_of
 from spark_sink.tables.prepare import DELETED, INAPPLICABLE, Prepare, problem_of
 from spark_sink.tables.table_form import FormedRows, TableForm
 

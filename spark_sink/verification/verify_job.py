@@ -39,8 +39,8 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import unread_names
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of, run_tasks
-from spark_sink.tables.key_ranges import KEY_RANGE
 from spark_sink.tables.parquet_parts import BATCH
+from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.version_states import Batch

@@ -17,11 +17,11 @@ from deltalake import DeltaTable
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.events.documents import from_json, to_json
 from spark_sink.rows.checksum import Checksum
-from spark_sink.tables import current_table, range_merge, staged_changes
+from spark_sink.tables import current_table, range_files, staged_changes
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
 from spark_sink.tables.version_states import Batch
 
@@ -214,7 +214,7 @@ STEPS = {
     "changes staged": (staged_changes.ChangeStage, "_write"),
     "all changes read": (CurrentTable, "_plan"),
     "planned": (current_table, "merges_of"),
-    "files written": (range_merge._RangeFiles, "close"),
+    "files written": (range_files.RangeFiles, "close"),
     "merged": (CurrentTable, "_merge"),
     "before quarantine": (DeltaLog, "append"),
     "before commit": (DeltaLog, "replace"),

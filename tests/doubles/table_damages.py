@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_sink.tables.key_ranges import KEY_RANGE
+from spark_sink.tables.places import KEY_RANGE
 
 
 def other(value: Any) -> Any:

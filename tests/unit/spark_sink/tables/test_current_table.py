@@ -22,15 +22,9 @@ from spark_sink.tables import current_table, range_merge, staged_changes
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.key_ranges import (
-    KEY_RANGE,
-    KeyRanges,
-    Merge,
-    merges_of,
-    partition_digest,
-    partitions_of,
-    places_of,
-)
+from spark_sink.tables.key_ranges import KeyRanges, Merge, merges_of
+from spark_sink.tables.places import KEY_RANGE, places_of
+from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole

@@ -27,7 +27,7 @@ from spark_sink.tables.ddl_events import (
     unread_after,
 )
 from spark_sink.tables.fold import Fold, whole_documents, without_superseded
-from spark_sink.tables.key_ranges import places_of
+from spark_sink.tables.places import places_of
 from spark_sink.tables.prepare import PREPARED, ROW, Prepare
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_state import TableState

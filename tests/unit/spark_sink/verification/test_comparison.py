@@ -28,7 +28,8 @@ from spark_sink.signals.state import SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
+from spark_sink.tables.key_ranges import KeyRanges
+from spark_sink.tables.places import KEY_COLUMNS, KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification import range_tasks
 from spark_sink.verification.collection_comparison import Compared, Comparison
