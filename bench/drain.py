@@ -57,15 +57,14 @@ def main() -> None:
         "--cpu-of", type=json.loads, default={}, help="processes whose CPU is reported, by name"
     )
     args = parser.parse_args()
-    processes: dict[str, list[int]] = args.cpu_of
     with ThreadPoolExecutor(len(args.ports)) as threads:
         begun = time.perf_counter()
         streams = list(threads.map(partial(_Stream, args), args.ports))
         opened = time.perf_counter()
-        before = cpu_of(processes)
+        before = cpu_of(args.cpu_of)
         events = sum(threads.map(_Stream.drain, streams))
         ended = time.perf_counter()
-    used = cpu_of(processes)
+    used = cpu_of(args.cpu_of)
     figures = {name: (used[name] - before[name]) / events * 1e6 for name in used}
     figures["rate"], figures["opening"] = events / (ended - opened), (opened - begun) * 1e3
     print(json.dumps(figures))

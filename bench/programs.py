@@ -69,8 +69,10 @@ class Program:
         assert self._process.stdout is not None
         timer = Timer(seconds, self._process.kill)
         timer.start()
-        line = self._process.stdout.readline()
-        timer.cancel()
+        try:
+            line = self._process.stdout.readline()
+        finally:
+            timer.cancel()
         if not line:
             raise RuntimeError(f"{self._name} has ended, or printed nothing for {seconds:g} s")
         return line
