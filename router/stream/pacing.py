@@ -266,7 +266,7 @@ class PacedRemote:
         self.asked_in = None
 
     def is_asked_beyond(self, watermark: Timestamp) -> bool:
-        """Return whether a later watermark has been asked for, by more than a queued no-op."""
+        """Return whether a later watermark has been asked for, and no no-op write comes first."""
         return watermark <= self._asked and self.noops.state != "requested"
 
 
@@ -288,7 +288,7 @@ all batches of the round have arrived before."""
 
 
 class Wait(NamedTuple):
-    """The wait of a remote's next getMore, in seconds.
+    """How long a remote's next getMore waits for events, in seconds.
 
     ``delay`` is the time for which the getMore is not sent at all, unless a no-op write is.
     """
