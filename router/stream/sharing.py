@@ -11,8 +11,8 @@ from typing import Any, Final
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
 from router.request.stream_request import StreamRequest
-from router.stream.fan_out import FanOut
-from router.stream.views import Namespace, Traffic, View
+from router.stream.fan_out import FanOut, Traffic
+from router.stream.views import Namespace, View
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 
