@@ -22,7 +22,6 @@ from router.stream.views import (
     LogPosition,
     Namespace,
     PartialView,
-    View,
     ViewsByFilter,
 )
 from shard_client.bson.values import STRING
@@ -154,15 +153,12 @@ class FanOut:
 
     def open(
         self, stream_filter: StreamFilter | None, after: bytes, namespace: Namespace | None = None
-    ) -> View:
+    ) -> PartialView:
         """Return a view of the events beyond the sort key ``after``, which must be covered.
 
-        Without a filter and a namespace it is the merged stream itself; to any other ``step`` gives
-        its events. For a namespace ``after`` must lie before all events of its cluster time: an
-        earlier event of that time could end the view.
+        It has no events until ``step`` gives it some. For a namespace ``after`` must lie before all
+        events of its cluster time: an earlier event of that time could end the view.
         """
-        if stream_filter is None and namespace is None:
-            return self.stream
         log = self.stream.log
         number = log.number_beyond(after)
         equal = (other for other in self._positions if other.number == number)

@@ -242,6 +242,8 @@ class Source:
 
     def open(self, fan_out: FanOut, after: bytes) -> View:
         """Return the client's view of the stream of ``fan_out``, beyond the sort key ``after``."""
+        if self.filter is None and self.namespace is None:
+            return fan_out.stream
         return fan_out.open(self.filter, after, self.namespace)
 
 
