@@ -43,7 +43,6 @@ _LARGEST_TURN: Final = 256 * 1024
 
 _CLOSED: Final = CommandError(ErrorCode.CursorKilled, "the view was closed")
 
-
 _RECENT_EVENTS: Final = 1000
 _RECENT_BYTES: Final = 16 * 1024 * 1024
 """After so many events, or bytes of them, those read before count half."""

@@ -93,7 +93,6 @@ def _digest(key: bytes) -> bytes:
 _FRACTION_TO_STAY: Final = 0.5
 """A shared scan continues with few readers if they get at least this fraction of its events."""
 
-
 _BYTES_OF_A_SCAN: Final = 2000
 """Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
 (docs/performance.md#streams-of-many-collections)."""
