@@ -19,7 +19,6 @@ from shard_client.errors import CommandError, NetworkError, ProtocolError
 
 log = structlog.get_logger(component="SHARDING")
 
-
 _OURS = "mergerouter"
 
 

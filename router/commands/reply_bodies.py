@@ -55,7 +55,6 @@ class PassThrough:
 
 PASS_THROUGH = PassThrough()
 
-
 AnyAnswer = Answer | RawAnswer | PassThrough
 
 

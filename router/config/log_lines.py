@@ -43,7 +43,6 @@ def as_mongos(
 RECENT_LINES = 1024
 """Number of lines kept for getLog."""
 
-
 _RECENT_FAILURES = 50
 _FAILURES = frozenset("WEF")
 

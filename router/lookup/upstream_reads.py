@@ -32,7 +32,6 @@ not delay others."""
 _RETRIED = NOT_PRIMARY_CODES | {ErrorCode.HostUnreachable}
 """Codes of errors after which a read is repeated over another connection."""
 
-
 _MS = 1000
 _GRACE = 5.0
 """Seconds beyond ``maxTimeMS`` within which the upstream must report that the time is over."""

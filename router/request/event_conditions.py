@@ -52,7 +52,6 @@ _PARTIAL: Final = frozenset(
 )  # fmt: skip
 """Expression operators that depend only on their operands and fail for some values."""
 
-
 _MOST_FIELDS: Final = 2000
 """Most fields of the stages that are looked into."""
 

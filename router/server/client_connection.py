@@ -52,7 +52,6 @@ _OF_LOGINS = {"hello", "isMaster", "ismaster", "saslStart", "saslContinue", "log
 _LEGACY_URL = "https://dochub.mongodb.org/core/legacy-opcode-removal"
 _LEGACY_COMMANDS = frozenset({"hello", "isMaster", "ismaster", "buildInfo", "buildinfo"})
 
-
 _ids = count(1)
 
 

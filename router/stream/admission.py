@@ -16,7 +16,6 @@ _OVERLOAD_LABELS: Final = ("SystemOverloadedError", "RetryableError")
 """Labels of a refusal that left nothing behind. Drivers that implement client backpressure (see the
 drivers' specifications) retry later with growing pauses; others treat it as an ordinary error."""
 
-
 _HELD_PER_BYTE: Final = 4
 """Bytes that an open cursor holds for each byte of its request: decoded, and as keys of streams."""
 

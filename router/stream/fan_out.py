@@ -22,8 +22,6 @@ from router.stream.views import (
     LogPosition,
     Namespace,
     PartialView,
-    Traffic,
-    View,
     ViewsByFilter,
 )
 from shard_client.bson.values import STRING
@@ -34,7 +32,7 @@ LEAST_KEPT: Final = 64 * 1024
 
 _LEAST_FULL: Final = LEAST_KEPT // 2
 _MOST_FULL: Final = 2 * LEAST_KEPT
-"""Bounds of ``FanOut.full``: a larger reply costs hardly less for each event."""
+"""Bounds of ``FanOut.full_bytes``: a larger reply costs hardly less for each event."""
 
 _TURNS_PER_STEP: Final = 4
 """How often a step looks at the clock, about."""
@@ -44,6 +42,54 @@ _LARGEST_TURN: Final = 256 * 1024
 """Bounds of the memory of the events that are passed on between two looks at the clock."""
 
 _CLOSED: Final = CommandError(ErrorCode.CursorKilled, "the view was closed")
+
+_RECENT_EVENTS: Final = 1000
+_RECENT_BYTES: Final = 16 * 1024 * 1024
+"""After so many events, or bytes of them, those read before count half."""
+
+
+class Traffic:
+    """The events that a fan-out has read recently, and those that its views have got.
+
+    ``behind_since`` is the time since which events have been ready without a pause: the router
+    does not keep up. None if it does.
+    """
+
+    def __init__(self) -> None:
+        self._events = self._bytes = self._passed = self._passed_bytes = 0
+        self._settled = False
+        self.behind_since: float | None = None
+
+    def add(self, events: int, size: int) -> None:
+        """Count events of ``size`` bytes that have been read."""
+        self._events += events
+        self._bytes += size
+        if self._events >= _RECENT_EVENTS or self._bytes >= _RECENT_BYTES:
+            self._settled = True
+            self._events //= 2
+            self._bytes //= 2
+            self._passed //= 2
+            self._passed_bytes //= 2
+
+    def add_passed(self, events: int, size: int) -> None:
+        """Count events of ``size`` bytes that a filter or a namespace has let through."""
+        self._passed += events
+        self._passed_bytes += size
+
+    @property
+    def let_through(self) -> float:
+        """How often an event is let through, by any filter or namespace."""
+        return self._passed / max(1, self._events)
+
+    @property
+    def unwatched_bytes(self) -> float:
+        """Bytes of an average event that are read beyond those that are let through.
+
+        0 until enough events have been read.
+        """
+        if not self._settled:
+            return 0.0
+        return max(0, self._bytes - self._passed_bytes) / max(1, self._events)
 
 
 class FanOut:
@@ -71,9 +117,9 @@ class FanOut:
         """The number of events that have been read for views."""
         self.matches = 0
         """The number of times that a view has got an event."""
-        self.pressed: list[PartialView] = []
+        self.full_views: list[PartialView] = []
         """Views that have become full while their readers wait; clear it after these are woken."""
-        self.full = _MOST_FULL
+        self.full_bytes = _MOST_FULL
         """Bytes of memory of unread events from which on a view is full."""
         self.traffic = Traffic()
 
@@ -106,15 +152,12 @@ class FanOut:
 
     def open(
         self, stream_filter: StreamFilter | None, after: bytes, namespace: Namespace | None = None
-    ) -> View:
+    ) -> PartialView:
         """Return a view of the events beyond the sort key ``after``, which must be covered.
 
-        Without a filter and a namespace it is the merged stream itself; to any other ``step`` gives
-        its events. For a namespace ``after`` must lie before all events of its cluster time: an
-        earlier event of that time could end the view.
+        It has no events until ``step`` gives it some. For a namespace ``after`` must lie before all
+        events of its cluster time: an earlier event of that time could end the view.
         """
-        if stream_filter is None and namespace is None:
-            return self.stream
         log = self.stream.log
         number = log.number_beyond(after)
         equal = (other for other in self._positions if other.number == number)
@@ -172,7 +215,7 @@ class FanOut:
         """
         now = clock()
         end = now + seconds
-        while now < end and not self.pressed and (position := self._next()) is not None:
+        while now < end and not self.full_views and (position := self._next()) is not None:
             events = self.stream.log.rest_of_block(position.number, self._turn_bytes)
             try:
                 self._pass(position, events)
@@ -227,7 +270,7 @@ class FanOut:
         """Determine from which size on a part is full, now that a reader has come or gone."""
         # All readers may have so much unread before anything is dropped.
         share = self._kept_bytes * 3 // (4 * max(1, self.readers))
-        self.full = max(_LEAST_FULL, min(_MOST_FULL, share))
+        self.full_bytes = max(_LEAST_FULL, min(_MOST_FULL, share))
 
     def _pass(self, position: LogPosition, events: list[bytes]) -> None:
         """Append the next events to the views of a position that they belong to."""
@@ -336,10 +379,10 @@ class FanOut:
         log.append(events, size)
         self.held_bytes += size + EVENT_OVERHEAD * count
         held = log.memory
-        if held >= self.full:
+        if held >= self.full_bytes:
             if view.waited_for:
                 view.waited_for = False
-                self.pressed.append(view)
+                self.full_views.append(view)
             if held > LEAST_KEPT and self.held_bytes > self._kept_bytes:
                 log.trim(max(LEAST_KEPT, self._kept_bytes // max(1, self.readers)))
                 self.held_bytes += log.memory - held

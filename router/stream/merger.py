@@ -23,7 +23,6 @@ _sort_key: Final = itemgetter(0)
 _raw_event: Final = itemgetter(1)
 """An event's sort key and its bytes."""
 
-
 FIRST_EVENT: Final = b""
 """As ``RemoteQueue.skipped_time``: the cluster time of the first event, which has not arrived."""
 

@@ -23,7 +23,6 @@ from shard_client.wire.connection import Address, Connection
 
 log = structlog.get_logger()
 
-
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 """Seconds without no-op writes after a failed one; the pause doubles with each failure."""
 

@@ -90,6 +90,8 @@ class OpenStreams:
             locating = self._locating.get(key)
             if locating is not None:
                 await asyncio.wait((locating,))
+                if self._locating.get(key) is locating:  # an exception has kept its client from it
+                    del self._locating[key]
                 if not locating.cancelled():
                     locating.result()  # a retry would fail as well
                 continue
@@ -199,7 +201,8 @@ class OpenStreams:
             return await result_of(task, CLOSED)
         finally:
             task.cancel()
-            del self._locating[key]  # which nobody else does: there is one opening at a time
+            if self._locating.get(key) is task:  # not that of a later opening
+                del self._locating[key]
 
     def _check_not_closed(self) -> None:
         if self._closed:

@@ -5,18 +5,15 @@ in docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (wait
 """
 
 from collections.abc import Callable, Iterable
-from functools import partial
 from math import floor, inf
-from typing import Final, Literal, NamedTuple
+from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
 
 from router.limits.memory import Memory
+from router.stream.paced_remote import PacedRemote
 from router.stream_settings import StreamSettings
-from shard_client.backoff import Backoff
-from shard_client.bson.resume_token import next_tick
 
-_NO_JITTER: Final = partial(float, 1)
 _EARLY: Final = 1e-6
 """Fraction of an interval by which a timer may fire early."""
 
@@ -99,177 +96,6 @@ class Rounds(TokenBucket):
         return self.tokens(now) < 1.0
 
 
-_AGAIN, _AGAIN_MOST = 0.1, 2.0
-"""Seconds, doubling up to a maximum, before a no-op write without effect is repeated."""
-_LONGEST_TIMEOUT: Final = 12
-"""Maximum of the timeout of a watermark that does not advance, as a multiple of the first one."""
-
-
-class NoOpRequests:
-    """The no-op writes that a stream requests for a remote's member, one at a time.
-
-    Others read its fields; its methods alone change them.
-    """
-
-    def __init__(self) -> None:
-        self.state: Literal["none", "requested", "sent"] = "none"
-        self.count = 0
-        """Number of no-op writes that have been requested."""
-        self.again = -inf
-        """The time from which a write past the same time may be requested again."""
-        self.pauses = Backoff(_AGAIN, _AGAIN_MOST, _NO_JITTER)
-        """The times until it may; they start over once the watermark has advanced as needed."""
-        self._past = Timestamp(0, 0)
-
-    def may_request(self, past: Timestamp, now: float) -> bool:
-        """Return whether a write that moves the member past this time may be requested now."""
-        return past > self._past or now >= self.again
-
-    def request(self, past: Timestamp) -> None:
-        """Record the request for a write past this time."""
-        if past > self._past:
-            self.pauses.reset()
-        self._past, self.state = past, "requested"
-        self.count += 1
-
-    def extend(self, past: Timestamp) -> None:
-        """Let the requested write move the member past this time, as more events have arrived."""
-        self._past = past
-
-    def record_sent(self) -> None:
-        """Record that the write is being sent."""
-        self.state = "sent"
-
-    def withdraw(self) -> None:
-        """Record that the requested write was not sent: no event needed it any more."""
-        self.state = "none"
-
-    def record_end(self, now: float) -> Timestamp:
-        """Record the end of a write, and delay its repetition; return the time that it passed."""
-        self.state = "none"
-        self.delay_repetition(now)
-        return self._past
-
-    def delay_repetition(self, now: float) -> None:
-        """Let the same write be requested again after a pause only."""
-        self.again = now + self.pauses.next_pause()
-
-
-class WatermarkTimeout:
-    """Detects a watermark that does not advance although its replica set has.
-
-    ``timeout`` is in seconds; 0 means without limit. It doubles with each member that is left for
-    this reason, up to a maximum.
-    """
-
-    def __init__(self, timeout: float) -> None:
-        self._first = self._timeout = timeout
-        self._past: Timestamp | None = None
-        self._since = 0.0
-
-    def expect_beyond(self, past: Timestamp, now: float) -> None:
-        """Record that the replica set is beyond ``past``, so that a watermark beyond it is due."""
-        if self._past is None:
-            self._past, self._since = past, now
-
-    def record_watermark(self, time: Timestamp) -> None:
-        """Record that the remote's watermark is ``time``."""
-        if self._past is not None and time > self._past:
-            self._past, self._timeout = None, self._first
-
-    def give_up(self, now: float) -> bool:
-        """Return whether to leave the member; if so, increase the timeout for the next one."""
-        late = self._past is not None and 0 < self._timeout < now - self._since
-        if late:
-            self._since = now
-            self._timeout = min(2 * self._timeout, _LONGEST_TIMEOUT * self._first)
-        return late
-
-
-_BUSY: Final = 0.25
-"""Seconds after its last event during which a remote is read at the start of each round."""
-_MOST_LAG: Final = 2
-"""Seconds of cluster time by which the watermark of a remote that is read in rounds may lag."""
-
-
-class PacedRemote:
-    """A remote without its cursor: what its member has shown, and what the stream has asked of it.
-
-    ``topology`` is whether the remote watches config.shards. Others read its fields; its methods
-    alone change them.
-    """
-
-    def __init__(self, settings: StreamSettings, *, topology: bool = False) -> None:
-        self.topology = topology
-        self.has_replied = False
-        """Whether the member has replied."""
-        self.events = 0
-        """Number of events received."""
-        self.idle = False
-        """Whether the last reply reached the end of the member's oplog."""
-        self.noops = NoOpRequests()
-        self.overdue = WatermarkTimeout(settings.watermark_timeout)
-        self.waits = Backoff(settings.await_watermark, settings.await_watermark_max, _NO_JITTER)
-        """The times that getMores wait while events need the watermark; they start over once it has
-        arrived, or is about to arrive."""
-        self.collecting: int | None = None
-        """The round whose first getMore of this remote is due or in progress."""
-        self.asked_in: int | None = None
-        """The last round in which the watermark was asked for."""
-        self._asked = Timestamp(0, 0)
-        self._oplog_end = Timestamp(0, 0)
-        self._events_at = -inf
-
-    def record_reply(
-        self, events: int, oplog_end: Timestamp | None, now: float, *, complete: bool
-    ) -> None:
-        """Record a reply: its events, the end of the member's oplog, and whether it got there."""
-        self.collecting = None
-        if events:
-            self.events += events
-            self._events_at = now
-        if oplog_end is not None:
-            self._oplog_end = max(self._oplog_end, oplog_end)
-        # The reply of an opening is always empty, so it does not show that the member is idle.
-        if self.has_replied:
-            self.idle = complete
-        self.has_replied = True
-
-    def record_noop(self, past: Timestamp, now: float) -> None:
-        """Record that a no-op write has moved the member past this time."""
-        self._oplog_end = max(self._oplog_end, next_tick(past))
-        self.overdue.expect_beyond(past, now)
-
-    def is_beyond(self, time: Timestamp) -> bool:
-        """Return whether the member's oplog is known to have an entry after this time."""
-        return self._oplog_end > time
-
-    def is_in_backlog(self, watermark: Timestamp) -> bool:
-        """Return whether the watermark is far behind the member's oplog, or its end is unknown."""
-        end = self._oplog_end.time
-        return not end or watermark.time + _MOST_LAG < end
-
-    def is_busy(self, now: float) -> bool:
-        """Return whether the member has sent events lately."""
-        return now - self._events_at < _BUSY
-
-    def collect_in(self, number: int) -> None:
-        """Record that the next getMore is the first one of a round, given by its number."""
-        self.collecting = number
-
-    def ask_in(self, number: int, past: Timestamp) -> None:
-        """Record that the watermark is asked for in a round, and the time that it must pass."""
-        self.asked_in, self._asked = number, past
-
-    def ask_again(self) -> None:
-        """Let the watermark be asked for once more in the same round."""
-        self.asked_in = None
-
-    def is_asked_beyond(self, watermark: Timestamp) -> bool:
-        """Return whether a later watermark has been asked for, by more than a queued no-op."""
-        return watermark <= self._asked and self.noops.state != "requested"
-
-
 _FILTERED_PART: Final = 4
 """Divisor of a stream's budgets while its events are distributed to filters: the router takes the
 events itself then, as fast as it can."""
@@ -288,7 +114,7 @@ all batches of the round have arrived before."""
 
 
 class Wait(NamedTuple):
-    """The wait of a remote's next getMore, in seconds.
+    """How long a remote's next getMore waits for events, in seconds.
 
     ``delay`` is the time for which the getMore is not sent at all, unless a no-op write is.
     """

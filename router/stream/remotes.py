@@ -16,7 +16,8 @@ from router.status.loads import MemberLoads
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import RemoteQueue
 from router.stream.noop_writer import NoOpWriter
-from router.stream.pacing import PacedRemote, TokenBucket
+from router.stream.paced_remote import PacedRemote
+from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import cluster_time_of

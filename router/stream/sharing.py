@@ -11,8 +11,8 @@ from typing import Any, Final
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
 from router.request.stream_request import StreamRequest
-from router.stream.fan_out import FanOut
-from router.stream.views import Namespace, Traffic, View
+from router.stream.fan_out import FanOut, Traffic
+from router.stream.views import Namespace, View
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
 
@@ -92,7 +92,6 @@ def _digest(key: bytes) -> bytes:
 
 _FRACTION_TO_STAY: Final = 0.5
 """A shared scan continues with few readers if they get at least this fraction of its events."""
-
 
 _BYTES_OF_A_SCAN: Final = 2000
 """Bytes of an event that a shard sends for less than another scan of its oplog entry costs it
@@ -242,6 +241,8 @@ class Source:
 
     def open(self, fan_out: FanOut, after: bytes) -> View:
         """Return the client's view of the stream of ``fan_out``, beyond the sort key ``after``."""
+        if self.filter is None and self.namespace is None:
+            return fan_out.stream
         return fan_out.open(self.filter, after, self.namespace)
 
 

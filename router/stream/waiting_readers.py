@@ -88,7 +88,7 @@ class WaitingReaders:
         unread = part.log.end - log_reader.number
         if unread <= 0 or log_reader.lost or (max_events is not None and unread >= max_events):
             return False
-        return part.log.memory < self._fan_out.full and part.error is None
+        return part.log.memory < self._fan_out.full_bytes and part.error is None
 
     def add(self, log_reader: LogReader, waiter: Waiter) -> None:
         """Let a reader wait until its view has got an event or is over."""
@@ -220,22 +220,21 @@ class WaitingReaders:
 
     def _wake_served(self) -> None:
         """Wake the readers that have enough events, or have had some for long enough."""
-        for pressed in self._fan_out.pressed:
-            if pressed in self._served:
-                complete(self._served.pop(pressed)[0], self._clock())
-        self._fan_out.pressed.clear()
-        if not self._served:
-            return
+        for view in self._fan_out.full_views:
+            if view in self._served:
+                complete(self._served.pop(view)[0], self._clock())
+        self._fan_out.full_views.clear()
         now, served, delay = self._clock(), self._served, self._delay
-        if now >= self._not_before:
-            if not self._is_more and now >= self._backlog_until:
-                woken = list(served)
-            else:
-                woken = list(takewhile(lambda view: served[view][1] + delay <= now, served))
-            for view in woken:
-                complete(served.pop(view)[0], now)
-            if woken:
-                self._not_before = now + _REPLY_COST * len(woken)
+        if not served or now < self._not_before:
+            return
+        if not self._is_more and now >= self._backlog_until:
+            woken = list(served)
+        else:
+            woken = list(takewhile(lambda view: served[view][1] + delay <= now, served))
+        for view in woken:
+            complete(served.pop(view)[0], now)
+        if woken:
+            self._not_before = now + _REPLY_COST * len(woken)
 
     def _pass(self) -> None:
         """Pass a part of the released events on; release more if there is none left."""

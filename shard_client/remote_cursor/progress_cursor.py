@@ -18,7 +18,6 @@ from shard_client.wire.connection import Connection
 
 log = structlog.get_logger()
 
-
 _LEAST_COST: Final = 0.001
 """Minimum cost of one probe, in seconds of a member's time."""
 _FRUITLESS: Final = 0.05

@@ -46,7 +46,6 @@ _CHECK_PAUSE = 0.2
 
 _ROLES = {"RSPrimary": "primary", "RSSecondary": "secondary"}
 
-
 NO_PRIMARY = (
     "No primary answers. Check that the set's members run, that rs.status() on one of them shows a "
     "primary, that this machine reaches them under the names in rs.conf(), and the set's name"

@@ -88,7 +88,6 @@ class Access:
 OPEN = Access()
 """Access to a cluster without authentication and TLS."""
 
-
 RunCommand = Callable[..., Awaitable[dict[str, Any]]]
 """``Connection.command``, which runs a command on a database."""
 

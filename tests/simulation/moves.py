@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from random import Random
 from unittest import mock
 
-from router.stream import sharing, views
+from router.stream import fan_out, sharing
 from router.stream.client_reader import ClientReader
 from router.stream.sharing import SharingDemand, Source
 
 _CONSTANTS = {
-    "recent_events": (views, "_RECENT_EVENTS"),
+    "recent_events": (fan_out, "_RECENT_EVENTS"),
     "bytes_of_a_scan": (sharing, "_BYTES_OF_A_SCAN"),
     "pause": (sharing, "_PAUSE_IN_HOLDS"),
 }

@@ -32,8 +32,11 @@ _PATH = ("router.stream", "router.filters", "router.cursors.cursor", "router.req
 """The packages and modules that are on the path."""
 
 _OFF_THE_PATH = frozenset(
-    {"admission", "match_compiler", "noop_writer", "opening", "pacing", "read_scheduler"}
-)
+    {
+        "admission", "match_compiler", "noop_writer", "opening", "paced_remote", "pacing",
+        "read_scheduler",
+    }
+)  # fmt: skip
 """Modules of these packages that are not: they begin streams, or pace the reading of shards."""
 
 Line = tuple[str, int]

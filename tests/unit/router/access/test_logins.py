@@ -128,7 +128,7 @@ async def test_clients_with_an_unknown_key_wait_for_one_read(monkeypatch: pytest
 @pytest.mark.parametrize("refused_seconds", [0.0, 60.0])
 async def test_rights_that_are_granted_later_are_used(
     monkeypatch: pytest.MonkeyPatch, refused_seconds: float
-):
+) -> None:
     """The right to read the keys of cluster times, and to ask whether users have changed."""
     answers: dict[str, Any] = {}
 

@@ -82,7 +82,7 @@ async def test_the_token_version_is_that_of_the_oldest_shard(
         await member.stop()
 
 
-async def test_a_config_server_can_be_a_shard(config: ScriptedMember, cluster: Cluster):
+async def test_a_config_server_can_be_a_shard(config: ScriptedMember, cluster: Cluster) -> None:
     assert cluster.known_shards == set()
     config.documents["shards"] = [{"_id": "config", "host": config.host}]
     config.documents["databases"] = [{"_id": "db", "primary": "config"}]

@@ -2,6 +2,7 @@
 
 import asyncio
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from bson import Int64
@@ -38,13 +39,11 @@ async def test_without_clients_an_idle_listener_sets_no_timer(
             await until(lambda: router.node.counters.connections)
         await until(lambda: not router.node.counters.connections)
         await asyncio.sleep(0.02)
-        loop, timers = asyncio.get_running_loop(), []
-        call_at = loop.call_at
-        monkeypatch.setattr(
-            loop, "call_at", lambda *args, **named: timers.append(args) or call_at(*args, **named)
-        )
+        loop = asyncio.get_running_loop()
+        timers = Mock(wraps=loop.call_at)
+        monkeypatch.setattr(loop, "call_at", timers)
         await asyncio.sleep(0.05)
-        assert len(timers) == 1, "that of this test"
+        assert timers.call_count == 1, "that of this test"
 
 
 async def hello_version(client: RawClient) -> dict[str, Any]:

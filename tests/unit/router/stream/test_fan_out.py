@@ -14,7 +14,7 @@ from router.filters.fields import MOST_WORK, Allowance
 from router.filters.index import FilterIndex
 from router.filters.stream_filter import EVERYTHING, StreamFilter, compile_filter
 from router.stream.fan_out import FanOut
-from router.stream.views import Namespace, View
+from router.stream.views import Namespace, PartialView, View
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import RESUMABLE_LABEL
 from shard_client.remote_cursor.cursor_reply import token_of
@@ -47,7 +47,7 @@ class Reading:
         while self.stream.release():
             pass
 
-    def view(self, stream_filter: StreamFilter, after: bytes = first_key(START)) -> View:
+    def view(self, stream_filter: StreamFilter, after: bytes = first_key(START)) -> PartialView:
         return self.fan_out.open(stream_filter, after)
 
     def step(self) -> None:

@@ -7,15 +7,13 @@ from bson import Timestamp
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.stream.paced_remote import NoOpRequests, PacedRemote, WatermarkTimeout
 from router.stream.pacing import (
     FlowControl,
     Memory,
-    NoOpRequests,
-    PacedRemote,
     Rounds,
     TokenBucket,
     Wait,
-    WatermarkTimeout,
 )
 from router.stream_settings import StreamSettings
 

@@ -91,7 +91,7 @@ async def test_a_member_that_refuses_noop_writes_is_read_from_immediately_and_la
 
 async def test_a_member_that_refused_noop_writes_is_asked_for_them_again(
     cluster: ScriptedCluster, monkeypatch: pytest.MonkeyPatch
-):
+) -> None:
     requests, member = Requests(cluster), cluster.shards["s1"]
     member.notes = False
     await requests.cluster.shards()

@@ -6,6 +6,7 @@ import pytest
 from bson import Timestamp
 
 from router.request.stream_request import StreamRequest, parse_request
+from router.stream.fan_out import Traffic
 from router.stream.sharing import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
@@ -16,7 +17,6 @@ from router.stream.sharing import (
     SharingDemand,
     SharingPolicy,
 )
-from router.stream.views import Traffic
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.unit.router.made_tokens import data_of

@@ -134,7 +134,8 @@ async def test_a_woken_reader_reads_before_the_next_block() -> None:
         await backlog.wait(reader)
         assert not reader.lost, "nothing may be dropped before it can read"
         got += len(reader.take(None).events)
-        backlog.fan_out.forget(reader.view, reader.number)
+        assert reader.part is not None
+        backlog.fan_out.forget(reader.part, reader.number)
     assert got == EVENTS
 
 
@@ -159,7 +160,7 @@ async def test_an_exception_in_a_step_ends_the_stream_of_readers_without_a_filte
         raise ValueError("planted")
 
     backlog = Backlog(passed=fail)
-    reader = LogReader(backlog.fan_out.open(None, first_key(START)), backlog.point)
+    reader = LogReader(backlog.stream, backlog.point)
     waiting = backlog.waiting(reader)
     backlog.readers.step(asked=True)
     assert waiting.done(), "it would wait for events that no step passes on"
