@@ -31,7 +31,7 @@ from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.planner import Selection, SnapshotPlanner
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.advance import Advance
@@ -221,10 +221,10 @@ class Comparison:
         if compared.plan is None:
             place, tasks = range_tasks.tasks_after(ranges, place, self._step_rows)
         if not tasks:
-            accepts = self._options.snapshot.accepts
-            plan = planner.next_batch(compared.plan or planner.begin(now, accepts), accepts)
+            chosen = Selection(self._options.snapshot.accepts)
+            plan = planner.next_batch(compared.plan or planner.begin(now, chosen.wanted), chosen)
             compared = replace(compared, plan=plan)
-            chunks = chain.from_iterable(planner.tasks(plan, accepts))
+            chunks = chain.from_iterable(planner.tasks(plan, chosen))
             tasks = [partial(range_tasks.compare_keys, chunk) for chunk in chunks]
         if not tasks:
             return compared

@@ -44,11 +44,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.version_states import Batch
-from spark_sink.verification.collection_comparison import (
-    COMMAND,
-    Comparison,
-    document_options,
-)
+from spark_sink.verification.collection_comparison import COMMAND, Comparison, document_options
 from spark_sink.verification.range_tasks import DIFFERENCES, rows_checksum, unlike_columns
 from spark_sink.verification.stream_comparison import (
     MARKS,

@@ -212,7 +212,7 @@ def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
     """A query takes two signals with a batch, and refuses those beyond 20,000 characters."""
     oid, plan = "65a1b2c3d4e5f607", SnapshotPlan(Timestamp(5, 1), ended=True)
     no_spark: Any = None
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"namespace": f"shop.orders{n // 5}", "key": f'{{"$oid":"{oid}{n:08x}"}}', "fields": []}
         for n in range(1000)
     ]
@@ -222,7 +222,7 @@ def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
     monkeypatch.setattr("spark_sink.verification.rounds.Comparison", lambda *_: comparison)
     monkeypatch.setattr("spark_sink.verification.rounds._is_whole", lambda _: True)
     options = {"uri": "mongodb://router", "database": "shop"}
-    settings = JobSettings(out="x", verify_every="1h", repair=True)
+    settings = JobSettings.model_validate({"out": "x", "verify-every": "1h", "repair": True})
     folder = JobFolder(str(tmp_path))
     with Verifier(no_spark, folder, options, settings):
         wait_for((tmp_path / "signals").exists, "a signal")
