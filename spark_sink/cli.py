@@ -20,15 +20,9 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.jobs.job_settings import (
-    DEFAULT_URI,
-    JobSettings,
-    load_job_settings,
-    pairs_of,
-    seconds_of,
-)
+from spark_sink.jobs.job_settings import JobSettings, load_job_settings, pairs_of, seconds_of
 from spark_sink.jobs.stop_request import StopRequest
-from spark_sink.options.values import argument, cluster_time
+from spark_sink.options.values import DEFAULT_URI, argument, cluster_time
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder

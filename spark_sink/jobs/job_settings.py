@@ -18,13 +18,12 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from spark_sink.errors import OptionError
+from spark_sink.options.values import DEFAULT_URI
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder, JobRecord
 
 Table = Literal["bronze", "current", "messages", "transactions"]
-DEFAULT_URI = "mongodb://127.0.0.1:27020"
-"""Where a router listens by default."""
 _LONGEST = 200  # characters of a value in a message
 
 
