@@ -99,6 +99,10 @@ class CollectionSettings(BaseModel):
             raise ValueError("--flatten is for tables with --schema: give both")
         if self.message and "messages" not in self.table:
             raise ValueError("--message is for --table messages: give both")
+        if "messages" in self.table and "prefix" not in map(str.lower, self.message):
+            raise ValueError(
+                "--table messages needs the first part of topics: --message prefix=NAME"
+            )
         return self
 
     def record(self, namespaces: tuple[str, ...]) -> JobRecord:

@@ -140,7 +140,10 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
         ("run shop --out x --option uri=mongodb://a:b@c", "--option cannot set uri: use --uri"),
         ("run shop --out x --option signalFolder=y", "a job has its own"),
         ("run shop --out x --option snapshot.mode=some", "option 'snapshotMode': must be"),
-        ("run shop --out x --table messages", "For a job, set --message prefix=NAME"),
+        (
+            "run shop --out x --table messages",
+            "--table messages needs the first part of topics: --message prefix",
+        ),
         ("run shop --out x --message prefix=p", "--message is for --table messages: give both"),
         ("run shop --out x --flatten", "--flatten is for tables with --schema: give both"),
         ("run shop --out x --schema no", "--schema must be infer, none, or a file that"),
