@@ -47,7 +47,7 @@ from spark_sink.verification.range_tasks import (
     ROWS,
     SUSPECTS,
     RangeTasks,
-    differing,
+    document_differences,
 )
 
 _OF_DOCUMENTS = ("database", "collection", "filters.", "snapshotFilters", "field.")
@@ -236,7 +236,7 @@ class Comparison:
             if count:
                 known = suspects.where(F.col("key").isNotNull())
                 most = self._most - len(first)
-                differ, some = self._differences(client, range_tasks, known, most)
+                differ, some = self._compare_again(client, range_tasks, known, most)
                 first = (*first, *some)
             return replace(
                 compared,
@@ -247,7 +247,7 @@ class Comparison:
                 first=first,
             )
 
-    def _differences(
+    def _compare_again(
         self, client: RouterClient, range_tasks: RangeTasks, suspects: DataFrame, most: int
     ) -> tuple[int, list[dict[str, Any]]]:
         """Compare keys again; return the number of DIFFERENCES, and at most `most` of them."""
@@ -260,10 +260,10 @@ class Comparison:
         )
         wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
         with ExitStack() as held:
-            rows = _held(held, self._unequal(held, client, range_tasks, wanted).union(doubled))
+            rows = _held(held, self._differences(held, client, range_tasks, wanted).union(doubled))
             return rows.count(), [row.asDict() for row in rows.take(max(0, most))]
 
-    def _unequal(
+    def _differences(
         self, held: ExitStack, client: RouterClient, range_tasks: RangeTasks, wanted: DataFrame
     ) -> DataFrame:
         """Return the DIFFERENCES of keys, with both sides at one position of the stream."""
@@ -284,7 +284,9 @@ class Comparison:
         unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
         accepts = self._options.scope.accepts
         unread = unread_after(table.state.unread, advance.ddl_events, accepts)
-        return unequal.mapInArrow(partial(differing, self._options.scope, unread), DIFFERENCES)
+        return unequal.mapInArrow(
+            partial(document_differences, self._options.scope, unread), DIFFERENCES
+        )
 
 
 def _held(held: ExitStack, rows: DataFrame) -> DataFrame:

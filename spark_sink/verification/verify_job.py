@@ -45,7 +45,7 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.version_states import Batch
 from spark_sink.verification.collection_comparison import COMMAND, Comparison, document_options
-from spark_sink.verification.range_tasks import DIFFERENCES, rows_checksum, unlike_columns
+from spark_sink.verification.range_tasks import DIFFERENCES, column_differences, rows_checksum
 from spark_sink.verification.stream_comparison import (
     MARKS,
     Events,
@@ -214,7 +214,7 @@ class _Verification:
             )
             names = form.file_schema.names
             tasks = [
-                partial(unlike_columns, form, table_scan) for table_scan in scans_of(log, names)
+                partial(column_differences, form, table_scan) for table_scan in scans_of(log, names)
             ]
             outcome.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
             now = datetime.now(UTC).isoformat(timespec="seconds")

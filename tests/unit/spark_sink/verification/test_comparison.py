@@ -32,9 +32,9 @@ from spark_sink.tables.key_ranges import KEY_COLUMNS, KEY_RANGE, KeyRanges
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification import range_tasks
 from spark_sink.verification.collection_comparison import Compared, Comparison
-from spark_sink.verification.range_tasks import RangeTasks, place_of_row, unequal_fields
+from spark_sink.verification.range_tasks import RangeTasks, differing_fields, place_of_row
 from spark_sink.verification.rounds import Verifier
-from spark_sink.verification.stream_comparison import _unequal
+from spark_sink.verification.stream_comparison import _differing_columns
 from tests.doubles.table_changes import RandomChanges, apply
 from tests.harness.until import wait_for
 from tests.spark.field_names import doubled
@@ -55,7 +55,7 @@ from tests.spark.field_names import doubled
 def test_documents_are_compared_as_sequences_of_fields(
     table: RawBSONDocument, collection: RawBSONDocument, fields: list[str]
 ) -> None:
-    assert unequal_fields(bytes(table.raw), bytes(collection.raw)) == fields
+    assert differing_fields(bytes(table.raw), bytes(collection.raw)) == fields
 
 
 def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
@@ -76,7 +76,7 @@ def test_a_key_that_is_no_utf_8_is_not_extra() -> None:
     keys = ['"a"', '"\\ufffd"']
     rows = pa.table({"namespace": ["a.b"] * 2, "key": keys, "token": ["t"] * 2, "table": [b""] * 2})
     [batch] = rows.append_column("collection", pa.nulls(2, pa.binary())).to_batches()
-    [found] = range_tasks.differing(Scope(), {}, [batch])
+    [found] = range_tasks.document_differences(Scope(), {}, [batch])
     assert found["key"].to_pylist() == ['"a"']
 
 
@@ -255,4 +255,4 @@ def row(n: int, document: Any) -> dict[str, Any]:
 def test_images_count_while_the_stream_has_them(
     kept: dict[str, Any], certain: bool, fields: list[str]
 ) -> None:
-    assert _unequal(kept, row(1, None), certain=certain) == fields
+    assert _differing_columns(kept, row(1, None), certain=certain) == fields
