@@ -291,7 +291,7 @@ def wait(
 @job.command(cls=JobCommand)
 def offsets(out: Out) -> None:
     """Print the checkpoint's offsets as lines of JSON."""
-    for batch in _job_in(out).batches():
+    for batch in _job_in(out).checkpoint.batches():
         time = None if batch.committed is None else batch.committed.isoformat()
         typer.echo(json.dumps({"batch": batch.number, "committed": time, "offset": batch.offset}))
 

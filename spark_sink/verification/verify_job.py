@@ -19,7 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
+from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_history import snapshot_ends
 from spark_sink.jobs.job_tables import (
     BRONZE,
@@ -124,7 +125,7 @@ def verify_job(
         rate: the most documents and keys a second that are compared with the collections.
         shown: the most differences of a table to return.
     """
-    record, last = folder.record(), folder.last_committed()
+    record, last = folder.record(), folder.checkpoint.last_committed()
     logs = {
         name: DeltaLog(folder.table(name)) for name in (*record.tables, QUARANTINE, NOTIFICATIONS)
     }
@@ -237,6 +238,8 @@ class _Verification:
             TRANSACTIONS: transaction_differences,
         }
         names = [name for name in compare if name in self.logs]
+        if not names:
+            return
         with self._failures(*names):
             until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
             rows = {name: read_rows(self.spark, self.logs[name]).where(until) for name in names}

@@ -170,7 +170,7 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
             start(spark, shop, before, "when_needed")
             insert_at_once(shop, first, first + 5)
         shutil.copytree(before, after)
-        last = JobFolder(str(before)).batches()[-1].number
+        last = JobFolder(str(before)).checkpoint.batches()[-1].number
         shop.insert(10)
         shop.orders.update_many({}, {"$inc": {"n": 1}})
         insert_at_once(shop, 91, 96)

@@ -199,7 +199,7 @@ def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.Monk
     settings = load_job_settings({}, file)
     for folder, record in settings.jobs():
         folder.begin(record)
-        folder.write_checkpoint("q", {0: {"position": {"start": "now"}}}, 0)
+        folder.checkpoint.write("q", {0: {"position": {"start": "now"}}}, 0)
     assert (
         "; continues after batch 0\n" in CliRunner().invoke(job, ["check", "--config", file]).output
     )
