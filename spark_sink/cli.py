@@ -20,15 +20,9 @@ from pydantic.fields import FieldInfo
 from typer.core import TyperCommand
 
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.jobs.job_settings import (
-    DEFAULT_URI,
-    JobSettings,
-    load_job_settings,
-    pairs_of,
-    seconds_of,
-)
+from spark_sink.jobs.job_settings import JobSettings, load_job_settings, pairs_of, seconds_of
 from spark_sink.jobs.stop_request import StopRequest
-from spark_sink.options.values import argument, cluster_time
+from spark_sink.options.values import DEFAULT_URI, argument, cluster_time
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder
@@ -297,7 +291,7 @@ def wait(
 @job.command(cls=JobCommand)
 def offsets(out: Out) -> None:
     """Print the checkpoint's offsets as lines of JSON."""
-    for batch in _job_in(out).batches():
+    for batch in _job_in(out).checkpoint.batches():
         time = None if batch.committed is None else batch.committed.isoformat()
         typer.echo(json.dumps({"batch": batch.number, "committed": time, "offset": batch.offset}))
 

@@ -165,10 +165,10 @@ class _Start:
 
         with nullcontext() if port is None else metrics.serve(port + self.number):
             query = job.start(spark, self._trigger)
-            report.begin(folder.last_committed())
+            report.begin(folder.checkpoint.last_committed())
             with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
                 run_until_stopped(query, self.stop, report_all)
-        report.end(folder.last_committed())
+        report.end(folder.checkpoint.last_committed())
 
 
 def check_jobs(settings: JobSettings) -> Iterator[str]:
@@ -176,8 +176,9 @@ def check_jobs(settings: JobSettings) -> Iterator[str]:
     for folder, wanted in settings.jobs():
         record, _ = _checked(settings, wanted)
         folder.require_continues(record)
-        folder.batches()  # raises an error for a damaged commit, which the newest one may hide
-        last = folder.last_committed()
+        checkpoint = folder.checkpoint
+        checkpoint.batches()  # raises an error for a damaged commit, which the newest one may hide
+        last = checkpoint.last_committed()
         what = ", ".join(record.namespaces) or "the whole cluster"
         begins = f"starts, with option snapshotMode={record.options['snapshotMode']}"
         if last is not None:

@@ -53,15 +53,15 @@ UNIQUE = ("token", "key", "value")
 
 def table_options(given: Mapping[str, str]) -> MessageOptions:
     """Return the options of the messages of a job's table, from texts. Raises OptionError."""
-    options = MessageOptions.of(given, " of --message")
+    options = MessageOptions.of(given, " of the messages")
     if options.transactions:
         raise OptionError(
-            "--message transactions is not for tables: leave it out; the table has each event's "
+            "transactions is not for a job's table: leave it out; the table has each event's "
             "token, and the table transactions has what BEGIN and END contain"
         )
     if options.schema_registry_url is not None:
         raise OptionError(
-            "--message schema_registry_url is not for tables: leave it out; Avro is for Kafka, to "
+            "schema_registry_url is not for a job's table: leave it out; Avro is for Kafka, to "
             "which a query with to_debezium writes"
         )
     return options

@@ -93,10 +93,7 @@ class MessageOptions:
 
     def __post_init__(self) -> None:
         if not self.prefix:
-            raise OptionError(
-                "prefix must not be empty: it is the first part of each topic. For a job, set "
-                "--message prefix=NAME"
-            )
+            raise OptionError("prefix must not be empty: it is the first part of each topic")
         if self.unwrap is not None and self.outbox is not None:
             raise OptionError("unwrap and outbox exclude each other: leave one out")
         with_schemas = self.schemas or self.schema_registry_url is not None

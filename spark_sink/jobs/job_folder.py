@@ -9,11 +9,9 @@ import fcntl
 import json
 import os
 import socket
-import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -21,10 +19,10 @@ from spark_sink.errors import OptionError, StreamError, say
 from spark_sink.events.documents import NewerVersionError, from_json
 from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local
+from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.job_tables import DEFAULT_TABLES
 from spark_sink.options.snapshot_options import SnapshotOptions, snapshot_options
 from spark_sink.options.stream_options import named_options
-from spark_sink.source.offsets import Offset
 
 
 @dataclass(frozen=True)
@@ -68,20 +66,6 @@ class JobRecord:
         return snapshot_options(named_options(self.options))
 
 
-@dataclass(frozen=True)
-class LoggedBatch:
-    """A batch of the checkpoint: the offset at its end, and the time of its commit, if any."""
-
-    number: int
-    offset: dict[str, Any]
-    committed: datetime | None
-
-    @property
-    def end(self) -> Offset:
-        """The offset. Raises StreamError if it is not one of the source."""
-        return Offset.of(self.offset)
-
-
 class JobFolder:
     """A folder, given as a path or as a URI that both Spark and pyarrow know.
 
@@ -105,12 +89,12 @@ class JobFolder:
         return f"{self.address}/signals"
 
     @property
-    def checkpoint(self) -> str:
+    def checkpoint(self) -> Checkpoint:
         """Where the query keeps its offsets."""
         own = f"{self.address}/checkpoint"
         if not self._checkpoint and self.exists:
             self._checkpoint = self.record().checkpoint or own
-        return self._checkpoint or own
+        return Checkpoint(self._checkpoint or own)
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -124,7 +108,7 @@ class JobFolder:
         place = self.address
         if not is_local(place):
             with suppress(OptionError):  # a damaged record, which `mend` writes again
-                place = self.checkpoint
+                place = self.checkpoint.address
         if not is_local(place):
             yield
             return
@@ -157,14 +141,14 @@ class JobFolder:
         With `once`, an earlier start may have begun the snapshot, but not finished it. Raises
         OptionError if the folder has a job that these options cannot continue.
         """
-        last, old, since = self.last_planned(), self.require_continues(record, once=once), ""
-        if last is not None:
+        old, checkpoint, since = self.require_continues(record, once=once), self.checkpoint, ""
+        if (last := checkpoint.last_planned()) is not None:
             is_same = old.options == record.options
             since = old.since if is_same else key_of(last.end.position)
-        inside = self.checkpoint == f"{self.address}/checkpoint"
-        checkpoint = "" if inside else self.checkpoint
+        inside = checkpoint.address == f"{self.address}/checkpoint"
+        address = "" if inside else checkpoint.address
         cluster = record.cluster or old.cluster
-        kept = replace(record, checkpoint=checkpoint, cluster=cluster, since=since)
+        kept = replace(record, checkpoint=address, cluster=cluster, since=since)
         self._write(replace(kept, columns=old.columns))
 
     def _write(self, record: JobRecord) -> None:
@@ -172,7 +156,7 @@ class JobFolder:
 
     def require_continues(self, record: JobRecord, *, once: bool = False) -> JobRecord:
         """Return the record of the previous start. Raises OptionError as `begin`."""
-        last = self.last_planned()
+        last = self.checkpoint.last_planned()
         old = self.record() if last is not None or self.exists else JobRecord()
         if last is not None:
             self._refuse(old, record, once=once)
@@ -206,7 +190,7 @@ class JobFolder:
 
     def mend(self, record: JobRecord) -> None:
         """Write the record of this start if the old one is lost or damaged, and print that."""
-        if not self.exists and not self._numbered("offsets"):
+        if not self.exists and self.checkpoint.is_empty:
             return
         with suppress(OptionError):
             self.record()
@@ -233,109 +217,6 @@ class JobFolder:
                     f"{', '.join(sorted(now)) or 'all'}: start it as before, or use another "
                     "folder with --out"
                 )
-
-    def batches(self) -> list[LoggedBatch]:
-        """Return the batches that the checkpoint still contains, in order.
-
-        Raises StreamError for a file that is not whole: Spark renames its files before they are on
-        the disk, so a power failure may cut the last ones.
-        """
-        commits = self._numbered("commits")
-        for number in commits:
-            self._whole(f"commits/{number}")
-        return [
-            LoggedBatch(number, self.offset(number), commits.get(number))
-            for number in self._numbered("offsets")
-        ]
-
-    def offset(self, batch: int) -> dict[str, Any]:
-        """Return the offset at which a batch ends; empty where the checkpoint has none."""
-        lines = (self._whole(f"offsets/{batch}") or "-").splitlines()
-        offset: dict[str, Any] = {} if lines[-1] == "-" else json.loads(lines[-1])
-        return offset
-
-    def last_planned(self) -> LoggedBatch | None:
-        """Return the newest batch, which may be in progress. Raises StreamError as `batches`."""
-        return self._newest(self._numbered("offsets"))
-
-    def last_committed(self) -> LoggedBatch | None:
-        """Return the newest batch with a commit entry. Raises StreamError as `batches`."""
-        return self._newest(self._numbered("offsets").keys() & self._numbered("commits"))
-
-    def _newest(self, numbers: Collection[int]) -> LoggedBatch | None:
-        if not numbers:
-            return None
-        number, commits = max(numbers), self._numbered("commits")
-        self._whole(f"commits/{number}")
-        return LoggedBatch(number, self.offset(number), commits.get(number))
-
-    def query(self) -> str | None:
-        """Return the id of the query, which begins with its checkpoint; None before the first."""
-        text = self._whole("metadata")
-        return None if text is None else str(json.loads(text)["id"])
-
-    def _whole(self, path: str) -> str | None:
-        """Return the text of a file of the checkpoint; None for no file. Raises StreamError."""
-        text = Folder(self.checkpoint).text(path)
-        if text is not None and not is_whole(path, text):
-            raise StreamError(
-                f"the file {self.checkpoint}/{path} is damaged: start the job, which makes the "
-                "checkpoint again from the tables"
-            )
-        return text
-
-    def write_checkpoint(
-        self, query: str, offsets: Mapping[int, Mapping[str, Any]], committed: int
-    ) -> None:
-        """Write the offsets of batches to the checkpoint; those up to `committed` are committed.
-
-        The next start of the job repeats a batch that is not committed.
-        """
-        folder = Folder(self.checkpoint)
-        self.remove_checksums()
-        folder.write("metadata", json.dumps({"id": query}))
-        for number, offset in offsets.items():
-            folder.write(f"offsets/{number}", _offset_text(offset))
-            if number <= committed:
-                folder.write(f"commits/{number}", 'v1\n{"nextBatchWatermarkMs":0}')
-
-    def remove_checkpoint(self) -> None:
-        """Remove what Spark keeps in the checkpoint."""
-        Folder(self.checkpoint).remove("offsets", "commits", "sources", "metadata", ".metadata.crc")
-
-    def remove_checksums(self) -> None:
-        """Remove Spark's checksums, which may be cut, or those of files that were replaced since.
-
-        Spark checks a file if there is one.
-        """
-        folder = Folder(self.checkpoint)
-        for log in ("", "offsets", "commits"):
-            folder.remove(*(e.path for e in folder.listed(log) if e.base_name.endswith(".crc")))
-
-    def _numbered(self, log: str) -> dict[int, datetime]:
-        """Return the numbers of a log's files, in order, and when they were written."""
-        files = Folder(self.checkpoint).listed(log)
-        times = {int(file.base_name): file.mtime for file in files if file.base_name.isdecimal()}
-        return dict(sorted(times.items()))
-
-
-def is_whole(path: str, text: str) -> bool:
-    """Return whether a file of a checkpoint, such as offsets/7 or metadata, has its end.
-
-    The last line is a JSON object, which is invalid if it is cut, or "-" for no offset.
-    """
-    fewest = {"offsets": 3, "commits": 2}.get(path.split("/")[0], 1)
-    *before, last = text.splitlines() or [""]
-    try:
-        return len(before) + 1 >= fewest and (last == "-" or isinstance(json.loads(last), dict))
-    except ValueError:
-        return False
-
-
-def _offset_text(offset: Mapping[str, Any]) -> str:
-    """Return the file of an offset in Spark's checkpoint."""
-    settings = {"batchWatermarkMs": 0, "batchTimestampMs": int(time.time() * 1000), "conf": {}}
-    return "\n".join(("v1", json.dumps(settings), json.dumps(offset)))
 
 
 def _kind(schema: str) -> str:

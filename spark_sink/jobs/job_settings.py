@@ -18,13 +18,12 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from spark_sink.errors import OptionError
+from spark_sink.options.values import DEFAULT_URI
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder, JobRecord
 
 Table = Literal["bronze", "current", "messages", "transactions"]
-DEFAULT_URI = "mongodb://127.0.0.1:27020"
-"""Where a router listens by default."""
 _LONGEST = 200  # characters of a value in a message
 
 
@@ -100,6 +99,10 @@ class CollectionSettings(BaseModel):
             raise ValueError("--flatten is for tables with --schema: give both")
         if self.message and "messages" not in self.table:
             raise ValueError("--message is for --table messages: give both")
+        if "messages" in self.table and "prefix" not in map(str.lower, self.message):
+            raise ValueError(
+                "--table messages needs the first part of topics: --message prefix=NAME"
+            )
         return self
 
     def record(self, namespaces: tuple[str, ...]) -> JobRecord:

@@ -46,7 +46,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     """
     if not folder.exists:
         return None
-    folder.remove_checksums()
+    folder.checkpoint.remove_checksums()
     kept = _batches(folder)
     newest = [batch for batch in kept.values() if batch]
     last, queries = max((batch.number for batch in newest), default=-1), {e.query for e in newest}
@@ -68,8 +68,8 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
             f"{last - 1}: start the job in another folder"
         )
     offsets = {number: offset for number, offset in offsets.items() if number >= last - 1}
-    folder.remove_checkpoint()
-    folder.write_checkpoint(queries.pop(), offsets, last - 1)
+    folder.checkpoint.remove()
+    folder.checkpoint.write(queries.pop(), offsets, last - 1)
     say(f"the checkpoint was {why}, and is again that of batch {last}")
     return last
 
@@ -79,13 +79,14 @@ def _reason_to_restore(folder: JobFolder, newest: Sequence[Batch], last: int) ->
 
     `newest` are the newest batches of the tables, and `last` is the number of the last one.
     """
+    checkpoint = folder.checkpoint
     try:
-        query, batches = folder.query(), folder.batches()
+        query, batches = checkpoint.query(), checkpoint.batches()
     except StreamError as error:
         if not newest:
             raise OptionError(
                 f"{error}. But these contain no batch yet to continue from: remove the "
-                f"folder {folder.checkpoint}, and start the job again"
+                f"folder {checkpoint.address}, and start the job again"
             ) from None
         say(f"{error}. Repeat a job seek that no start has followed")
         return "damaged", last - 1
@@ -93,13 +94,13 @@ def _reason_to_restore(folder: JobFolder, newest: Sequence[Batch], last: int) ->
         return "lost", last - 1
     if any(batch.query != query for batch in newest):
         raise OptionError(
-            f"the checkpoint {folder.checkpoint} is not that of the tables in {folder.address}: "
+            f"the checkpoint {checkpoint.address} is not that of the tables in {folder.address}: "
             "remove it, and the next start makes it again from the tables"
         )
     done = max((batch.number for batch in batches if batch.committed is not None), default=-1)
     if not batches or batches[-1].number < last:
         return "older than the tables", done
-    is_other = any(folder.offset(batch.number) not in ({}, batch.offset) for batch in newest)
+    is_other = any(checkpoint.offset(batch.number) not in ({}, batch.offset) for batch in newest)
     return "of another start" if is_other else "", done
 
 

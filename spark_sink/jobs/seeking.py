@@ -15,7 +15,8 @@ from typing import Any
 from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.errors import HistoryLostError, OptionError, say
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
-from spark_sink.jobs.job_folder import JobFolder, LoggedBatch
+from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT, NOTIFICATIONS
 from spark_sink.jobs.table_commits import take_over
 from spark_sink.options.snapshot_options import QueryStart
@@ -91,11 +92,11 @@ def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
 
     It replaces a batch that was planned but not committed.
     """
-    query = folder.query()
+    query = folder.checkpoint.query()
     assert query is not None
     assert gap.time is not None
     _note_end(folder, number, gap.document)
-    folder.write_checkpoint(query, {number: gap.document}, number - 1)
+    folder.checkpoint.write(query, {number: gap.document}, number - 1)
     return gap.time.as_datetime().isoformat()
 
 
@@ -104,7 +105,7 @@ def replace_lost_batch(folder: JobFolder, uri: str) -> None:
 
     Spark repeats a batch as it was planned, and would fail at every start. Raises SourceError.
     """
-    last, planned = _last_whole(folder), folder.last_planned()
+    last, planned = _last_whole(folder), folder.checkpoint.last_planned()
     if last is None or planned is None or planned.number == last.number:
         return
     before, end = last.end, planned.end
@@ -131,13 +132,13 @@ def _last_whole(folder: JobFolder) -> LoggedBatch | None:
 
     A batch writes its notifications last: with them it is whole, though Spark did not note that.
     """
-    batches, query = folder.batches(), folder.query()
+    batches, query = folder.checkpoint.batches(), folder.checkpoint.query()
     notified = Batch.of(DeltaLog(folder.table(NOTIFICATIONS)).state())
     if query is not None and notified is not None and notified.query == query:
         for batch in batches[-1:]:
             if batch.committed is None and batch.number == notified.number:
-                folder.write_checkpoint(query, {batch.number: batch.offset}, batch.number)
-    return folder.last_committed()
+                folder.checkpoint.write(query, {batch.number: batch.offset}, batch.number)
+    return folder.checkpoint.last_committed()
 
 
 def _reached(folder: JobFolder, before: Offset) -> list[Position]:

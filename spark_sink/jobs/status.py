@@ -33,12 +33,12 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     With a `uri` the router gives the newest cluster time, for the lag. Raises OptionError if there
     is no job, and StreamError if the router cannot be reached.
     """
-    record, batches = folder.record(), folder.batches()
+    record, batches = folder.record(), folder.checkpoint.batches()
     last = next((batch for batch in reversed(batches) if batch.committed is not None), None)
     current = DeltaLog(folder.table(CURRENT))
     status: dict[str, Any] = {
         "folder": folder.address,
-        "checkpoint": folder.checkpoint,
+        "checkpoint": folder.checkpoint.address,
         "namespaces": list(record.namespaces),
         "tables": list(record.tables),
         "batch": None if last is None else last.number,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 from typing import Any
 
@@ -76,6 +76,7 @@ class Findings:
         return stage.close()
 
 
+@dataclass
 class TableCommits:
     """Commits the batches of one start of a job.
 
@@ -88,28 +89,26 @@ class TableCommits:
             the tables' default.
     """
 
-    def __init__(
-        self,
-        folder: JobFolder,
-        record: JobRecord,
-        epoch: int,
-        form: TableForm,
-        rows: pa.Schema,
-        findings: Findings | None = None,
-        keep_files: float | None = None,
-    ) -> None:
-        self._folder, self._tables, self._epoch = folder, record.tables, epoch
-        self._reads_documents = record.snapshot.policy.reads_documents
-        self._form, self._findings, self._keep_files = form, findings, keep_files
-        self._appended = {BRONZE: rows, MESSAGES: dated_schema(MESSAGE_ROWS)}
+    folder: JobFolder
+    record: JobRecord
+    epoch: int
+    form: TableForm
+    rows: pa.Schema
+    findings: Findings | None = None
+    keep_files: float | None = None
+
+    def __post_init__(self) -> None:
+        self._tables = self.record.tables
+        columns = {BRONZE: self.rows, MESSAGES: dated_schema(MESSAGE_ROWS)}
+        self._appended = {name: rows for name, rows in columns.items() if name in self._tables}
         self._opened: dict[str, DeltaLog] = {}
         self._current: CurrentTable | None = None
 
     def planned(self, number: int) -> Batch:
         """Return a batch that the checkpoint has. Raises StreamError if its file is not whole."""
-        folder = self._folder
-        begin, offset = folder.offset(number - 1), folder.offset(number)
-        return Batch(folder.query() or "", number, offset, begin)
+        folder = self.folder
+        begin, offset = folder.checkpoint.offset(number - 1), folder.checkpoint.offset(number)
+        return Batch(folder.checkpoint.query() or "", number, offset, begin)
 
     def commit(self, spark: SparkSession | None, batch: Batch, written: TaskReport) -> WrittenBatch:
         """Commit what tasks have written of a batch, and its transactions and notifications.
@@ -118,18 +117,17 @@ class TableCommits:
         Without `spark` the work is done in this process.
         """
         end, seconds = Offset.of(batch.offset), dict[str, float]()
-        if self._findings is not None:
-            batch = replace(batch, verified=self._findings.verified)
+        if self.findings is not None:
+            batch = replace(batch, verified=self.findings.verified)
         counted, notified = written.transactions.rows(), _notifications(end)
         beside = {NOTIFICATIONS: notified.num_rows, TRANSACTIONS: counted.num_rows}
         batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
-        for name in self._appended.keys() & {*self._tables}:
+        for name, columns in self._appended.items():
             with _timed(seconds, name):
-                parts = written.parts.get(name, ())
-                self._table(name).append(parts, self._appended[name], batch)
+                self._table(name).append(written.parts.get(name, ()), columns, batch)
         if CURRENT in self._tables:
-            if self._findings is not None:
-                written.changes.add(self._findings.removals())
+            if self.findings is not None:
+                written.changes.add(self.findings.removals())
             with _timed(seconds, CURRENT):
                 self._merge(spark, written.changes, batch, end)
         elif quarantined := written.parts.get(QUARANTINE):
@@ -138,10 +136,10 @@ class TableCommits:
             with _timed(seconds, TRANSACTIONS):
                 self._table(TRANSACTIONS).append_rows(counted, batch)
         self._table(NOTIFICATIONS).append_rows(notified, batch)
-        if self._keep_files is not None:
+        if self.keep_files is not None:
             current = [] if self._current is None else [self._current.log]
             for log in (*self._opened.values(), *current):
-                log.keep_files(self._keep_files)
+                log.keep_files(self.keep_files)
         files = sum(len(written.parts.get(name, ())) for name in self._appended)
         return WrittenBatch(written.events, files, written.counts, seconds)
 
@@ -161,27 +159,27 @@ class TableCommits:
     ) -> None:
         """Merge the changes of a batch into the current table, and commit them."""
         if self._current is None:
-            address = self._folder.table(CURRENT)
-            self._current = CurrentTable(address, form=self._form, epoch=self._epoch)
+            address = self.folder.table(CURRENT)
+            self._current = CurrentTable(address, form=self.form, epoch=self.epoch)
         self._current.reload()
-        contains = (end.scope or Scope()).accepts
-        scope = TableScope(contains, end.gained) if self._reads_documents else None
-        is_first = not self._appended.keys() & {*self._tables}  # of those that have each batch
+        reads_again = self.record.snapshot.policy.reads_documents
+        scope = TableScope((end.scope or Scope()).accepts, end.gained) if reads_again else None
+        is_first = not self._appended  # of the tables that have each batch
         upsert = Upsert(changes, batch, self._table(QUARANTINE), scope, is_first)
         self._current.apply_staged(spark, upsert)
         self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:
         """Record the columns of a typed table: no row may have those of deleted documents."""
-        if form.document_schema is not None and form != self._form:
+        if form.document_schema is not None and form != self.form:
             schema = form.document_schema.jsonValue()
-            self._folder.keep_columns({"schema": schema, "keys": list(form.keys)})
-            self._form = form
+            self.folder.keep_columns({"schema": schema, "keys": list(form.keys)})
+            self.form = form
 
     def _table(self, name: str) -> DeltaLog:
         if name not in self._opened:
-            address, partitions = self._folder.table(name), PARTITIONS.get(name, ())
-            self._opened[name] = DeltaLog(address, partitions, epoch=self._epoch)
+            address, partitions = self.folder.table(name), PARTITIONS.get(name, ())
+            self._opened[name] = DeltaLog(address, partitions, epoch=self.epoch)
         return self._opened[name]
 
 

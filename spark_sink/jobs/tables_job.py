@@ -101,12 +101,12 @@ class TablesJob:
         commit = partial(self._commit, commits, cast("JobStreamReader", reader))
         reports = spark.readStream.format(FORMAT).options(**options).load()
         writer = reports.writeStream.foreachBatch(commit)
-        writer = writer.option("checkpointLocation", self.folder.checkpoint)
+        writer = writer.option("checkpointLocation", self.folder.checkpoint.address)
         if trigger is None:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        with _log_by_rename(spark, self.folder.checkpoint):
+        with _log_by_rename(spark, self.folder.checkpoint.address):
             return writer.queryName(f"mergerouter {self.folder.address}").start()
 
     def _form(self, options: Mapping[str, str]) -> TableForm:
@@ -120,7 +120,7 @@ class TablesJob:
 
     def _task_tables(self, scope: Scope) -> TaskTables:
         """Return the tables for tasks, with the collections in the current one if scopes differ."""
-        last, known = self.folder.last_planned(), list[Namespace]()
+        last, known = self.folder.checkpoint.last_planned(), list[Namespace]()
         end = None if last is None else last.end
         is_same = end is None or (end.scope in (None, scope) and end.sought is None)
         if CURRENT in self.record.tables and not is_same:

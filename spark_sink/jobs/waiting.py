@@ -66,7 +66,7 @@ def wait_until(
             if not (missing := [*tables.missing(target)]):
                 return
             if time.monotonic() >= deadline:
-                last = folder.last_committed()
+                last = folder.checkpoint.last_committed()
                 batch = "none" if last is None else f"{last.number}, committed {last.committed}"
                 raise TimeoutError(
                     f"after {max(0.0, seconds):.0f} s {'; '.join(missing)}. Check that the job in "
@@ -98,7 +98,7 @@ class _Tables:
         names = folder.record().tables if folder.exists else ()
         self._states = {name: newest_state(folder.table(name)) for name in names}
         ends = {n: end_of(state) for n, state in self._states.items() if n in ALL_BATCHES}
-        last = None if ends else folder.last_committed()
+        last = None if ends else folder.checkpoint.last_committed()
         self._ends = ends or {"the job": None if last is None else last.end}
 
     def have_signal(self, identifier: str) -> bool:

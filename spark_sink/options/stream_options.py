@@ -22,7 +22,14 @@ from spark_sink.events.positions import FromNow, Position
 from spark_sink.options import values
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
-from spark_sink.options.values import canonical, option, option_names, parsed, parsed_option
+from spark_sink.options.values import (
+    DEFAULT_URI,
+    canonical,
+    option,
+    option_names,
+    parsed,
+    parsed_option,
+)
 from spark_sink.rows.field_edits import FieldEdit, excluded_fields, masked_fields, renamed_fields
 from spark_sink.rows.row_schema import document_schema
 
@@ -206,7 +213,7 @@ def named_options(options: Mapping[str, str]) -> dict[str, str]:
 def parse_options(options: Mapping[str, str]) -> StreamOptions:
     """Return the options that a user gave, validated. Raises OptionError."""
     given = named_options(options)
-    uri = required_uri(given, "option 'uri' is required, for example mongodb://127.0.0.1:27020")
+    uri = required_uri(given, f"option 'uri' is required, for example {DEFAULT_URI}")
     chosen = parsed(
         StreamOptions,
         given,

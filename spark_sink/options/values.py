@@ -24,6 +24,8 @@ from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.java_patterns import compiled
 
+DEFAULT_URI = "mongodb://127.0.0.1:27020"
+"""Where a router listens by default."""
 _NO_ALIASES: Mapping[str, str] = {}
 _Value = TypeVar("_Value")
 

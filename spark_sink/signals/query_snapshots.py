@@ -178,7 +178,7 @@ class QuerySnapshots:
                 if state.ending is not None:
                     return state
                 continue
-            plan = self._planner.next_batch(request.plan, request.wants, request.documents)
+            plan = self._planner.next_batch(request.plan, request.selection)
             if plan.ended:
                 return self._ended(state, request)
             own = plan.snapshot_time

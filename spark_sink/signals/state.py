@@ -17,6 +17,7 @@ from spark_sink.options.java_patterns import matches_any
 from spark_sink.options.scope import Gained
 from spark_sink.signals.signal import DocumentFilter, SnapshotKind, digest
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
+from spark_sink.snapshot.planner import Selection
 
 LOGGED = "LOGGED"
 """The type of the notification that a signal `log` requests."""
@@ -70,6 +71,11 @@ class SnapshotRequest:
             return namespace in self.collections
         chosen = not self.collections or matches_any(self.collections, namespace)
         return chosen and not matches_any(self.excluded, namespace)
+
+    @property
+    def selection(self) -> Selection:
+        """What the snapshot reads, for a planner."""
+        return Selection(self.wants, self.documents)
 
     def reads_whole(self, namespace: str) -> bool:
         """Return whether the snapshot reads this collection without a condition."""

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import replace
 from itertools import pairwise
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import bson
@@ -70,6 +71,20 @@ Wanted = Callable[[str], bool]
 """Whether a snapshot reads a collection, by its name, such as "shop.orders"."""
 
 
+def _all(_: str) -> bool:
+    return True
+
+
+class Selection(NamedTuple):
+    """What a snapshot reads: collections, and of those in `keys` only documents with these keys."""
+
+    wanted: Wanted = _all
+    keys: Mapping[str, Sized] = MappingProxyType({})
+
+
+EVERYTHING = Selection()
+
+
 class _Piece(NamedTuple):
     """A part of a collection: its share of it, its weight in full tasks, and its documents."""
 
@@ -100,7 +115,7 @@ class SnapshotPlanner:
         # The pieces of collections that are being read, from one of them on up to the end.
         self._sampled: dict[str, list[_Piece]] = {}
 
-    def begin(self, snapshot_time: Timestamp, wanted: Wanted | None = None) -> SnapshotPlan:
+    def begin(self, snapshot_time: Timestamp, wanted: Wanted = _all) -> SnapshotPlan:
         """Return the plan of a snapshot of which nothing is read yet.
 
         `snapshot_time` is a cluster time at or after all finished writes.
@@ -111,7 +126,7 @@ class SnapshotPlanner:
         return SnapshotPlan(snapshot_time, progress=Progress(len(self.collections(wanted))))
 
     def collections(
-        self, wanted: Wanted | None = None, plan: SnapshotPlan | None = None
+        self, wanted: Wanted = _all, plan: SnapshotPlan | None = None
     ) -> list[SnapshotCollection]:
         """Return the collections of a snapshot in the order in which it reads them.
 
@@ -120,11 +135,7 @@ class SnapshotPlanner:
         """
         if not self._listed:
             self._list()
-        chosen = [
-            collection
-            for collection in self._listed.values()
-            if wanted is None or wanted(str(collection))
-        ]
+        chosen = [collection for collection in self._listed.values() if wanted(str(collection))]
         if plan is not None:
             time = plan.snapshot_time
             chosen = [
@@ -132,7 +143,7 @@ class SnapshotPlanner:
             ]
         return sorted(chosen, key=lambda each: each.id)
 
-    def names(self, wanted: Wanted | None = None) -> list[tuple[str, str]]:
+    def names(self, wanted: Wanted = _all) -> list[tuple[str, str]]:
         """Return the collections that a snapshot reads, by database and name, now and before.
 
         A collection that was renamed has both names.
@@ -142,24 +153,16 @@ class SnapshotPlanner:
             {name for collection in self.collections(wanted) for name in self._names[collection.id]}
         )
 
-    def next_batch(
-        self,
-        plan: SnapshotPlan,
-        wanted: Wanted | None = None,
-        by_key: Mapping[str, Sized] | None = None,
-    ) -> SnapshotPlan:
-        """Return the plan after a further batch; the last one reads nothing.
-
-        For a collection in `by_key`, only the documents with these keys are read.
-        """
+    def next_batch(self, plan: SnapshotPlan, chosen: Selection = EVERYTHING) -> SnapshotPlan:
+        """Return the plan after a further batch; the last one reads nothing."""
         weight = rows = 0.0
-        ids = [collection.id for collection in self.collections(wanted, plan)]
+        ids = [collection.id for collection in self.collections(chosen.wanted, plan)]
         begin, end = plan.end, None
         if begin is None or not ids or ids[-1] < begin.collection:
             return replace(plan, start=Mark(), end=None, ended=True)
         for before in [sampled for sampled in self._sampled if sampled < begin.collection]:
             del self._sampled[before]
-        for piece in self._pieces(replace(plan, start=begin, end=None), wanted, by_key, fine=False):
+        for piece in self._pieces(replace(plan, start=begin, end=None), chosen, fine=False):
             if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
                 end = Mark(piece.chunk.collection.id, piece.chunk.lower)
                 break
@@ -180,16 +183,11 @@ class SnapshotPlanner:
         )
         return replace(plan, start=begin, end=end, progress=progress)
 
-    def tasks(
-        self,
-        plan: SnapshotPlan,
-        wanted: Wanted | None = None,
-        by_key: Mapping[str, Sized] | None = None,
-    ) -> list[list[Chunk]]:
+    def tasks(self, plan: SnapshotPlan, chosen: Selection = EVERYTHING) -> list[list[Chunk]]:
         """Return what the tasks of the batch that ends with a plan read, each about as much."""
         if plan.ended:
             return []
-        pieces = list(self._pieces(plan, wanted, by_key, fine=True))
+        pieces = list(self._pieces(plan, chosen, fine=True))
         weight = sum(piece.weight for piece in pieces)
         size = weight / self._task_count(weight)
         tasks: list[list[Chunk]] = []
@@ -212,20 +210,13 @@ class SnapshotPlanner:
         small = 0 if self._rows else min(self._tasks, int(weight * CHUNK_BYTES / _LEAST_BYTES))
         return max(1, round(weight), small)
 
-    def _pieces(
-        self,
-        plan: SnapshotPlan,
-        wanted: Wanted | None,
-        by_key: Mapping[str, Sized] | None,
-        *,
-        fine: bool,
-    ) -> Iterator[_Piece]:
+    def _pieces(self, plan: SnapshotPlan, chosen: Selection, *, fine: bool) -> Iterator[_Piece]:
         """Return the parts of all collections from a plan's start up to its end, in order.
 
         With `fine` a batch is divided once more where a sample stands for too much of a task.
         """
         start, end = plan.start, plan.end
-        for collection in self.collections(wanted, plan):
+        for collection in self.collections(chosen.wanted, plan):
             own = collection.id
             if own < start.collection or (end is not None and own > end.collection):
                 continue
@@ -233,7 +224,7 @@ class SnapshotPlanner:
             upper = end.key if end is not None and own == end.collection else None
             if end is not None and own == end.collection and upper is None:
                 continue
-            keys = (by_key or {}).get(str(collection))
+            keys = chosen.keys.get(str(collection))
             if keys is not None:
                 weight = len(keys) * _UNKNOWN_SIZE / CHUNK_BYTES
                 yield _Piece(Chunk(collection), 1.0, weight, len(keys))

@@ -50,20 +50,19 @@ class Planners:
 
     def __init__(self, options: StreamOptions, loaded: float) -> None:
         with ExitStack() as opened:
-            self.client = client = opened.enter_context(
-                closing(RouterClient(options, guarded=True))
-            )
+            client = RouterClient(options, guarded=True)
+            self.client = opened.enter_context(closing(client))
             client.require_reachable()
             self.inbox = opened.enter_context(closing(ReportInbox(client.address)))
             planner = BatchPlanner(client, options, self.inbox, loaded=loaded)
-            self.batches = opened.enter_context(closing(planner))
+            self.batch_planner = opened.enter_context(closing(planner))
             self.snapshot_planner = snapshot_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
             self.query_snapshots = QuerySnapshots(
                 self.snapshot_planner, options.snapshot.collections, refusal
             )
             receiver = SignalReceiver(client, options, self.query_snapshots)
-            self.signals = opened.enter_context(closing(receiver))
+            self.signal_receiver = opened.enter_context(closing(receiver))
             self._opened = opened.pop_all()
 
     def advanced(self, state: SignalState, end: Position) -> SignalState:
@@ -73,7 +72,7 @@ class Planners:
         that a repeated batch has left out already.
         """
         running = state.running
-        if running is None or (self.signals.has_more and running.kind != "initial"):
+        if running is None or (self.signal_receiver.has_more and running.kind != "initial"):
             return state
 
         def advanced() -> SignalState:
@@ -164,7 +163,7 @@ class OffsetPlanner:
             if start.scope != self._options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
             if not (is_in_snapshot or self._is_at_end):
-                signals = self.planners.signals.receive(signals, position)
+                signals = self.planners.signal_receiver.receive(signals, position)
             batch = self._next_batch(position, signals, max_events)
         except HistoryLostError:
             ended = start.signals.ending
@@ -182,12 +181,12 @@ class OffsetPlanner:
         """Return the events of the batch after a position: none beside a blocking snapshot."""
         planners = self.planners
         if signals.blocks_stream:
-            planners.batches.close()
+            planners.batch_planner.close()
             return PlannedBatch(position, position, 0)
         advances = signals.asks_present
-        batch = planners.batches.next_batch(position, max_events, advances=advances)
-        is_empty = batch.end == batch.start and not planners.signals.has_more
-        self._is_at_end = planners.batches.ends_at_present and is_empty
+        batch = planners.batch_planner.next_batch(position, max_events, advances=advances)
+        is_empty = batch.end == batch.start and not planners.signal_receiver.has_more
+        self._is_at_end = planners.batch_planner.ends_at_present and is_empty
         return batch
 
     def _begun(self, start: QueryStart) -> SnapshotPolicy:
@@ -204,7 +203,9 @@ class OffsetPlanner:
         Raises PyMongoError.
         """
         newest = AtTime(self.planners.client.clocks().cluster_time)
-        return Offset(newest, self._options.scope, quiet_until=self.planners.batches.quiet_until)
+        return Offset(
+            newest, self._options.scope, quiet_until=self.planners.batch_planner.quiet_until
+        )
 
     def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
         """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
@@ -235,7 +236,7 @@ class OffsetPlanner:
             return Offset(position, scope, start.since)
         kept: dict[str, Any] = {"heartbeat": start.heartbeat}
         if isinstance(position, Token):
-            self.planners.batches.require_history(AtTime(position.cluster_time))
+            self.planners.batch_planner.require_history(AtTime(position.cluster_time))
             return start.moved(after(position.cluster_time), signals=signals, **kept)
         if start.sought is not None:
             signals = self.planners.query_snapshots.left_out(signals, start.sought, position)
@@ -264,13 +265,13 @@ class OffsetPlanner:
         """Return the offset with which a snapshot begins; None until its delay is over."""
         remaining = self._earliest - time.monotonic()
         if remaining > 0:
-            most = remaining if self.planners.batches.ends_at_present else _POLL_SECONDS
+            most = remaining if self.planners.batch_planner.ends_at_present else _POLL_SECONDS
             time.sleep(min(remaining, most))
             if remaining > most:
                 return None
         self._snapshot = _InitialSnapshot.READ
         planners = self.planners
-        planners.batches.close()
+        planners.batch_planner.close()
         signals = planners.client.with_retries(
             lambda: planners.query_snapshots.begin(signals, planners.client.present())
         )

@@ -68,7 +68,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Store the present, before which later batches end. Raises StreamError."""
         with without_traceback():
-            self._planner.planners.batches.stop_at_present()
+            self._planner.planners.batch_planner.stop_at_present()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the micro-batch after `start` ends. Raises StreamError."""
@@ -81,7 +81,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Remove the files of signals that a committed batch has processed."""
         if self._connected is not None:
             with without_traceback():
-                self._connected.planners.signals.committed(Offset.of(end).signals)
+                self._connected.planners.signal_receiver.committed(Offset.of(end).signals)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
@@ -105,7 +105,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         before, offset = Offset.of(start), Offset.of(end)
         if start == end:
             return []
-        batches = self._planner.planners.batches
+        batches = self._planner.planners.batch_planner
         return [*batches.tasks(offset.batch_after(before)), *self.added_tasks(before, offset)]
 
     def added_tasks(self, before: Offset, offset: Offset) -> list[Task]:

@@ -108,7 +108,7 @@ def snapshot_tasks(
             return replace(task, condition=both, signal=shown)
 
         assert request.plan is not None
-        read = planner.tasks(request.plan, request.wants, request.documents)
+        read = planner.tasks(request.plan, request.selection)
         tasks += [tuple(map(task_of, chunks)) for chunks in read]
     if ended is not None:
         of_all = ended.kind == "initial" and not ended.collections

@@ -31,7 +31,7 @@ from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.planner import Selection, SnapshotPlanner
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.advance import Advance
@@ -48,7 +48,7 @@ from spark_sink.verification.range_tasks import (
     ROWS,
     SUSPECTS,
     RangeTasks,
-    differing,
+    document_differences,
 )
 
 _OF_DOCUMENTS = ("database", "collection", "filters.", "snapshotFilters", "field.")
@@ -222,10 +222,10 @@ class Comparison:
         if compared.plan is None:
             place, tasks = range_tasks.tasks_after(ranges, place, self._step_rows)
         if not tasks:
-            accepts = self._options.snapshot.accepts
-            plan = planner.next_batch(compared.plan or planner.begin(now, accepts), accepts)
+            chosen = Selection(self._options.snapshot.accepts)
+            plan = planner.next_batch(compared.plan or planner.begin(now, chosen.wanted), chosen)
             compared = replace(compared, plan=plan)
-            chunks = chain.from_iterable(planner.tasks(plan, accepts))
+            chunks = chain.from_iterable(planner.tasks(plan, chosen))
             tasks = [partial(range_tasks.compare_keys, chunk) for chunk in chunks]
         if not tasks:
             return compared
@@ -237,7 +237,7 @@ class Comparison:
             if count:
                 known = suspects.where(F.col("key").isNotNull())
                 most = self._most - len(first)
-                differ, some = self._differences(client, range_tasks, known, most)
+                differ, some = self._compare_again(client, range_tasks, known, most)
                 first = (*first, *some)
             return replace(
                 compared,
@@ -248,7 +248,7 @@ class Comparison:
                 first=first,
             )
 
-    def _differences(
+    def _compare_again(
         self, client: RouterClient, range_tasks: RangeTasks, suspects: DataFrame, most: int
     ) -> tuple[int, list[dict[str, Any]]]:
         """Compare keys again; return the number of DIFFERENCES, and at most `most` of them."""
@@ -261,10 +261,10 @@ class Comparison:
         )
         wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
         with ExitStack() as held:
-            rows = _held(held, self._unequal(held, client, range_tasks, wanted).union(doubled))
+            rows = _held(held, self._differences(held, client, range_tasks, wanted).union(doubled))
             return rows.count(), [row.asDict() for row in rows.take(max(0, most))]
 
-    def _unequal(
+    def _differences(
         self, held: ExitStack, client: RouterClient, range_tasks: RangeTasks, wanted: DataFrame
     ) -> DataFrame:
         """Return the DIFFERENCES of keys, with both sides at one position of the stream."""
@@ -285,7 +285,9 @@ class Comparison:
         unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
         accepts = self._options.scope.accepts
         unread = unread_after(table.state.unread, advance.ddl_events, accepts)
-        return unequal.mapInArrow(partial(differing, self._options.scope, unread), DIFFERENCES)
+        return unequal.mapInArrow(
+            partial(document_differences, self._options.scope, unread), DIFFERENCES
+        )
 
 
 def _held(held: ExitStack, rows: DataFrame) -> DataFrame:

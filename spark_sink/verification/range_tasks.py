@@ -139,9 +139,11 @@ class RangeTasks:
                 keys = read[_PLACE]
                 rows = read.filter(pc.and_(pc.greater(keys, after), pc.less_equal(keys, last)))
                 for start in range(0, rows.num_rows, _KEYS):
-                    unlike, bytes_ = self._unlike(client, rows.slice(start, _KEYS).to_pylist())
+                    suspects, bytes_ = self._suspects_in(
+                        client, rows.slice(start, _KEYS).to_pylist()
+                    )
                     size += bytes_
-                    yield _suspects(unlike)
+                    yield _suspects(suspects)
         yield _report(counts.num_rows, size, last.as_py())
 
     def compare_keys(self, chunk: Chunk) -> MadeRows:
@@ -223,7 +225,7 @@ class RangeTasks:
             rows = pa.table(made)
             yield rows.append_column(_PLACE, places_of(rows))
 
-    def _unlike(
+    def _suspects_in(
         self, client: RouterClient, rows: list[dict[str, Any]]
     ) -> tuple[list[tuple[Any, ...]], int]:
         """Return the SUSPECTS among rows, and the bytes of their documents."""
@@ -237,13 +239,13 @@ class RangeTasks:
                     b"fullDocument"
                 ].value
             size += batch["event"].nbytes
-        unlike = []
+        suspects = []
         for row in rows:
             stored, document = row["document"], documents.get(place_of_row(row))
-            alike = stored == document or (document and not unequal_fields(stored, document))
+            alike = stored == document or (document and not differing_fields(stored, document))
             if not alike or not row["token"]:
-                unlike.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
-        return unlike, size
+                suspects.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
+        return suspects, size
 
     def _tasks(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[SnapshotTask]:
         """Return what reads the documents with the keys and `id`s of rows."""
@@ -292,7 +294,7 @@ def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
     return batch_of([(None, None, None, None, False, rows, size, place)], _SUSPECTS)
 
 
-def differing(
+def document_differences(
     scope: Scope, unread: CollectionTokens, batches: Iterable[pa.RecordBatch]
 ) -> MadeRows:
     """Return how the BSON in `table` differs from that in `collection`: for `mapInArrow`.
@@ -314,17 +316,17 @@ def differing(
                 continue
             kind, fields = "missing" if table is None else "extra", list[str]()
             if table is not None and collection is not None:
-                kind, fields = "different", unequal_fields(table, collection)
+                kind, fields = "different", differing_fields(table, collection)
             if fields or kind != "different":
                 rows.append((namespace, key, kind, fields, token))
         yield batch_of(rows, _DIFFERENCES)
 
 
-def unequal_fields(table: bytes, collection: bytes) -> list[str]:
+def differing_fields(table: bytes, collection: bytes) -> list[str]:
     """Return the names of the fields that differ. The order of fields does not count."""
     left, right = _by_name(table), _by_name(collection)
-    unequal = {name for name in left | right if left.get(name) != right.get(name)}
-    return sorted(name.decode(errors="replace") for name in unequal)
+    differing = {name for name in left | right if left.get(name) != right.get(name)}
+    return sorted(name.decode(errors="replace") for name in differing)
 
 
 def _by_name(document: bytes) -> dict[bytes, list[Any]]:
@@ -349,7 +351,7 @@ def rows_checksum(rows: Iterable[pa.RecordBatch]) -> Checksum:
     return sum(map(Checksum.of, rows), NO_ROWS)
 
 
-def unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
+def column_differences(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
     """Return rows whose columns do not agree with their BSON, as DIFFERENCES: a task.
 
     The difference is "columns", and the fields are the names of these columns.
@@ -367,11 +369,11 @@ def unlike_columns(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRo
                 if str(_bare(left)) != str(_bare(right)):
                     fields.setdefault(row, []).append(name)
         keys = rows.select(map(form.column, (*KEY_COLUMNS, "token"))).to_pylist()
-        unlike = ((*keys[row].values(), names) for row, names in fields.items())
+        differing = ((*keys[row].values(), names) for row, names in fields.items())
         yield batch_of(
             (
                 (f"{db}.{name}", key, "columns", names, token)
-                for db, name, key, token, names in unlike
+                for db, name, key, token, names in differing
             ),
             _DIFFERENCES,
         )

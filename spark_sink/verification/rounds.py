@@ -32,11 +32,7 @@ from spark_sink.signals.signal import EXECUTE
 from spark_sink.snapshot.plan import filter_of
 from spark_sink.tables.prepare import EVENT
 from spark_sink.tables.version_states import end_of, newest_state
-from spark_sink.verification.collection_comparison import (
-    ROUND,
-    Comparison,
-    document_options,
-)
+from spark_sink.verification.collection_comparison import ROUND, Comparison, document_options
 
 # The most differences of a round that are repaired, and shown.
 _MOST_KEPT, _SHOWN = 1_000, 20

@@ -196,7 +196,7 @@ def _differences(
     kinds = [field for field in sent.schema.fields if field.name in shown]
     schema = StructType(kinds).add("difference", "string")
     schema = schema.add("fields", ArrayType(StringType())).add("times", "long")
-    return unequal.mapInArrow(partial(_differing, shown, schema, whole), schema)
+    return unequal.mapInArrow(partial(_described, shown, schema, whole), schema)
 
 
 def _comparable(rows: DataFrame) -> DataFrame:
@@ -207,7 +207,7 @@ def _comparable(rows: DataFrame) -> DataFrame:
     return rows
 
 
-def _differing(
+def _described(
     shown: Sequence[str], schema: StructType, whole: str, batches: Iterable[pa.RecordBatch]
 ) -> MadeRows:
     """Say how pairs of rows differ: a function for `mapInArrow`."""
@@ -235,11 +235,13 @@ def _difference(pair: Mapping[str, Any], whole: str) -> tuple[str, list[str]] | 
         return "extra", []
     if pair["times"] > 1:
         return DOUBLED, []
-    fields = _unequal(kept, sent, certain=pair.get(_CERTAIN) is not False)
+    fields = _differing_columns(kept, sent, certain=pair.get(_CERTAIN) is not False)
     return ("different", fields) if fields and sent["token"] > whole else None
 
 
-def _unequal(kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool) -> list[str]:
+def _differing_columns(
+    kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool
+) -> list[str]:
     """Return the names of the columns that differ; images count only if `certain`."""
     names = [name for name in sent if kept[name] != sent[name]]
     if certain:

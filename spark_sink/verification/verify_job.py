@@ -19,7 +19,8 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.jobs.job_folder import JobFolder, JobRecord, LoggedBatch
+from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_history import snapshot_ends
 from spark_sink.jobs.job_tables import (
     BRONZE,
@@ -44,12 +45,8 @@ from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.version_states import Batch
-from spark_sink.verification.collection_comparison import (
-    COMMAND,
-    Comparison,
-    document_options,
-)
-from spark_sink.verification.range_tasks import DIFFERENCES, rows_checksum, unlike_columns
+from spark_sink.verification.collection_comparison import COMMAND, Comparison, document_options
+from spark_sink.verification.range_tasks import DIFFERENCES, column_differences, rows_checksum
 from spark_sink.verification.stream_comparison import (
     MARKS,
     Events,
@@ -128,7 +125,7 @@ def verify_job(
         rate: the most documents and keys a second that are compared with the collections.
         shown: the most differences of a table to return.
     """
-    record, last = folder.record(), folder.last_committed()
+    record, last = folder.record(), folder.checkpoint.last_committed()
     logs = {
         name: DeltaLog(folder.table(name)) for name in (*record.tables, QUARANTINE, NOTIFICATIONS)
     }
@@ -218,7 +215,7 @@ class _Verification:
             )
             names = form.file_schema.names
             tasks = [
-                partial(unlike_columns, form, table_scan) for table_scan in scans_of(log, names)
+                partial(column_differences, form, table_scan) for table_scan in scans_of(log, names)
             ]
             outcome.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
             now = datetime.now(UTC).isoformat(timespec="seconds")

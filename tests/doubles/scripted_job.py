@@ -133,16 +133,16 @@ def follow(
     restore_checkpoint(folder)
     folder.begin(record)
     job, log = ScriptedJob(folder, script, epoch, record), Folder(str(checkpoint))
-    if folder.query() is None:
+    if folder.checkpoint.query() is None:
         log.write("metadata", json.dumps({"id": f"q{seed}"}))
     for _ in range(batches):
-        done = folder.last_committed()
+        done = folder.checkpoint.last_committed()
         number, begin = (0, 0) if done is None else (done.number + 1, script.before(done.offset))
-        if not folder.offset(number):
+        if not folder.checkpoint.offset(number):
             if begin == len(script.events):
                 return
             end = min(len(script.events), begin + chance.randrange(1, 9))
-            folder.write_checkpoint(folder.query() or "", {number: script.end(end)}, -1)
+            folder.checkpoint.write(folder.checkpoint.query() or "", {number: script.end(end)}, -1)
             pause()
         job.commit(number)
         pause()

@@ -120,7 +120,7 @@ def _wait_until(job: JobProcess, time: Timestamp) -> None:
 
     def done() -> bool:
         job.keep_running()
-        offset = job.folder.offset(job.committed)
+        offset = job.folder.checkpoint.offset(job.committed)
         return bool(offset) and key_of(Offset.of(offset).position) > key_of(AtTime(time))
 
     wait_for(done, "the last write", _SECONDS)

@@ -23,7 +23,7 @@ from spark_sink.events.slices import document_of, elements_of
 from spark_sink.jobs import recovery
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.verification.range_tasks import unequal_fields
+from spark_sink.verification.range_tasks import differing_fields
 from tests.harness.clusters import real_servers_named
 from tests.spark.conftest import Shop
 from tests.spark.field_names import doubled, write_by_chance
@@ -50,7 +50,7 @@ def unequal(copy: dict[Any, bytes], collection: dict[Any, bytes]) -> dict[Any, A
     """How documents differ, but for the order of their fields."""
     empty = b"\5\0\0\0\0"
     pairs = {key: (copy.get(key, empty), collection[key]) for key in copy | collection}
-    found = {key: unequal_fields(*pair) for key, pair in pairs.items()}
+    found = {key: differing_fields(*pair) for key, pair in pairs.items()}
     return {key: (fields, *map(bson.decode, pairs[key])) for key, fields in found.items() if fields}
 
 

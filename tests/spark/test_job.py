@@ -147,7 +147,7 @@ def test_a_job_is_behind_its_stream_and_not_its_last_event(tmp_path: Path, shop:
     folder = JobFolder(str(tmp_path / "job"), str(tmp_path / "checkpoint"))
     folder.begin(JobRecord((shop.database,), options))
     scope = parse_options({**options, "uri": shop.uri}).scope
-    folder.write_checkpoint("q", {0: Offset(after(begun), scope).document}, 0)
+    folder.checkpoint.write("q", {0: Offset(after(begun), scope).document}, 0)
     while shop.now().time < begun.time + 5:  # other collections have events
         shop.client[f"{shop.database}_other"].c.insert_one({})
         time.sleep(0.5)
@@ -157,9 +157,9 @@ def test_a_job_is_behind_its_stream_and_not_its_last_event(tmp_path: Path, shop:
 
     # A checkpoint that was moved is named.
     moved, runner = str(tmp_path / "moved"), CliRunner()
-    Path(folder.checkpoint).rename(moved)
+    Path(folder.checkpoint.address).rename(moved)
     for more, told in (
-        ([], f"none yet in the checkpoint {folder.checkpoint}"),
+        ([], f"none yet in the checkpoint {folder.checkpoint.address}"),
         (["--checkpoint", moved], "0"),
     ):
         found = runner.invoke(job, ["status", "--out", folder.address, *more])
@@ -181,7 +181,7 @@ def test_a_wait_for_a_write_outside_of_the_scope_ends(
             time_of_write = session.operation_time
             assert time_of_write is not None
             started.wait(time_of_write, timeout=WAIT)
-            reached = JobFolder(str(tmp_path)).batches()[-1].end.time
+            reached = JobFolder(str(tmp_path)).checkpoint.batches()[-1].end.time
             assert reached is not None
             assert reached > time_of_write
         elsewhere.ticks.insert_one({})
@@ -217,7 +217,7 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     for name in (*DEFAULT_TABLES, MESSAGES):
         state = DeltaLog(str(tmp_path / name)).state()
         assert state["batch"] == last
-        assert state["offset"] == JobFolder(str(tmp_path)).offset(last)
+        assert state["offset"] == JobFolder(str(tmp_path)).checkpoint.offset(last)
     run_job(spark, shop, tmp_path, tables, options=chosen, messages=messages)
     assert (tmp_path / "checkpoint" / "commits" / str(last)).exists()
     # As if the checkpoint were lost: the tables have what it said.
@@ -384,7 +384,7 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     assert folder.record().namespaces == ("shop.items",)
     assert folder.record().since == ""
     position = AtTime(Timestamp(5, 1))
-    folder.write_checkpoint("q", {1: Offset(position).document}, 0)
+    folder.checkpoint.write("q", {1: Offset(position).document}, 0)
     for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
         folder.begin(JobRecord(("shop.items",), options))
         assert folder.record().since == (key_of(position) if options else "")

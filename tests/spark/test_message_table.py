@@ -100,13 +100,13 @@ def test_messages_and_documents_are_read_as_of_one_time(
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "set --message prefix=NAME"),
+        ({}, "prefix must not be empty"),
         ({"prefix": "p", "tombstone": "true"}, "did you mean 'tombstones'"),
-        ({"prefix": "p", "tombstones": "no"}, "--message: must be true or false, not 'no'"),
+        ({"prefix": "p", "tombstones": "no"}, "of the messages: must be true or false, not 'no'"),
         ({"prefix": "p", "transactions": "true"}, "leave it out; the table has each event's token"),
         ({"prefix": "p", "schema_registry_url": "http://a"}, "Avro is for Kafka"),
-        ({"prefix": "p", "unwrap": "{"}, "option 'unwrap' of --message is not JSON"),
-        ({"prefix": "p", "unwrap": "1"}, "option 'unwrap' of --message: must be an object"),
+        ({"prefix": "p", "unwrap": "{"}, "option 'unwrap' of the messages is not JSON"),
+        ({"prefix": "p", "unwrap": "1"}, "option 'unwrap' of the messages: must be an object"),
     ],
 )
 def test_options_of_messages_are_validated(given: dict[str, str], message: str) -> None:

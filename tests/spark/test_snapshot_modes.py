@@ -144,9 +144,9 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     planners.client.with_retries = lambda call: call()
     planners.query_snapshots.begin.return_value = IN_SNAPSHOT
     planners.query_snapshots.require = lambda signals, *_: replace(signals, required_at="7")
-    planners.signals.receive = lambda signals, _: signals
+    planners.signal_receiver.receive = lambda signals, _: signals
     planners.advanced = lambda signals, _: signals
-    planners.batches.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
+    planners.batch_planner.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
     planner = OffsetPlanner(parse_options({"uri": URI, **options}), planners, Output())
     return planner, lambda: planner.plan(Offset(position, Scope(), signals=state), None)
 
@@ -197,7 +197,7 @@ def test_a_snapshot_waits_for_the_end_of_its_delay(
     monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
     delay = {"snapshot.delay.ms": "1300"}
     planner, latest = started(POSITION, snapshotMode="always", **delay)
-    planner.planners.batches.ends_at_present = to_the_present
+    planner.planners.batch_planner.ends_at_present = to_the_present
     found = [latest() is not None for _ in range(calls)]
     monkeypatch.undo()
     assert found == [False] * (calls - 1) + [True]

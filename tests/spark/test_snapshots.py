@@ -22,7 +22,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState, SnapshotRequest
 from spark_sink.snapshot import reader as snapshot_reader
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.planner import Selection, SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, DocumentEvents, SnapshotTask
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
@@ -222,9 +222,9 @@ def test_a_later_snapshot_of_a_query_knows_new_names_and_shard_keys(shop: Shop) 
     assert planning.begin(router.present(), f"{shop.database}.plain".__eq__)
     database.plain.rename("other")
     shop.client.admin.command("shardCollection", f"{shop.database}.other", key={"_id": 1})
-    wanted = f"{shop.database}.other".__eq__
-    plan = planning.begin(router.present(), wanted)
-    [[chunk]] = planning.tasks(planning.next_batch(plan, wanted), wanted)
+    chosen = Selection(f"{shop.database}.other".__eq__)
+    plan = planning.begin(router.present(), chosen.wanted)
+    [[chunk]] = planning.tasks(planning.next_batch(plan, chosen), chosen)
     assert (chunk.collection.name, chunk.collection.key) == ("other", ("_id",))
     router.close()
 

@@ -170,7 +170,7 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
             start(spark, shop, before, "when_needed")
             insert_at_once(shop, first, first + 5)
         shutil.copytree(before, after)
-        last = JobFolder(str(before)).batches()[-1].number
+        last = JobFolder(str(before)).checkpoint.batches()[-1].number
         shop.insert(10)
         shop.orders.update_many({}, {"$inc": {"n": 1}})
         insert_at_once(shop, 91, 96)
@@ -251,7 +251,7 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
                 assert len(query.rows) == 101
         lost = Offset.of(ends[0])
         with batches(given) as query, pytest.raises(HistoryLostError):
-            query.reader._planner.planners.batches.require_history(lost.position)
+            query.reader._planner.planners.batch_planner.require_history(lost.position)
 
         # A position in the collection of signals that is lost, as after `job seek`.
         now = AtTime(client.admin.command("ping")["$clusterTime"]["clusterTime"])

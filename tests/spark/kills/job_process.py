@@ -62,7 +62,7 @@ class JobProcess:
     @property
     def committed(self) -> int:
         """The number of the last committed batch; -1 before the first."""
-        commits = Path(self.folder.checkpoint, "commits").glob("[0-9]*")
+        commits = Path(self.folder.checkpoint.address, "commits").glob("[0-9]*")
         return max((int(file.name) for file in commits), default=-1)
 
     def keep_running(self) -> None:

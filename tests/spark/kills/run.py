@@ -313,7 +313,7 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
 
     def done() -> bool:
         job.keep_running()
-        offset = job.folder.offset(job.committed)
+        offset = job.folder.checkpoint.offset(job.committed)
         if any(e.extension == "json" for e in signals.listed("")):
             return False
         if offset.get("signals", {}).get("requests"):
@@ -385,7 +385,7 @@ def _damage_unseen(
 
 
 def _offset_of(folder: JobFolder) -> dict[str, Any]:
-    last = folder.last_committed()
+    last = folder.checkpoint.last_committed()
     assert last is not None
     return last.offset
 

@@ -21,7 +21,8 @@ from spark_sink.batches.batch_planner import BatchPlanner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after
-from spark_sink.jobs.job_folder import JobFolder, JobRecord, is_whole
+from spark_sink.jobs.checkpoint import is_whole
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.jobs.recovery import rebuild_table, restore_checkpoint
 from spark_sink.jobs.seeking import replace_lost_batch, seek
@@ -67,9 +68,9 @@ def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
         write(folder, number)
     (tmp_path / "job" / "checkpoint" / ".metadata.crc").write_text("of the older file")
     assert restore_checkpoint(folder) == 5
-    assert [each.number for each in folder.batches()] == [4, 5]
+    assert [each.number for each in folder.checkpoint.batches()] == [4, 5]
     assert [path.name for path in (tmp_path / "job" / "checkpoint").glob(".*")] == []
-    last = folder.last_committed()
+    last = folder.checkpoint.last_committed()
     assert last is not None
     assert last.offset == {"_data": "824"}
 
@@ -97,7 +98,7 @@ def test_a_table_that_was_restored_is_not_continued(
     of_first = datetime.fromtimestamp(restored.history()[-1]["timestamp"] / 1000, UTC)
     restored.restore(of_first if by_time else 0)
     if not has_checkpoint:
-        shutil.rmtree(folder.checkpoint)
+        shutil.rmtree(folder.checkpoint.address)
     with pytest.raises(StreamError, match=f"older version of the table at .*{table} was restored"):
         restore_checkpoint(folder)
     # The newest version, restored in turn, has all batches.
@@ -122,14 +123,14 @@ def test_the_checkpoint_of_another_job_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job" / "checkpoint" / "metadata").write_text('{"id": "other"}')
     with pytest.raises(OptionError, match=r"is not that of the tables .*: remove it"):
         restore_checkpoint(folder)
-    shutil.rmtree(folder.checkpoint)
+    shutil.rmtree(folder.checkpoint.address)
     assert restore_checkpoint(folder) == 2
 
 
 def test_a_checkpoint_in_the_folder_moves_with_it(tmp_path: Path) -> None:
     JobFolder(str(tmp_path / "a")).begin(JobRecord())
     (tmp_path / "a").rename(tmp_path / "b")
-    assert JobFolder(str(tmp_path / "b")).checkpoint == str(tmp_path / "b" / "checkpoint")
+    assert JobFolder(str(tmp_path / "b")).checkpoint.address == str(tmp_path / "b" / "checkpoint")
 
 
 QUERY = "bf5a9a40-b5b2-421d-bc56-f88242bf23cc"
@@ -160,8 +161,8 @@ def test_a_damaged_checkpoint_is_made_again_from_the_tables(
 ) -> None:
     folder = job_with_batches(tmp_path / "job")
     for each, whole in FILES.items():
-        (Path(folder.checkpoint) / each).write_text(whole.replace(QUERY, "q"))
-    damaged = Path(folder.checkpoint) / path
+        (Path(folder.checkpoint.address) / each).write_text(whole.replace(QUERY, "q"))
+    damaged = Path(folder.checkpoint.address) / path
     text = damaged.read_text()
     damaged.write_text(text[: int(len(text) * part)])
     (damaged.parent / f".{damaged.name}.crc").write_bytes(b"crc\0")
@@ -179,8 +180,11 @@ def test_a_damaged_checkpoint_is_made_again_from_the_tables(
     error = capsys.readouterr().err
     assert f"{path} is damaged: " in error
     assert "the checkpoint was damaged, and is again that of batch 2" in error
-    assert [folder.query(), folder.batches()[-1].offset] == ["q", {"_data": "822"}]
-    assert [*Path(folder.checkpoint).rglob(".*.crc")] == []
+    assert [folder.checkpoint.query(), folder.checkpoint.batches()[-1].offset] == [
+        "q",
+        {"_data": "822"},
+    ]
+    assert [*Path(folder.checkpoint.address).rglob(".*.crc")] == []
     assert restore_checkpoint(folder) is None
     assert capsys.readouterr().err == ""
 
@@ -190,11 +194,11 @@ def test_a_checkpoint_that_is_damaged_before_the_first_batch_is_not_replaced(
 ) -> None:
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord())
-    folder.write_checkpoint("q", {0: {}}, -1)
+    folder.checkpoint.write("q", {0: {}}, -1)
     (tmp_path / "checkpoint" / "offsets" / "0").write_text("")
     with pytest.raises(OptionError, match=r"offsets/0 is damaged: .* remove the folder"):
         restore_checkpoint(folder)
-    shutil.rmtree(folder.checkpoint)
+    shutil.rmtree(folder.checkpoint.address)
     assert restore_checkpoint(folder) is None
 
 
@@ -235,7 +239,7 @@ def test_a_job_is_not_continued_on_another_cluster(tmp_path: Path) -> None:
     """The oplogs of any cluster reach back to a checkpoint's times, so times alone tell nothing."""
     folder, record = JobFolder(str(tmp_path)), JobRecord(tables=("bronze",))
     folder.begin(record)
-    folder.write_checkpoint("q", {0: end_at(100)}, 0)
+    folder.checkpoint.write("q", {0: end_at(100)}, 0)
     for cluster in ("", "65a1", "", "65a1"):  # without the privilege, it is unknown
         folder.begin(replace(record, cluster=cluster))
     with pytest.raises(OptionError, match="has documents of the cluster 65a1, not 65b2: start it"):
@@ -252,11 +256,11 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     folder.begin(JobRecord(tables=("bronze",)))
     rows = pa.table({"token": ["a"]})
     table.append_rows(rows, Batch("q", 0, end_at(100)))
-    folder.write_checkpoint("q", {0: end_at(100), 1: end_at(300)}, 0)  # 1 was only planned
+    folder.checkpoint.write("q", {0: end_at(100), 1: end_at(300)}, 0)  # 1 was only planned
     for seconds in (500, 400, 200):
         seek(folder, f"{seconds},1")
-        assert folder.batches()[-1].number == 1
-        assert folder.offset(1)["position"] == end_at(seconds)["position"]
+        assert folder.checkpoint.batches()[-1].number == 1
+        assert folder.checkpoint.offset(1)["position"] == end_at(seconds)["position"]
     ahead = int(time.time()) + 3600
     with pytest.raises(OptionError, match="is in the future"):
         seek(folder, f"{ahead},1")
@@ -268,7 +272,7 @@ def test_a_seek_may_be_corrected_until_the_job_has_been_started(tmp_path: Path) 
     tokens = [event_token(Timestamp(400, 1), number) for number in (1, 2, 3)]
     for token in tokens:
         seek(folder, token)
-        position = Offset.of(folder.offset(1)).position
+        position = Offset.of(folder.checkpoint.offset(1)).position
         assert all(is_after(Token({"_data": each}), position) for each in tokens)
 
     # An interrupted batch is in one of the tables: its events would be there twice.
@@ -288,12 +292,12 @@ def test_a_seek_moves_the_position_in_the_collection_of_signals(
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",)))
     signals = SignalState(("a",), position=AtTime(Timestamp(200, 1)))
-    folder.write_checkpoint(
+    folder.checkpoint.write(
         "q", {0: Offset(AtTime(Timestamp(100, 1)), signals=signals).document}, 0
     )
     for _ in range(2):
         assert told in seek(folder, f"{seconds},1")
-        sought = Offset.of(folder.offset(1))
+        sought = Offset.of(folder.checkpoint.offset(1))
         assert sought.signals == (replace(signals, position=None) if told else signals)
 
 
@@ -306,13 +310,13 @@ def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path
         for name in ("bronze", "notifications"):
             batch = Batch("q", number, end_at(seconds))
             DeltaLog(folder.table(name)).append_rows(rows, batch)
-    folder.write_checkpoint("q", {0: end_at(100), 1: end_at(200)}, 0)
+    folder.checkpoint.write("q", {0: end_at(100), 1: end_at(200)}, 0)
     for seconds in (300, 250):
         seek(folder, f"{seconds},1")
-        assert [each.number for each in folder.batches()] == [0, 1, 2]
-        assert folder.last_committed() == folder.batches()[1]
-        assert folder.offset(1) == end_at(200)
-        assert folder.offset(2)["position"] == end_at(seconds)["position"]
+        assert [each.number for each in folder.checkpoint.batches()] == [0, 1, 2]
+        assert folder.checkpoint.last_committed() == folder.checkpoint.batches()[1]
+        assert folder.checkpoint.offset(1) == end_at(200)
+        assert folder.checkpoint.offset(2)["position"] == end_at(seconds)["position"]
 
 
 @pytest.mark.parametrize(
@@ -340,15 +344,15 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",), options={"snapshotMode": mode}))
     planned = Offset(AtTime(Timestamp(300, 1)), events=events).document
-    folder.write_checkpoint("q", {0: end_at(100), 1: planned}, 0)
+    folder.checkpoint.write("q", {0: end_at(100), 1: planned}, 0)
     DeltaLog(folder.table("bronze")).append_rows(pa.table({"token": ["a"]}), Batch("q", 1, planned))
     replace_lost_batch(folder, "mongodb://127.0.0.1:1")
-    at = Offset.of(folder.offset(1))
+    at = Offset.of(folder.checkpoint.offset(1))
     assert at.sought == (AtTime(Timestamp(300, 1)) if replaced else None)
     assert at.position == AtTime(Timestamp(*((400, 2) if replaced else (300, 1))))
     assert ("the oplogs have lost events" in capsys.readouterr().err) == replaced
     replace_lost_batch(folder, "mongodb://127.0.0.1:1")  # of the gap nothing is read
-    assert Offset.of(folder.offset(1)) == at
+    assert Offset.of(folder.checkpoint.offset(1)) == at
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -393,7 +397,7 @@ def test_a_job_whose_logs_have_expired_goes_on(
     out, script = str(tmp_path / "job"), Script(5, size=1)
     follow(out, tmp_path / "first", script, batches=4)
     folder = JobFolder(out, str(tmp_path / "first"))
-    last = folder.last_committed()
+    last = folder.checkpoint.last_committed()
     assert last is not None
     count = script.before(last.offset)
     half, reached = script.time(count // 2), script.time(count)

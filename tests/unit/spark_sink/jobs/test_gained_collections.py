@@ -74,8 +74,8 @@ class Gaining:
         snapshots = QuerySnapshots(self.chunks, self.options.snapshot.collections)
         planners = Mock(query_snapshots=snapshots, snapshot_planner=self.chunks)
         planners.client.with_retries = lambda call: call()
-        planners.signals.receive = lambda signals, _: signals
-        planners.batches.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
+        planners.signal_receiver.receive = lambda signals, _: signals
+        planners.batch_planner.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
         planners.advanced = lambda state, _: snapshots.advance(state, TIME)
         output = Mock(Output, follows_scope=True, namespaces=lambda: self.namespaces)
         output.unread.return_value = ({}, ())

@@ -140,7 +140,10 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
         ("run shop --out x --option uri=mongodb://a:b@c", "--option cannot set uri: use --uri"),
         ("run shop --out x --option signalFolder=y", "a job has its own"),
         ("run shop --out x --option snapshot.mode=some", "option 'snapshotMode': must be"),
-        ("run shop --out x --table messages", "For a job, set --message prefix=NAME"),
+        (
+            "run shop --out x --table messages",
+            "--table messages needs the first part of topics: --message prefix",
+        ),
         ("run shop --out x --message prefix=p", "--message is for --table messages: give both"),
         ("run shop --out x --flatten", "--flatten is for tables with --schema: give both"),
         ("run shop --out x --schema no", "--schema must be infer, none, or a file that"),
@@ -196,7 +199,7 @@ def test_check_says_what_a_job_would_do(tmp_path: Path, monkeypatch: pytest.Monk
     settings = load_job_settings({}, file)
     for folder, record in settings.jobs():
         folder.begin(record)
-        folder.write_checkpoint("q", {0: {"position": {"start": "now"}}}, 0)
+        folder.checkpoint.write("q", {0: {"position": {"start": "now"}}}, 0)
     assert (
         "; continues after batch 0\n" in CliRunner().invoke(job, ["check", "--config", file]).output
     )

@@ -17,7 +17,7 @@ from bson.timestamp import Timestamp
 from prometheus_client import generate_latest
 
 from spark_sink.events.documents import to_document
-from spark_sink.jobs.job_folder import LoggedBatch
+from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.progress import BatchProgress, ProgressReport, WrittenBatch, batch_progress
 from spark_sink.jobs.query_run import cause_of

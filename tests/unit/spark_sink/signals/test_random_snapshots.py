@@ -79,13 +79,16 @@ class Query:
         planners = Planners.__new__(Planners)
         planners.client = client = Mock(with_retries=lambda call: call(), present=self.present)
         client.clocks = lambda: Mock(cluster_time=self.present())
-        planners.inbox, planners.batches = Mock(), Mock(ends_at_present=False, quiet_until=None)
-        planners.batches.next_batch = self.next_batch
+        planners.inbox, planners.batch_planner = (
+            Mock(),
+            Mock(ends_at_present=False, quiet_until=None),
+        )
+        planners.batch_planner.next_batch = self.next_batch
         planners.snapshot_planner = CountedDocuments(options.scope)
         planners.query_snapshots = QuerySnapshots(
             planners.snapshot_planner, options.snapshot.collections
         )
-        planners.signals = SignalReceiver(client, options, planners.query_snapshots)
+        planners.signal_receiver = SignalReceiver(client, options, planners.query_snapshots)
         output = Mock(Output, follows_scope=True, namespaces=set)
         output.unread.return_value = ({}, ())
         self.planner = OffsetPlanner(options, planners, output)
@@ -137,7 +140,7 @@ class Query:
                 read.update(*(documents_in(part.chunk) for part in task))
             elif isinstance(task, bytes) and signals.ending is not None:
                 self.check(bson.decode(task), end)
-        self.planner.planners.signals.committed(signals)
+        self.planner.planners.signal_receiver.committed(signals)
 
     def check(self, event: dict[str, Any], end: Offset) -> None:
         """Check that an end of a snapshot claims no document that was not read."""

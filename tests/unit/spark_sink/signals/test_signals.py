@@ -159,7 +159,7 @@ class Query:
         request = state.running
         assert request is not None
         assert request.plan is not None
-        tasks = self.planner.tasks(request.plan, request.wants, request.documents)
+        tasks = self.planner.tasks(request.plan, request.selection)
         return [str(chunk.collection) for task in tasks for chunk in task]
 
     def take(self, identifier: str, document: dict[str, Any]) -> None:

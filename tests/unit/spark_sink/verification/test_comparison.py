@@ -33,9 +33,9 @@ from spark_sink.tables.places import KEY_COLUMNS, KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.verification import range_tasks
 from spark_sink.verification.collection_comparison import Compared, Comparison
-from spark_sink.verification.range_tasks import RangeTasks, place_of_row, unequal_fields
+from spark_sink.verification.range_tasks import RangeTasks, differing_fields, place_of_row
 from spark_sink.verification.rounds import Verifier
-from spark_sink.verification.stream_comparison import _unequal
+from spark_sink.verification.stream_comparison import _differing_columns
 from tests.doubles.table_changes import RandomChanges, apply
 from tests.harness.until import wait_for
 from tests.spark.field_names import doubled
@@ -56,7 +56,7 @@ from tests.spark.field_names import doubled
 def test_documents_are_compared_as_sequences_of_fields(
     table: RawBSONDocument, collection: RawBSONDocument, fields: list[str]
 ) -> None:
-    assert unequal_fields(bytes(table.raw), bytes(collection.raw)) == fields
+    assert differing_fields(bytes(table.raw), bytes(collection.raw)) == fields
 
 
 def test_a_date_beyond_pythons_range_can_be_a_key() -> None:
@@ -77,7 +77,7 @@ def test_a_key_that_is_no_utf_8_is_not_extra() -> None:
     keys = ['"a"', '"\\ufffd"']
     rows = pa.table({"namespace": ["a.b"] * 2, "key": keys, "token": ["t"] * 2, "table": [b""] * 2})
     [batch] = rows.append_column("collection", pa.nulls(2, pa.binary())).to_batches()
-    [found] = range_tasks.differing(Scope(), {}, [batch])
+    [found] = range_tasks.document_differences(Scope(), {}, [batch])
     assert found["key"].to_pylist() == ['"a"']
 
 
@@ -213,7 +213,7 @@ def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
     """A query takes two signals with a batch, and refuses those beyond 20,000 characters."""
     oid, plan = "65a1b2c3d4e5f607", SnapshotPlan(Timestamp(5, 1), ended=True)
     no_spark: Any = None
-    rows = [
+    rows: list[dict[str, Any]] = [
         {"namespace": f"shop.orders{n // 5}", "key": f'{{"$oid":"{oid}{n:08x}"}}', "fields": []}
         for n in range(1000)
     ]
@@ -223,7 +223,7 @@ def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
     monkeypatch.setattr("spark_sink.verification.rounds.Comparison", lambda *_: comparison)
     monkeypatch.setattr("spark_sink.verification.rounds._is_whole", lambda _: True)
     options = {"uri": "mongodb://router", "database": "shop"}
-    settings = JobSettings(out="x", verify_every="1h", repair=True)
+    settings = JobSettings.model_validate({"out": "x", "verify-every": "1h", "repair": True})
     folder = JobFolder(str(tmp_path))
     with Verifier(no_spark, folder, options, settings):
         wait_for((tmp_path / "signals").exists, "a signal")
@@ -256,4 +256,4 @@ def row(n: int, document: Any) -> dict[str, Any]:
 def test_images_count_while_the_stream_has_them(
     kept: dict[str, Any], certain: bool, fields: list[str]
 ) -> None:
-    assert _unequal(kept, row(1, None), certain=certain) == fields
+    assert _differing_columns(kept, row(1, None), certain=certain) == fields
