@@ -38,7 +38,7 @@ IMAGE ?= localhost/mergerouter:latest
 LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-annotate --no-header
 
 .PHONY: help format demo test test-all lint typecheck fetch pytest pytest-rest pytest-real bench simulate differential \
-	soak attack alert-stories faults spark-kills object-store driver-tests conformance spark-zip site site-address dist \
+	debezium soak attack alert-stories faults spark-kills object-store driver-tests conformance spark-zip site site-address dist \
 	sbom lock image image-test licences audit clean install
 
 test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
@@ -151,7 +151,7 @@ lock:  ## pin the packages of image and unit by their hashes, to the newest vers
 	sed -n 's/^requires = \["\(hatchling.*\)"\]/\1/p' pyproject.toml \
 		| build/lock/bin/uv pip compile $(LOCK) - -o deploy/build-requirements.txt
 
-image:  ## the image, with buildah and mmdebstrap instead of Docker; as root
+image: install  ## the image, with buildah and mmdebstrap instead of Docker; as root
 	deploy/build-image.sh $(IMAGE) $(BIN)/python
 
 image-test: image  ## start the image on a cluster: health, user, read-only file system

@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 
 class Backoff:
-    """Pauses that grow exponentially, with full jitter (docs/design.md#a-remote-cursor).
+    """Pauses that grow exponentially, with jitter (docs/design.md#a-remote-cursor).
 
     ``first`` is the upper bound of the first pause and ``limit`` that of any pause, in seconds;
     ``chance`` draws from [0, 1). A pause is at least a quarter of its bound, so that retries never

@@ -2,8 +2,8 @@
 
 They record nothing unless a process has its SDK.
 
-Spans have the names of databases and collections, counts and the names of errors as attributes, but
-no filters, documents, users or messages of errors.
+Spans have the names of databases, collections, replica sets, members and errors as attributes, and
+counts, but no filters, documents, resume tokens, users, client addresses or messages of errors.
 """
 
 import contextvars

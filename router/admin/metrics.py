@@ -118,8 +118,8 @@ ROWS: Final = (
     Row(_GAUGE, "watermark_lag_seconds", "lags.{shard}",
         "Time since that cluster time, by the router's clock, in whole seconds."),
     Row(_GAUGE, "client_lag_seconds", "clients.{client}.{namespace}",
-        "Time for which a client leaves events unread that it could have: of the clients of each "
-        "process that are farthest behind."),
+        "Time for which a client leaves events unread that it could have: of the five clients of "
+        "each process that are farthest behind."),
     Row(_GAUGE, "streams_held", "held.{shard}.{reason}",
         "Streams of which the replica set is the slowest shard, by reason."),
     Row(_GAUGE, "member_cursors", "targets.{shard}.cursors", "Open cursors on the replica set."),

@@ -1,6 +1,6 @@
 """Applies later events to rows of a current table or of a snapshot, which are rows of Spark.
 
-Executors import this module, which requires pyarrow only.
+Executors import this module (docs/on-a-cluster.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs work on tables in tasks of Spark. A task returns a report or rows.
 
-Executors import this module, which requires pyarrow only.
+Executors import this module: they have neither deltalake nor pydantic (docs/on-a-cluster.md).
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
 The driver commits the files afterwards. A file that no commit names is not part of a table. So a
 task that runs twice leaves a file that `DeltaLog.vacuum` removes, and no row twice. pyarrow reads
 the files: neither Delta's extension of Spark nor Hadoop's client is needed, and object stores are
-read with the credentials that they are written with. Executors import this module, which requires
-pyarrow only.
+read with the credentials that they are written with. Executors import this module
+(docs/on-a-cluster.md).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Merges staged changes with rows of a current table, in a task.
 
 The rows of a file and the changes are in the order of places, so a row group is merged at a time.
-Rows without a change are copied as Arrow and never decoded. Executors import this module, which
-requires pyarrow only.
+Rows without a change are copied as Arrow and never decoded. Executors import this module
+(docs/on-a-cluster.md).
 """
 
 from __future__ import annotations

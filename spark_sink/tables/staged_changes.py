@@ -1,7 +1,7 @@
 """Staged changes: files that hold the changes of a batch until they are merged.
 
 A task sorts its changes by place and writes them to files beside the current table, in a folder
-that readers of Delta tables ignore. Executors import this module, which requires pyarrow only.
+that readers of Delta tables ignore. Executors import this module (docs/on-a-cluster.md).
 """
 
 from __future__ import annotations
