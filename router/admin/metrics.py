@@ -135,7 +135,7 @@ ROWS: Final = (
         "Memory of events not read by clients yet."),
     Row(_GAUGE, "replica_set_up", "checks.{shard}.usable",
         "Whether the primary of the replica set answers, and lets the router read: 1 or 0."),
-    Row(_GAUGE, "oplog_oldest_timestamp_seconds", "shards.{shard}.oldest",
+    Row(_GAUGE, "oplog_oldest_timestamp_seconds", "checks.{shard}.oldest",
         "Cluster time of the oldest entry in the primary's oplog."),
     Row(_GAUGE, "history_left_seconds", "historyLeft.{place}.{shard}",
         "Seconds of oplog between its oldest entry and the farthest behind client: those with a "
@@ -192,9 +192,6 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
         "by_worker": {str(process["worker"]): process for process in status.processes},
         "lags": status.lags,
         "checks": status.checks,
-        "shards": {
-            target: check for target, check in status.checks.items() if check["oldest"] is not None
-        },
         "historyLeft": {place: status.history_left(place) for place in ("cursor", "departed")},
     }
     if not total:
