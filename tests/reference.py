@@ -22,8 +22,8 @@ COMMANDS_PAGE = DOCS / "commands.md"
 _METRICS_HEAD = """# Metrics
 
 All metrics of `/metrics` on the [admin port](admin.md), written by `python -m tests.reference`. A
-histogram has the suffixes `_bucket`, `_count` and `_sum`. Counts are those of all workers together,
-since the start.
+histogram has the suffixes `_bucket`, `_count` and `_sum`. Counters and histograms are those of each
+worker since its start, gauges without the label `worker` those of all workers together.
 
 | metric | type | labels | |
 |---|---|---|---|

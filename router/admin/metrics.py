@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime
 from importlib.metadata import version
 from itertools import accumulate
-from typing import Any, Final, NamedTuple, get_args
+from typing import Any, Final, NamedTuple
 
 from bson.timestamp import Timestamp
 from prometheus_client.core import (
@@ -20,7 +20,6 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
 from router.admin.router_status import RouterStatus
-from router.stream.admission import Limiting
 from router.stream.remotes import REASONS
 
 _PREFIX: Final = "mergerouter_"
@@ -29,8 +28,9 @@ _PREFIX: Final = "mergerouter_"
 class Row(NamedTuple):
     """One metric: its kind, its name without the prefix, where its values are, and its help.
 
-    ``path`` leads to the values, from the document of ``_figures``. A label in it, in braces,
-    stands for all names at its position, which are its values.
+    ``path`` leads to the values, from the document of ``_figures``; that of a counter or histogram
+    from the status of each worker: a sum would fall, and rise again, with a worker that restarts.
+    A label in it, in braces, stands for all names at its position, which are its values.
     """
 
     kind: type[GaugeMetricFamily] | type[CounterMetricFamily] | type[HistogramMetricFamily]
@@ -39,12 +39,18 @@ class Row(NamedTuple):
     text: str
 
     @property
+    def full_path(self) -> str:
+        """The path from the document of ``_figures``."""
+        return self.path if self.kind is _GAUGE else _EACH_WORKER + self.path
+
+    @property
     def labels(self) -> list[str]:
-        """The labels in the path."""
-        return _LABEL.findall(self.path)
+        """The labels in the full path."""
+        return _LABEL.findall(self.full_path)
 
 
 _LABEL: Final = re.compile(r"{(\w+)}")
+_EACH_WORKER: Final = "by_worker.{worker}."
 _OURS: Final = "status.mergerouter."
 _GAUGE, _COUNTER, _HISTOGRAM = GaugeMetricFamily, CounterMetricFamily, HistogramMetricFamily
 
@@ -54,10 +60,10 @@ ROWS: Final = (
     Row(_GAUGE, "start_time_seconds", "started", "Time of the start since 1970."),
     Row(_GAUGE, "certificate_expiry_seconds", "status.security.SSLServerCertificateExpirationDate",
         "Time since 1970 at which the certificate that clients see expires."),
-    Row(_COUNTER, "cpu_seconds", "by_worker.{worker}.cpuTime", "CPU time used by each process."),
-    Row(_GAUGE, "resident_memory_bytes", "by_worker.{worker}.residentBytes",
+    Row(_COUNTER, "cpu_seconds", "cpuTime", "CPU time used by each process."),
+    Row(_GAUGE, "resident_memory_bytes", _EACH_WORKER + "residentBytes",
         "RAM used by each process."),
-    Row(_HISTOGRAM, "event_loop_lag_seconds", "by_worker.{worker}.loopLag",
+    Row(_HISTOGRAM, "event_loop_lag_seconds", "loopLag",
         "How late timers of each process ran, measured four times a second."),
     Row(_COUNTER, "unwritten_log_lines", "unwrittenLogLines",
         "Writes of log lines that failed; getLog still returns the latest of these lines."),
@@ -71,7 +77,7 @@ ROWS: Final = (
     Row(_COUNTER, "passed_through_requests", "status.metrics.passedThrough",
         "Requests passed to the upstream mongos."),
     Row(_COUNTER, "errors", "errors.{code}", "Errors sent to drivers by code."),
-    Row(_COUNTER, "refused", "refused.{parameter}",
+    Row(_COUNTER, "refused", _OURS + "refused.{parameter}",
         "Cursors and streams refused, by the parameter that limits them."),
     Row(_GAUGE, "cursors", "cursors", "Open cursors of clients."),
     Row(_GAUGE, "streams", _OURS + "differentStreams",
@@ -129,7 +135,7 @@ ROWS: Final = (
         "Memory of events not read by clients yet."),
     Row(_GAUGE, "replica_set_up", "checks.{shard}.usable",
         "Whether the primary of the replica set answers, and lets the router read: 1 or 0."),
-    Row(_GAUGE, "oplog_oldest_timestamp_seconds", "shards.{shard}.oldest",
+    Row(_GAUGE, "oplog_oldest_timestamp_seconds", "checks.{shard}.oldest",
         "Cluster time of the oldest entry in the primary's oplog."),
     Row(_GAUGE, "history_left_seconds", "historyLeft.{place}.{shard}",
         "Seconds of oplog between its oldest entry and the farthest behind client: those with a "
@@ -142,7 +148,7 @@ def exposition(status: RouterStatus, accept: str) -> tuple[bytes, str]:
     """Return the metrics of ``status`` and their content type.
 
     Args:
-        status: the status of all processes; counts are summed over them.
+        status: the status of all processes; gauges are summed over them.
         accept: the request's Accept header, which selects the format; text if it is malformed.
     """
     try:
@@ -166,11 +172,10 @@ class StatusCollector(Collector):
         yield InfoMetricFamily(_PREFIX + "build", "The router's version.", build)
         for row in ROWS:
             metric = row.kind(_PREFIX + row.name, row.text, labels=row.labels)
-            for labels, value in _values(self._figures, row.path.split(".")):
+            for labels, value in _values(self._figures, row.full_path.split(".")):
                 if isinstance(metric, HistogramMetricFamily):
                     counts = value["counts"]
-                    cumulative = accumulate(counts.values())
-                    buckets = list(zip(counts, cumulative, strict=True))
+                    buckets = list(zip(counts, accumulate(counts.values()), strict=True))
                     metric.add_metric(labels, buckets, value["total"])
                 else:
                     metric.add_metric(labels, _number(value))
@@ -187,9 +192,6 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
         "by_worker": {str(process["worker"]): process for process in status.processes},
         "lags": status.lags,
         "checks": status.checks,
-        "shards": {
-            target: check for target, check in status.checks.items() if check["oldest"] is not None
-        },
         "historyLeft": {place: status.history_left(place) for place in ("cursor", "departed")},
     }
     if not total:
@@ -211,8 +213,6 @@ def _figures(status: RouterStatus) -> dict[str, Any]:
         lags = clients.setdefault(f"{application} at {host}" if application else host, {})
         lags[cursor["namespace"]] = max(lags.get(cursor["namespace"], 0.0), cursor["behindSeconds"])
     figures["clients"] = clients
-    # A series that begins with its first count would hide it from increase().
-    figures["refused"] = dict.fromkeys(get_args(Limiting), 0) | ours["refused"]
     figures["held"] = {
         target: dict.fromkeys(REASONS, 0) | sums["held"]
         for target, sums in total["targets"].items()

@@ -29,7 +29,7 @@ from shard_client.errors import (
 )
 from shard_client.remote_cursor.cursor_reaper import CursorReaper
 from shard_client.remote_cursor.open_cursor import OpenCursor
-from shard_client.replica_set.motor_control import MotorReplicaSet
+from shard_client.replica_set.motor_replica_set import MotorReplicaSet
 from shard_client.replica_set.replica_set import (
     PRIMARY,
     NoMemberError,

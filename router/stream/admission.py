@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Iterator
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 from bson.int64 import Int64
 
@@ -99,7 +99,8 @@ class Admission:
         self._memory = memory
         self._cursors = _Open()
         self._streams = _Open()
-        self.refused: Counter[str] = Counter()
+        # With zeros, since a metric that begins with its first count hides it from increase().
+        self.refused = Counter[str](dict.fromkeys(get_args(Limiting), 0))
         """Number of refusals by the parameter that caused them."""
 
     @property

@@ -116,9 +116,9 @@ class SharingDemand:
     """The different parts that clients read of each wider stream; does no I/O.
 
     A scan is shared from the ``least``-th part on, and no longer when there have been less than
-    half as many for ``hold`` seconds, unless they get most of its events. It is paused when the
-    shards send much more than the parts need, which costs more than the scans that it saves, and
-    when the router has been behind for ``hold`` seconds with events that few readers get, since
+    half as many for ``hold`` seconds, unless two or more get most of its events. It is paused when
+    the shards send much more than the parts need, which costs more than the scans that it saves,
+    and when the router has been behind for ``hold`` seconds with events that few readers get, since
     the shards can leave these out. All times are on the loop's clock.
     """
 

@@ -37,7 +37,7 @@ class CursorReaper:
     Args:
         borrow: provides the connections to members.
         lasting: seconds during which attempts are made for a cursor.
-        most: cursors remembered for one member; the oldest are given up first.
+        most: cursors of one member that are tried again; the oldest are given up first.
         first_pause: upper bound in seconds of the pause before the first attempt.
     """
 
@@ -56,14 +56,17 @@ class CursorReaper:
         self._loop = asyncio.get_running_loop()
         self._left: dict[Address, deque[_Left]] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
+        self._closed = False
 
     def __len__(self) -> int:
         """Return the number of cursors that are still to be killed."""
         return sum(map(len, self._left.values()))
 
     def add(self, cursor: OpenCursor) -> None:
-        """Kill ``cursor`` when its member answers again."""
-        left = self._left.setdefault(cursor.address, deque(maxlen=self._most))
+        """Kill ``cursor`` when its member answers again; give it up after ``close``."""
+        if self._closed:
+            return
+        left = self._left.setdefault(cursor.address, deque())
         left.append(_Left(cursor, self._loop.time() + self._lasting))
         if cursor.address not in self._tasks:
             task = self._loop.create_task(self._run(cursor.address, left), name=KILL_TASK)
@@ -71,6 +74,7 @@ class CursorReaper:
 
     async def close(self) -> None:
         """Try once more to kill the remaining cursors, for 3 seconds at most; give up the rest."""
+        self._closed = True
         left, tasks = list(self._left.values()), list(self._tasks.values())
         for task in tasks:
             task.cancel()
@@ -89,7 +93,7 @@ class CursorReaper:
         try:
             while left:
                 await asyncio.sleep(backoff.next_pause())
-                while left and left[0].until <= self._loop.time():
+                while left and (len(left) > self._most or left[0].until <= self._loop.time()):
                     left.popleft()
                     given_up += 1
                 killed += await self._kill(left)
@@ -105,8 +109,7 @@ class CursorReaper:
     async def _kill(self, left: deque[_Left]) -> int:
         """Kill cursors of one member until one attempt fails; return the number killed."""
         killed = 0
-        while left and await (first := left[0]).cursor.kill(self._borrow, _TIMEOUT):
+        while left and await left[0].cursor.kill(self._borrow, _TIMEOUT):
+            left.popleft()
             killed += 1
-            if left and left[0] is first:  # not given up meanwhile for a newer one
-                left.popleft()
         return killed

@@ -43,7 +43,7 @@ _transaction_front = Struct("<4x11s8x6sI").unpack_from
 _TO_TOKEN = 25
 
 _FEW, _SMALL = 50, 64 * 1024
-"""A batch with fewer events and fewer bytes was not cut short: the member had no more events."""
+"""A first batch with fewer events and fewer bytes was not cut short: the member had no more."""
 _MOST_COMPLETE = 8 * 1024 * 1024
 """Bytes of events from which a batch may have been cut short at 16 MiB."""
 
@@ -148,10 +148,10 @@ class CursorBatch:
     def complete(self) -> bool:
         """Whether it is known that the member had no more events."""
         count = len(self.events)
+        few, small = (self.requested, _MOST_COMPLETE) if self.requested else (_FEW, _SMALL)
         return (
             not count
-            or (count < _FEW and self.size < _SMALL)
-            or (count < self.requested and self.size < _MOST_COMPLETE)
+            or (count < few and self.size < small)
             or (self.watermark is not None and self.watermark.key > self.events[-1][0])
         )
 

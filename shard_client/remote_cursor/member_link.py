@@ -180,14 +180,15 @@ class MemberLink:
 
     async def _send_hello(self, connection: Connection) -> None:
         """Cut a connection whose member does not answer a hello over another one."""
-        pool, timeout = self._dialer.pool, self._reply_timeout
+        pool, member = self._dialer.pool, connection.address
         try:
-            async with pool.borrow(connection.address, timeout, greet=True):
-                pass
-        except (NetworkError, CommandError) as error:
-            address = format_address(connection.address)
-            log.warning("member hangs", member=address, error=str(error))
+            # Not borrowed: brief uses last long on a slow member, so that all may be taken.
+            pool.give_back(await pool.take(member, self._reply_timeout, greet=True))
+        except NetworkError as error:
+            log.warning("member hangs", member=format_address(member), error=str(error))
             connection.abort()
+        except CommandError as error:  # an answer, or no connection is free: ask again
+            log.debug("no hello", member=format_address(member), error=str(error))
         else:
             if self.reply_due_at is not None:
                 self.reply_due_at = self._loop.time()

@@ -14,7 +14,7 @@ from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.remote_cursor.member_link import Dialer
 from shard_client.remote_cursor.open_cursor import OpenCursor, SentCommands, encode_opening
 from shard_client.remote_cursor.remote_settings import RemoteSettings
-from shard_client.wire.connection import Connection
+from shard_client.wire.connection import Connection, format_address
 
 log = structlog.get_logger()
 
@@ -25,7 +25,6 @@ _FRUITLESS: Final = 0.05
 _MOST_BEHIND: Final = 1024 * 1024
 """Bytes of events that a progress cursor may lag behind before it is reopened, so that it never has
 much to scan; at most a batch."""
-
 _UNUSED: Final = 10.0
 """Seconds without a probe after which a progress cursor is closed."""
 
@@ -169,7 +168,8 @@ class ProgressCursor:
                 batch = await self._next(main, batch_size, await_ms)
         except (CommandError, NetworkError, ProtocolError) as error:
             # The main cursor reports the failure when its wait ends.
-            log.info("progress cursor failed", member=main.address, error=str(error))
+            member = format_address(main.address)
+            log.info("progress cursor failed", member=member, error=str(error))
             self._leave_behind()
             return None
         finally:

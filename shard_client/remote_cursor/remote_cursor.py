@@ -133,7 +133,8 @@ class RemoteCursor:
 
     @property
     def state(self) -> str:
-        """The current state: "opening", "reading", "paused", "failing" or "ended"."""
+        """The state: "opening", "reading", "paused" (from ``pause`` on, also while a reply is due),
+        "failing" (throughout an outage) or "ended"."""
         if self.failing_for is not None:
             return "failing"
         if isinstance(self._state, Closing | Ended):

@@ -88,17 +88,18 @@ class ConnectionPool:
         }
 
     async def take(self, address: Address, timeout: float, *, greet: bool = False) -> Connection:
-        """Return a connection to ``address`` within ``timeout`` seconds.
+        """Return a connection to ``address``.
 
-        The most recently used idle connection is preferred. With ``greet``, a hello is exchanged
-        during the call, so that the connection's ``hello`` has the member's current state. Raises
-        NetworkError, and CommandError: the error reply to the hello, or 202 if the maximum number
-        of connections is in use.
+        ``timeout``, in seconds, limits the wait while all connections are in use, and then the time
+        to connect, so that no member is blamed for the wait. The most recently used idle connection
+        is preferred. With ``greet``, a hello is exchanged during the call, so that the connection's
+        ``hello`` has the member's current state. Raises NetworkError, and CommandError: the error
+        reply to the hello, or 202 if the maximum number of connections is in use.
         """
-        deadline = self._loop.time() + timeout
         member = self._member(address)
-        await _acquire(member.free, deadline, self._limits.most, "connections", address)
+        await _acquire(member.free, timeout, self._limits.most, "connections", address)
         try:
+            deadline = self._loop.time() + timeout
             connection = await self._connection(address, member, deadline, greet=greet)
         except BaseException:
             member.free.release()
@@ -134,23 +135,18 @@ class ConnectionPool:
         member.give_up(connection)
 
     @asynccontextmanager
-    async def borrow(
-        self, address: Address, timeout: float, *, greet: bool = False
-    ) -> AsyncIterator[Connection]:
+    async def borrow(self, address: Address, timeout: float) -> AsyncIterator[Connection]:
         """Use a connection to ``address`` for a block, as from ``take``.
 
-        ``timeout`` limits the wait for the connection, in seconds. If the block raises
-        NetworkError, the idle connections to that member are cut too, since they may be broken as
-        well.
+        Before that, up to ``timeout`` seconds are waited while the most brief uses are in progress.
+        If the block raises NetworkError, the idle connections to that member are cut too, since
+        they may be broken as well.
         """
-        deadline = self._loop.time() + timeout
         brief = self._member(address).brief
-        await _acquire(
-            brief, deadline, self._limits.most_brief, "brief uses of connections", address
-        )
+        most = self._limits.most_brief
+        await _acquire(brief, timeout, most, "brief uses of connections", address)
         try:
-            left = max(0.001, deadline - self._loop.time())
-            connection = await self.take(address, left, greet=greet)
+            connection = await self.take(address, timeout)
             try:
                 yield connection
             except NetworkError:
@@ -238,11 +234,11 @@ def _pop(member: _Member) -> Connection | None:
 
 
 async def _acquire(
-    free: asyncio.Semaphore, deadline: float, most: int, what: str, address: Address
+    free: asyncio.Semaphore, timeout: float, most: int, what: str, address: Address
 ) -> None:
-    """Wait for one of ``most`` until ``deadline``. Raises mongos's CommandError, with ``what``."""
+    """Wait ``timeout`` seconds for one of ``most``. Raises mongos's CommandError, with ``what``."""
     try:
-        async with asyncio.timeout_at(deadline):
+        async with asyncio.timeout(timeout):
             await free.acquire()
     except TimeoutError:
         raise CommandError(

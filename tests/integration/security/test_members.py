@@ -17,7 +17,7 @@ from router.catalog.server_checks import ServerChecks
 from router.status.loads import CONFIG
 from router.tools.tail import cause_and_remedy
 from shard_client.errors import CommandError
-from shard_client.replica_set.motor_control import NO_PRIMARY
+from shard_client.replica_set.motor_replica_set import NO_PRIMARY
 from shard_client.replica_set.replica_set import PRIMARY
 from shard_client.wire.authentication import Access, Credentials, read_key_file
 from spark_sink.errors import SourceError, stream_refused

@@ -16,6 +16,8 @@ from prometheus_client.parser import text_string_to_metric_families as parse
 from structlog.testing import capture_logs
 
 from router.admin import server
+from router.admin.metrics import exposition
+from router.admin.router_status import RouterStatus, collect_own
 from router.catalog.server_checks import Check
 from tests.harness.admin import NOW, Response, admin_port, get, watched_facade
 from tests.harness.facade import Facade, facade
@@ -56,14 +58,30 @@ async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
     assert value(found, "streams_held", shard="north", reason="idle") == 0
     assert value(found, "failing_cursors", shard="north") == 1
     assert value(found, "streams_waiting") == 1
-    assert value(found, "noop_commands_total", shard="south") == 2
-    assert value(found, "errors_total", code="CursorNotFound") == 2
-    assert value(found, "errors_total", code="99999") == 1
-    assert value(found, "refused_total", parameter="maxStreams") == 1
-    assert value(found, "refused_total", parameter="maxCursors") == 0, "increase() needs a start"
+    assert value(found, "noop_commands_total", shard="south", worker="1") == 2
+    assert value(found, "errors_total", code="CursorNotFound", worker="1") == 2
+    assert value(found, "errors_total", code="99999", worker="1") == 1
+    refusals = partial(value, found, "refused_total", worker="1")
+    assert refusals(parameter="maxStreams") == 1
+    assert refusals(parameter="maxCursors") == 0, "increase() needs a start"
     member = "north.example:27018"
     assert value(found, "member_connections", member=member, state="in_use") == 2
-    assert value(found, "member_connections_created_total", member=member) == 5
+    assert value(found, "member_connections_created_total", member=member, worker="1") == 5
+
+
+async def test_a_worker_that_does_not_answer_changes_no_counter_of_the_others() -> None:
+    async with watched_facade(now=_now) as made:
+        first = (await collect_own(made.node, False)).processes[0]
+    both = [first, {**first, "worker": 2}]
+    shown = [
+        samples(exposition(RouterStatus(each, 2), "")[0].decode()) for each in (both, both[:1])
+    ]
+    before, after = (
+        {key: count for key, count in found.items() if key[0].endswith(("_total", "_bucket"))}
+        for found in shown
+    )
+    assert len(after) * 2 == len(before)
+    assert after.items() <= before.items(), "a sum that falls and rises counts as an increase()"
 
 
 async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:

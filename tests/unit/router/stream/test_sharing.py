@@ -182,3 +182,15 @@ def test_a_scan_with_half_as_many_parts_is_left_after_a_while() -> None:
     assert scans.is_shared(SCAN, 100.0)
     assert scans.is_shared(SCAN, 100.0 + HOLD / 2)
     assert not scans.is_shared(SCAN, 100.0 + HOLD)
+
+
+def test_two_parts_that_get_most_events_continue_to_share_a_scan() -> None:
+    scans = SharingDemand(5, HOLD)
+    for part in range(5):
+        scans.join(SCAN, b"%d" % part, 0.0, begins=True)
+    scans.record(SCAN, traffic(0.6, behind_since=None), 50.0)
+    for part in range(3):
+        scans.leave(SCAN, b"%d" % part, 100.0)
+    assert scans.is_shared(SCAN, 100.0 + 2 * HOLD)
+    scans.leave(SCAN, b"3", 200.0)
+    assert not scans.is_shared(SCAN, 200.0 + HOLD)

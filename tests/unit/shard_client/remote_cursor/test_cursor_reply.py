@@ -114,6 +114,16 @@ def test_array_indexes_of_all_widths_are_built(count):
     assert batch.size == sum(map(len, events))
 
 
+@pytest.mark.parametrize(
+    ("count", "requested", "complete"),
+    [(20, 20, False), (19, 20, True), (60, 80, True), (49, 0, True), (50, 0, False)],
+)
+def test_a_full_batch_may_have_been_cut_short(count, requested, complete):
+    batch = _slice(_reply([{"_id": {"_data": "82AB"}}] * count))
+    batch.requested = requested
+    assert batch.complete is complete
+
+
 def test_an_array_with_unusual_indexes_is_parsed():
     event = bson.encode({"_id": {"_data": "82AB"}})
     array = b"\x03first\0" + event + b"\x03\0" + event

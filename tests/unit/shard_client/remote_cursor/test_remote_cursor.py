@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from functools import partial
 
@@ -12,11 +12,12 @@ from bson import Int64, Timestamp
 
 from shard_client.errors import NetworkError, ProtocolError
 from shard_client.remote_cursor import remote_cursor
-from shard_client.remote_cursor.cursor_reaper import CursorReaper
+from shard_client.remote_cursor.cursor_reaper import KILL_TASK, CursorReaper
 from shard_client.remote_cursor.cursor_reply import CursorBatch
 from shard_client.remote_cursor.cursor_state import CursorState, follow
 from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.wire.connection import Connection
+from shard_client.wire.connection_pool import PoolLimits
 from tests.doubles.scripted_member import ScriptedMember, invalidate
 from tests.harness.until import PATIENCE, until
 from tests.unit.shard_client.remote_cursor.reader import SETTINGS, Reader, keys
@@ -144,6 +145,29 @@ async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
         await reader.close()
 
 
+@pytest.mark.parametrize("refuses", [False, True], ids=["all brief uses taken", "an error reply"])
+async def test_a_member_is_not_abandoned_for_a_hello_that_it_does_not_get_or_refuses(
+    member: ScriptedMember, refuses: bool
+):
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.05, close_timeout=4.0))
+    reader.start()
+    await until(lambda: member.commands["getMore"] > 1)
+    async with AsyncExitStack() as probes:
+        for _ in range(PoolLimits().most_brief):
+            address = ("127.0.0.1", member.port)
+            await probes.enter_async_context(reader.pool.borrow(address, PATIENCE))
+        sent = member.commands["hello"]
+        if refuses:
+            member.failures["hello"] = [{"ok": 0.0, "code": 11600, "errmsg": "shutting down"}]
+        member.hang.add("getMore")
+        await until(lambda: member.commands["hello"] >= sent + 2)
+    assert reader.sent.openings == 1
+    assert reader.distrusted == []
+    member.hang.clear()
+    async with asyncio.timeout(PATIENCE):
+        await reader.close()
+
+
 async def test_paused_time_does_not_count_as_failure(
     member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
 ):
@@ -233,13 +257,17 @@ async def test_a_failed_progress_cursor_is_reopened(member: ScriptedMember):
     reader = Reader(member, replace(SETTINGS, await_unknown=20.0))
     await reader.start_waiting()
     await reader.probed()
-    for code in (43, 237, 280):  # the last code would end the first cursor
-        member.fail("getMore", code)
-        reader.probe(0.001)
-        await until(partial(reader.cursor.can_probe, 0.1))
-        member.noop(100 + code)
-        reader.probe(0.001)
-        await until(partial(reader.has_watermark, 100 + code))
+    with structlog.testing.capture_logs() as logs:
+        # The last code would end the first cursor; it comes again after the opening.
+        for code, times in ((43, 1), (237, 1), (280, 2)):
+            member.fail("getMore", code, times=times)
+            reader.probe(0.001)
+            await until(partial(reader.cursor.can_probe, 0.1))
+            member.noop(100 + code)
+            reader.probe(0.001)
+            await until(partial(reader.has_watermark, 100 + code))
+    failed = [line["member"] for line in logs if line["event"] == "progress cursor failed"]
+    assert failed == [f"127.0.0.1:{member.port}"]
     assert not member.failures["getMore"], "only the progress cursor failed"
     assert not reader.failures
     await reader.close()
@@ -338,9 +366,20 @@ async def test_attempts_end_when_the_member_has_ended_the_cursor_itself():
 
 
 async def test_a_member_s_cursors_are_bounded_in_number():
-    kills = CursorReaper(Unreachable().borrow, most=3)
-    for number in range(5):
-        kills.add(OpenCursor(AWAY, "db.c", number))
-    assert len(kills) == 3
+    kills = CursorReaper(Unreachable().borrow, lasting=0.2, most=3, first_pause=0.01)
+    with structlog.testing.capture_logs() as logs:
+        for number in range(5):
+            kills.add(OpenCursor(AWAY, "db.c", number))
+        await until(lambda: len(kills) == 3)
+        await until(lambda: len(kills) == 0)
+        await asyncio.sleep(0)
+    assert [line["given_up"] for line in logs if line["event"] == "cursors killed late"] == [5]
     await kills.close()
+
+
+async def test_a_cursor_left_after_the_end_starts_no_task():
+    kills = CursorReaper(Unreachable().borrow)
+    await kills.close()
+    kills.add(OpenCursor(AWAY, "db.c", 1))
     assert len(kills) == 0
+    assert KILL_TASK not in {task.get_name() for task in asyncio.all_tasks()}

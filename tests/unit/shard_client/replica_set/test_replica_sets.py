@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
-from shard_client.replica_set.motor_control import NO_PRIMARY, MotorReplicaSet
+from shard_client.replica_set.motor_replica_set import NO_PRIMARY, MotorReplicaSet
 from shard_client.replica_set.replica_set import (
     HEARTBEAT,
     PRIMARY,
