@@ -15,7 +15,7 @@ from typing import Any
 import pyarrow as pa
 
 from spark_sink.tables.parquet_parts import FILE_BYTES
-from spark_sink.tables.places import LAST, parents_of, shortened
+from spark_sink.tables.places import LAST, cut_place, parents_of
 from spark_sink.tables.range_files import bounds_of
 
 _END = "\0"  # of the smallest string above another
@@ -223,7 +223,7 @@ def _divide(merges: dict[str, Merge], changes: Iterable[ChangeGroup]) -> None:
     sizes: dict[str, int] = {}
     lowers = sorted(merges)
     for group in sorted(changes, key=attrgetter("first")):
-        first = shortened(group.first)
+        first = cut_place(group.first)
         lower = lowers[bisect_right(lowers, first) - 1]
         size = sizes.get(lower, 0)
         if size and size + group.size > _MERGE_BYTES and first not in merges:

@@ -39,7 +39,7 @@ def last_before(place: str) -> str:
     return f"{head}{chr(_LAST_BEFORE_SURROGATES if code == _AFTER_SURROGATES else code - 1)}{LAST}"
 
 
-def shortened(place: str) -> str:
+def cut_place(place: str) -> str:
     """Return the longest place, up to this one, whose key has less than KEY_CHARACTERS."""
     names, separator, key = place.rpartition("\0")
     return names + separator + key[: KEY_CHARACTERS - 1]

@@ -36,9 +36,9 @@ from spark_sink.tables.places import (
     KEY_COLUMNS,
     KEY_RANGE,
     LAST,
+    cut_place,
     last_before,
     parents_of,
-    shortened,
 )
 from spark_sink.tables.table_form import TableForm
 
@@ -131,7 +131,7 @@ def _with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> 
         return part
     stats = part["stats"]
     least, greatest = (place.rpartition("\0")[2] for place in (first, last))
-    is_exact = shortened(first) > end
+    is_exact = cut_place(first) > end
     stats["minValues"][column] = least[: KEY_CHARACTERS - 1 if is_exact else KEY_CHARACTERS]
     cut = greatest[:KEY_CHARACTERS]
     stats["maxValues"][column] = cut if cut == greatest else cut + LAST
