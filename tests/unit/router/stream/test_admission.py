@@ -76,7 +76,7 @@ def test_a_third_beyond_a_limit_is_refused(
     first, _ = admit(quota), admit(quota)
     with pytest.raises(CommandError) as refused:
         admit(quota)
-    error, (parameter,) = refused.value, admission.refused
+    error, (parameter,) = refused.value, +admission.refused
     assert (error.code, error.code_name) == (365, "TemporarilyUnavailable")
     assert error.message == (
         f"too many change streams: 2 {reason}; close some, or raise {parameter}"
