@@ -21,7 +21,7 @@ from dataclasses import dataclass
 
 from bson.timestamp import Timestamp
 
-from spark_sink.events.documents import from_document, to_document
+from spark_sink.dataclass_json import from_document, to_document
 
 # Ordinals of a second before a second was read to its end. A large number makes the first batches
 # too small rather than too large, because a batch then ends with its first second.

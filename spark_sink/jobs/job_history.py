@@ -18,8 +18,8 @@ import pyarrow.compute as pc
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark
+from spark_sink.dataclass_json import from_document
 from spark_sink.errors import StreamError
-from spark_sink.events.documents import from_document
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime, after, key_of, time_of
 from spark_sink.folders import Folder

@@ -18,8 +18,8 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_sink.batches.event_tasks import ReadTask
+from spark_sink.dataclass_json import from_document, from_json
 from spark_sink.errors import StreamError, without_traceback
-from spark_sink.events.documents import from_document, from_json
 from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.options.scope import CollectionTokens, Scope

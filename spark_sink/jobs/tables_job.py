@@ -21,8 +21,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
+from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.errors import OptionError
-from spark_sink.events.documents import from_json, to_json
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader

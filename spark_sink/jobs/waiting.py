@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from bson.timestamp import Timestamp
 
-from spark_sink.events.documents import from_document
+from spark_sink.dataclass_json import from_document
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder

@@ -22,7 +22,7 @@ from bson import json_util
 from bson.codec_options import DatetimeConversion
 from bson.timestamp import Timestamp
 
-from spark_sink.events.documents import stored
+from spark_sink.dataclass_json import stored
 from spark_sink.events.positions import AtTime, after
 
 ANY_DATE = json_util.CANONICAL_JSON_OPTIONS.with_options(

@@ -14,8 +14,8 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.dataclass_json import NewerVersionError, from_document, to_document
 from spark_sink.errors import StreamError
-from spark_sink.events.documents import NewerVersionError, from_document, to_document
 from spark_sink.events.positions import Position, Token, after, time_of
 from spark_sink.options.scope import CollectionTokens, Gained, Scope
 from spark_sink.signals.state import SignalState

@@ -18,8 +18,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
+from spark_sink.dataclass_json import from_document
 from spark_sink.errors import OptionError
-from spark_sink.events.documents import from_document
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema

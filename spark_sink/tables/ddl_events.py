@@ -17,7 +17,7 @@ from typing import Any
 import bson
 
 from shard_client.bson.resume_token import high_water_mark, next_tick
-from spark_sink.events.documents import from_document, to_document
+from spark_sink.dataclass_json import from_document, to_document
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.options.scope import CollectionTokens, Gained
 

@@ -34,8 +34,8 @@ from deltalake.transaction import (
 from pyarrow import fs
 from pyspark.sql.types import StructType
 
+from spark_sink.dataclass_json import from_document, to_document
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
-from spark_sink.events.documents import from_document, to_document
 from spark_sink.folders import Folder, absolute
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.executors import REPORT_PROGRESS

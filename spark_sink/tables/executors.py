@@ -15,7 +15,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from spark_sink.events.documents import from_json, to_json
+from spark_sink.dataclass_json import from_json, to_json
 
 REPORT = "report string"
 """The column with the report of a task, a dataclass as JSON."""

@@ -25,7 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from spark_sink.events.documents import from_document, to_document
+from spark_sink.dataclass_json import from_document, to_document
 from spark_sink.folders import Folder
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import UNIQUE_COLUMNS

@@ -9,7 +9,7 @@ from typing import Any
 import bson
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
-from spark_sink.events.documents import stored, to_document
+from spark_sink.dataclass_json import stored, to_document
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.options.scope import CollectionTokens, Gained
 from spark_sink.rows.checksum import NO_ROWS, Checksum

@@ -28,8 +28,8 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from spark_sink.dataclass_json import from_document, stored, to_document
 from spark_sink.errors import StreamError
-from spark_sink.events.documents import from_document, stored, to_document
 from spark_sink.folders import Folder
 from spark_sink.source.offsets import Offset
 

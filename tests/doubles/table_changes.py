@@ -15,7 +15,7 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.events.documents import from_json, to_json
+from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.rows.checksum import Checksum
 from spark_sink.tables import current_table, range_files, staged_changes
 from spark_sink.tables.current_table import CurrentTable, Upsert

@@ -21,8 +21,8 @@ from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
 from spark_sink.cli import job
+from spark_sink.dataclass_json import to_document
 from spark_sink.errors import OptionError
-from spark_sink.events.documents import to_document
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.job import Job
 from spark_sink.jobs.job_folder import JobFolder, JobRecord

@@ -9,8 +9,8 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.errors import OptionError
-from spark_sink.events.documents import from_json, to_json
 from spark_sink.events.positions import AtTime, FromNow, Position
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import (

@@ -14,8 +14,8 @@ from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure
 
+from spark_sink.dataclass_json import to_document
 from spark_sink.errors import StreamError
-from spark_sink.events.documents import to_document
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options

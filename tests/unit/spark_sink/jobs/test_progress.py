@@ -16,7 +16,7 @@ import pytest
 from bson.timestamp import Timestamp
 from prometheus_client import generate_latest
 
-from spark_sink.events.documents import to_document
+from spark_sink.dataclass_json import to_document
 from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.progress import BatchProgress, ProgressReport, WrittenBatch, batch_progress

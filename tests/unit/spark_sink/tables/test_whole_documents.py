@@ -14,7 +14,7 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.events.documents import from_document
+from spark_sink.dataclass_json import from_document
 from spark_sink.options.scope import CollectionTokens
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.plan import LostDocument
