@@ -17,8 +17,9 @@ REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests
 	tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration \
 	tests/recordings/test_workload.py tests/conformance
 
-# A wait that expires is tried once more, since the machine may have been busy, and is reported. Other failures are final.
-RETRIES := --reruns 1 --only-rerun "timed out waiting|TimeoutError" -r aR
+# A wait that expires is tried once more, since the machine may have been busy, and is reported; so is Spark's wait of ten
+# seconds for a Python process. Other failures are final.
+RETRIES := --reruns 1 --only-rerun "timed out waiting|TimeoutError|worker to connect back" -r aR
 
 # What pytest-rest leaves out: TESTS, and where there are real servers, what pytest-real has run on them. The embedded
 # cluster's own tests run on it in any case.
