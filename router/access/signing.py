@@ -17,7 +17,7 @@ import structlog
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import REFUSED_SECONDS, Cluster
 from shard_client.cluster_clock import MOST_DRIFT
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
@@ -51,8 +51,6 @@ _RANGE: Final = 0xFFFF
 _ordinal = Struct("<Q")
 _READ_SECONDS = 300.0
 _RETRY_SECONDS = 1.0
-_REFUSED_SECONDS = 60.0
-"""Seconds until the keys are read again after a refusal: the right may have been granted since."""
 _ANSWER_TIMEOUT = 10.0
 _LEAST_PAUSE = 1.0
 
@@ -154,7 +152,7 @@ class SignedTimes:
                 log.exception("Unexpected error")
                 has_read = False
             if self._refused:
-                pause = _REFUSED_SECONDS
+                pause = REFUSED_SECONDS
             else:
                 pause = _READ_SECONDS if has_read and self._keys else _RETRY_SECONDS
             await asyncio.sleep(pause)

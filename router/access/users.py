@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import REFUSED_SECONDS, Cluster
 from router.catalog.shared_answer import SharedAnswer
 from router.privileges import EVERYTHING, NOTHING, STREAM_ACTIONS, Privileges, stream_resource_of
 from shard_client.errors import CommandError, ErrorCode, NetworkError
@@ -24,8 +24,6 @@ _ANSWER_TIMEOUT = 10.0
 _WATCH = 2.0
 _REFRESH_TIMEOUT = 2.0
 _NO_GENERATION = frozenset({ErrorCode.Unauthorized, ErrorCode.CommandNotFound})
-_REFUSED_SECONDS = 60.0
-"""Seconds after such a refusal until the config server is asked again: rights may be granted."""
 
 
 class UserName(NamedTuple):
@@ -166,7 +164,7 @@ class Users:
         except CommandError as error:
             if error.code not in _NO_GENERATION:
                 raise
-            self._refused_until = asyncio.get_running_loop().time() + _REFUSED_SECONDS
+            self._refused_until = asyncio.get_running_loop().time() + REFUSED_SECONDS
             return None
         # Later versions return a time instead of an id.
         return reply.get("cacheGeneration", reply.get("authInfoOpTime"))

@@ -53,6 +53,9 @@ _WRONG_SERVER = {
 }
 _MOST_SHARDS = 100_000
 _REFRESH_TIMEOUT = 1.0
+REFUSED_SECONDS = 60.0
+"""Seconds for which a server that has refused a request is not asked again: rights that the router
+lacks may be granted meanwhile."""
 
 
 class ShardList(NamedTuple):

@@ -12,7 +12,7 @@ import structlog
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import REFUSED_SECONDS, Cluster
 from router.status.loads import MemberLoad, MemberLoads
 from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
@@ -25,10 +25,6 @@ log = structlog.get_logger()
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 """Seconds without no-op writes after a failed one; the pause doubles with each failure."""
-
-_REFUSED_SECONDS = 60.0
-"""Seconds for which a member that refuses no-op writes is read from; the right to write them may
-have been granted since."""
 
 _TAKES = 0.001
 """Initial estimate of the seconds that a no-op write takes; replaced by a moving average."""
@@ -225,7 +221,7 @@ class NoOpTarget:
                         target=self._name,
                         error=str(failure),
                     )
-                    self._refused_until, by_noop = now + _REFUSED_SECONDS, False
+                    self._refused_until, by_noop = now + REFUSED_SECONDS, False
                     continue
                 is_second, error = error is not None, failure
                 if is_second:

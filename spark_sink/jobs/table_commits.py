@@ -106,9 +106,9 @@ class TableCommits:
 
     def planned(self, number: int) -> Batch:
         """Return a batch that the checkpoint has. Raises StreamError if its file is not whole."""
-        folder = self.folder
-        begin, offset = folder.checkpoint.offset(number - 1), folder.checkpoint.offset(number)
-        return Batch(folder.checkpoint.query() or "", number, offset, begin)
+        checkpoint = self.folder.checkpoint
+        begin, offset = checkpoint.offset(number - 1), checkpoint.offset(number)
+        return Batch(checkpoint.query() or "", number, offset, begin)
 
     def commit(self, spark: SparkSession | None, batch: Batch, written: TaskReport) -> WrittenBatch:
         """Commit what tasks have written of a batch, and its transactions and notifications.

@@ -190,8 +190,9 @@ class CurrentTable:
         changes = ChangeReport.total(reports_in(ChangeReport, staged))
         try:
             self.apply_staged(events.sparkSession, Upsert(changes, batch))
-        finally:
+        except BaseException:
             remove_changes(self.address, changes.groups)
+            raise
 
     def apply_staged(self, spark: SparkSession | None, upsert: Upsert) -> None:
         """Apply what tasks have staged, and commit the result as the newest version.
