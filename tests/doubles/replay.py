@@ -207,7 +207,8 @@ def cursor_body(
     )
     after = b"\0\x03postBatchResumeToken\0" + bson.encode({"_data": pbrt}) + b"\0"
     cursor_size = 4 + len(before) + size - 5 + len(after)
-    tail = b"\x01ok\0" + struct.pack("<d", 1.0) + b"\0"
+    time = struct.pack("<II", _NOW.inc, _NOW.time)
+    tail = b"\x01ok\0" + struct.pack("<d", 1.0) + b"\x11operationTime\0" + time + b"\0"
     head = b"\x03cursor\0" + struct.pack("<i", cursor_size) + before
     body_size = 4 + 8 + cursor_size + len(tail)
     parts = [struct.pack("<i", body_size) + head] * (2 * len(events) + 2)
