@@ -388,7 +388,7 @@ def rebuild(
     from spark_sink.jobs.progress import printed_progress
     from spark_sink.jobs.recovery import lacks_current, rebuild_table, restore_checkpoint
     from spark_sink.session.spark_session import job_session
-    from spark_sink.tables.ddl_events import unread_names
+    from spark_sink.snapshot.unread import unread_names
 
     given, folder = _spark_settings(conf), _job_in(out)
     if (to is None) != (into is None):

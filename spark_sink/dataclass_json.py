@@ -39,6 +39,19 @@ def stored(
     return {"name": name, "write": write, "read": read}
 
 
+def tagged(*kinds: type) -> dict[str, Any]:
+    """Return the metadata of a field whose value is of one of several dataclasses."""
+    by_name = {kind.__name__: kind for kind in kinds}
+
+    def read(document: Any) -> Any:
+        ((name, content),) = document.items()
+        if name not in by_name:
+            raise NewerVersionError(name)
+        return from_document(by_name[name], content)
+
+    return stored(write=lambda value: {type(value).__name__: to_document(value)}, read=read)
+
+
 def to_document(value: Any) -> Any:
     """Return a value for json.dumps."""
     match value:
@@ -64,7 +77,13 @@ def to_document(value: Any) -> Any:
 
 
 class NewerVersionError(ValueError):
-    """A document has a field that only a newer version of this package knows."""
+    """A document has a field or a kind that only a newer version of this package knows."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"a newer version of mergerouter has written the field {name!r}: run that version, or "
+            "a newer one"
+        )
 
 
 def from_document(kind: type[_Kind], document: Any, *, shared: bool = False) -> _Kind:
@@ -80,10 +99,7 @@ def from_document(kind: type[_Kind], document: Any, *, shared: bool = False) -> 
             arguments[field.name] = None if content is None else read(content)
     value = kind(**arguments)
     if not shared and (unknown := sorted(document.keys() - known)):
-        raise NewerVersionError(
-            f"a newer version of mergerouter has written the field {unknown[0]!r}: run that "
-            "version, or a newer one"
-        )
+        raise NewerVersionError(unknown[0])
     return value
 
 
@@ -122,13 +138,14 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
         return time_from
     if hint is bytes:
         return bytes.fromhex
-    if hint == Position:
-        return position_from
     if isinstance(hint, type) and is_dataclass(hint):
         return partial(from_document, hint)
     kinds = [kind for kind in get_args(hint) if kind is not NoneType]
     if isinstance(hint, UnionType):
-        return _reader(kinds[0]) if len(kinds) == 1 else position_from
+        if kinds == [*get_args(Position)]:
+            return position_from
+        (only,) = kinds  # a union of others is `tagged`
+        return _reader(only)
     if get_origin(hint) is Mapping:
         each_of = _reader(kinds[1])
         return lambda document: {name: each_of(value) for name, value in document.items()}

@@ -149,7 +149,7 @@ class JobHistory:
             return scope
         late = {e.get("requested") for e in snapshot_ends(log) if e["readUntil"] >= cut}
         before = (end.unread_by_request.items() for end in ends) if late else ()
-        read_late = (pairs for requests in before for name, pairs in requests if name in late)
+        read_late = (each.items() for requests in before for name, each in requests if name in late)
         return replace(scope, unread={**dict(chain.from_iterable(read_late)), **scope.unread})
 
     def no_versions_error(self) -> StreamError:

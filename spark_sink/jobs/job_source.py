@@ -22,17 +22,16 @@ from spark_sink.dataclass_json import from_document, from_json
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
-from spark_sink.options.scope import CollectionTokens, Scope
+from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.row_schema import schema_from_json
-from spark_sink.snapshot.plan import LostDocument
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument, Namespace
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offset_planner import Output
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import Task, TaskPartition
-from spark_sink.tables.ddl_events import Namespace
 from spark_sink.tables.executors import REPORT, reported
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import newest_state

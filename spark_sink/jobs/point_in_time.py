@@ -25,10 +25,11 @@ from spark_sink.jobs.job_history import JobHistory, cut_of, scope_at, snapshot_e
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, TOKENS
 from spark_sink.jobs.tables_job import table_form
 from spark_sink.options.values import argument, cluster_time
+from spark_sink.snapshot.unread import unread_names
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import TableScope, unread_after, unread_names
+from spark_sink.tables.ddl_events import TableScope, unread_after
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan

@@ -36,11 +36,11 @@ from spark_sink.options.stream_options import StreamOptions, named_options, pars
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import is_json_schema, nullable, schema_from_json
 from spark_sink.session.spark_session import tasks_by_cores
+from spark_sink.snapshot.unread import Namespace
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.ddl_events import Namespace
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in

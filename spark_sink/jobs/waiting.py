@@ -19,8 +19,8 @@ from spark_sink.jobs.job_tables import ALL_BATCHES, CURRENT
 from spark_sink.options.stream_options import parse_options
 from spark_sink.options.values import argument, position
 from spark_sink.signals.signal import LOG
+from spark_sink.snapshot.unread import unread_names
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.ddl_events import unread_names
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import end_of, newest_state
 

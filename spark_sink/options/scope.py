@@ -9,7 +9,7 @@ filter the events; `accepts` applies the same rule to the collections of a snaps
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,45 +108,6 @@ class Scope:
         name = {"$ifNull": [{"$concat": [f"${field}.db", ".", f"${field}.coll"]}, ""]}
         condition = {"input": name, "regex": _whole(entries), "options": "i"}
         return {"$expr": {"$regexMatch": condition}}
-
-
-@dataclass(frozen=True)
-class Gained:
-    """The collections that a scope gains, as a rule: there may be many thousands.
-
-    Args:
-        id: of the snapshot that reads them.
-        token: from which on the stream has their events.
-        scope: the scope that has them.
-        before: the scope that had not; None if all of `scope` is to be read.
-        patterns: of Java, of which one must match the whole name; empty for all names.
-        names: those, by database and name, that no pattern matches, or that were dropped before.
-    """
-
-    id: str
-    token: str
-    scope: Scope = Scope()
-    before: Scope | None = None
-    patterns: tuple[str, ...] = ()
-    names: tuple[tuple[str, str], ...] = ()
-
-    def accepts(self, database: str, collection: str) -> bool:
-        """Return whether a collection is one of them."""
-        own, name = (database, collection), f"{database}.{collection}"
-        is_named = not self.patterns or own in self.names
-        is_old = self.before is not None and self.before.accepts(*own)
-        is_chosen = is_named or matches_any(self.patterns, name)
-        return is_chosen and not is_old and self.scope.accepts(*own)
-
-    def __str__(self) -> str:
-        return f"collections of {self.scope}" + (f" outside of {self.before}" * bool(self.before))
-
-
-CollectionTokens = Mapping[tuple[str, str] | Gained, str]
-"""A token for each collection, by database and name, and for all that a scope gains.
-
-For unread collections it is the one after which the table lacks documents.
-"""
 
 
 def _whole(patterns: tuple[str, ...]) -> str:

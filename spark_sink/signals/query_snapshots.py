@@ -19,7 +19,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import Position, position_document, time_of
-from spark_sink.options.scope import CollectionTokens, Gained
+from spark_sink.signals.requests import Chosen, Lacked, SnapshotRequest
 from spark_sink.signals.signal import (
     EXECUTE,
     LOG,
@@ -30,9 +30,10 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.state import LOGGED, SignalState, SnapshotRequest
-from spark_sink.snapshot.plan import LostDocument, SnapshotCollection, SnapshotPlan
+from spark_sink.signals.state import LOGGED, SignalState
+from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.unread import CollectionTokens, Gained, LostDocument
 
 REFUSAL = (
     "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
@@ -148,23 +149,22 @@ class QuerySnapshots:
         state = replace(state, required_at=last)
         time = cluster_time_of(last)
         name = state.free_id(f"again-{time.time}-{time.inc}")
-        request = SnapshotRequest(name, "incremental", required=True)
+        request = SnapshotRequest(name, "incremental", Lacked())
         if self._refusal is not None:
             return self._notified_of(state, request, "ABORTED", reason=self._refusal)
         for asked in state.requests:
-            if asked.required and asked.plan is None and asked.gained is None:  # it has not begun
+            if isinstance(asked.reads, Lacked) and asked.plan is None:  # it has not begun
                 request = asked
-        names = set(map(".".join, [*request.unread, *new]))
-        keys = {name: set(known) for name, known in request.documents.items()}
+        assert isinstance(request.reads, Lacked)
+        names = {*request.reads.collections, *map(".".join, new)}
+        keys = {name: set(known) for name, known in request.reads.documents.items()}
         for document in documents:
-            name = f"{document.database}.{document.collection}"
-            keys.setdefault(name, set()).add(document.key)
+            keys.setdefault(f"{document.database}.{document.collection}", set()).add(document.key)
         wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
         if sum(len(key) for keys in wanted.values() for key in keys) > _MAX_KEY_BYTES:
             names |= wanted.keys()
             wanted = {}
-        collections = (*sorted(names), *wanted)
-        return state.with_request(replace(request, collections=collections, documents=wanted))
+        return state.with_request(replace(request, reads=Lacked(tuple(sorted(names)), wanted)))
 
     def advance(self, state: SignalState, time: Timestamp) -> SignalState:
         """Return the state with what the next batch reads of the running snapshot.
@@ -196,13 +196,13 @@ class QuerySnapshots:
                 )
             if state.has_request(signal.id):
                 raise SignalError("a snapshot with this id has not ended: use another id")
-            given = signal.kind, signal.collections, signal.conditions
-            return state.with_request(SnapshotRequest(signal.id, *given))
+            reads = Chosen(signal.collections, signal.conditions)
+            return state.with_request(SnapshotRequest(signal.id, signal.kind, reads))
         if signal.action == LOG:
             return self._notified(state, signal.id, SIGNAL, LOGGED, message=signal.message)
         chosen = [request for request in state.requests if not request.blocks_stream]
         if signal.action == STOP:
-            chosen = [request for request in chosen if not request.required]
+            chosen = [request for request in chosen if not request.is_required]
         if not chosen:
             raise SignalError("no incremental snapshot is in progress")
         if signal.action == STOP:
@@ -222,31 +222,35 @@ class QuerySnapshots:
         """
         aborted: list[tuple[SnapshotRequest, str]] = []
         for request in chosen:
+            assert isinstance(request.reads, Chosen)
             if not signal.collections:
                 state = state.without_request(request.id)
-                aborted.append((request, ", ".join(request.collections)))
+                aborted.append((request, ", ".join(request.reads.patterns)))
                 continue
-            rest = request.without(signal.collections)
-            collections = self._planner.collections(request.wants)
+            rest = request.reads.without(signal.collections)
+            collections = self._planner.collections(request.reads.wants)
             stopped = [collection for collection in collections if not rest.wants(str(collection))]
             if stopped:
-                is_over = len(stopped) == len(collections)
-                state = state.without_request(request.id) if is_over else state.with_request(rest)
+                state = (
+                    state.without_request(request.id)
+                    if len(stopped) == len(collections)
+                    else state.with_request(replace(request, reads=rest))
+                )
                 aborted.append((request, names_of(stopped)))
         if not aborted:
             raise SignalError("no snapshot in progress reads a collection of data-collections")
         for request, names in aborted:
             texts = {"signal": signal.id, "data_collections": names}
             state = self._notified_of(state, request, "ABORTED", **texts)
-        is_empty = all(request.blocks_stream or request.required for request in state.requests)
+        is_empty = all(request.blocks_stream or request.is_required for request in state.requests)
         return replace(state, paused=state.paused and not is_empty)
 
     def _begun(self, state: SignalState, request: SnapshotRequest, time: Timestamp) -> SignalState:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
-        plan = self._planner.begin(time, request.wants)
-        collections = self._planner.collections(request.wants)
+        plan = self._planner.begin(time, request.reads.wants)
+        collections = self._planner.collections(request.reads.wants)
         request = replace(request, plan=plan)
-        if (request.unread or request.gained) and not collections:  # they were dropped
+        if request.ends_unread and not collections:  # they were dropped
             return replace(state.without_request(request.id), ending=request)
         problem = None if request.kind == "initial" else self._problem(request, collections)
         if problem is not None:
@@ -261,17 +265,18 @@ class QuerySnapshots:
         if not collections:
             return "no collection of the query's scope matches data-collections"
         names = [str(collection) for collection in collections]
-        for condition in request.conditions:
+        conditions = request.reads.conditions if isinstance(request.reads, Chosen) else ()
+        for condition in conditions:
             if not any(map(condition.matches, names)):
                 return f"no collection to read matches the condition's {condition.collections!r}"
         for collection in collections:
-            problem = self._planner.problem(collection, request.condition(str(collection)))
+            problem = self._planner.problem(collection, request.reads.condition(str(collection)))
             if problem is not None:
                 return problem
         return None
 
     def _ended(self, state: SignalState, request: SnapshotRequest) -> SignalState:
-        given = request.kind == "initial" or request.gained or request.unread
+        given = request.kind == "initial" or request.ends_unread
         whole = given or self._planner.names(request.reads_whole)
         state = self._notified_of(state.without_request(request.id), request, "COMPLETED")
         return replace(state, ending=request if whole else None)
@@ -283,7 +288,7 @@ class QuerySnapshots:
         end = plan.end
         read = [
             collection
-            for collection in self._planner.collections(request.wants, plan)
+            for collection in self._planner.collections(request.reads.wants, plan)
             if plan.start.collection <= collection.id
             and (
                 end is None

@@ -7,112 +7,21 @@ the processed signals, none of which is processed twice.
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from bson.timestamp import Timestamp
 
 from spark_sink.events.positions import Position
-from spark_sink.options.java_patterns import matches_any
-from spark_sink.options.scope import Gained
-from spark_sink.signals.signal import DocumentFilter, SnapshotKind, digest
-from spark_sink.snapshot.plan import SnapshotPlan, filter_of
-from spark_sink.snapshot.planner import Selection
+from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.signal import digest
+from spark_sink.snapshot.plan import SnapshotPlan
 
 LOGGED = "LOGGED"
 """The type of the notification that a signal `log` requests."""
 
 # Ids of processed signals that are kept.
 _MAX_HANDLED = 50
-
-
-@dataclass(frozen=True)
-class SnapshotRequest:
-    """A snapshot that the mode of the query (the initial one), a signal or the table requests.
-
-    Args:
-        kind: initial, blocking or incremental. The stream waits for all but incremental ones.
-        collections, excluded: regular expressions for names, of which none means all; plain names
-            if `required`.
-        plan: how far it is; None before the beginning.
-        required: the table lacks these collections; no signal stops the request.
-        gained: the collections of a required request that names none.
-        documents: the keys to read in collections that are not read as a whole, by namespace.
-    """
-
-    id: str
-    kind: SnapshotKind
-    collections: tuple[str, ...] = ()
-    conditions: tuple[DocumentFilter, ...] = ()
-    excluded: tuple[str, ...] = ()
-    plan: SnapshotPlan | None = None
-    required: bool = False
-    documents: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    gained: Gained | None = None
-
-    @classmethod
-    def initial(
-        cls, time: Timestamp, plan: SnapshotPlan | None = None, collections: tuple[str, ...] = ()
-    ) -> SnapshotRequest:
-        """Return the request of the initial snapshot, at a cluster time."""
-        return cls(f"initial-{time.time}-{time.inc}", "initial", collections, plan=plan)
-
-    @property
-    def blocks_stream(self) -> bool:
-        """Whether the stream waits for the snapshot."""
-        return self.kind != "incremental"
-
-    def wants(self, namespace: str) -> bool:
-        """Return whether the snapshot reads this collection."""
-        if self.gained is not None:
-            database, _, name = namespace.partition(".")
-            return self.gained.accepts(database, name)
-        if self.required:
-            return namespace in self.collections
-        chosen = not self.collections or matches_any(self.collections, namespace)
-        return chosen and not matches_any(self.excluded, namespace)
-
-    @property
-    def selection(self) -> Selection:
-        """What the snapshot reads, for a planner."""
-        return Selection(self.wants, self.documents)
-
-    def reads_whole(self, namespace: str) -> bool:
-        """Return whether the snapshot reads this collection without a condition."""
-        return self.wants(namespace) and self.condition(namespace) is None
-
-    @property
-    def unread(self) -> list[tuple[str, str]]:
-        """The collections that the request names, and that the table lacks as a whole."""
-        if self.gained is not None:
-            return [*self.gained.names]
-        named = self.collections if self.required else ()
-        names = (name.partition(".") for name in named if name not in self.documents)
-        return [(database, name) for database, _, name in names]
-
-    def condition(self, namespace: str) -> dict[str, Any] | None:
-        """Return the filter on the documents of a collection; None: all are read."""
-        if namespace in self.documents:
-            return filter_of(self.documents[namespace])
-        for condition in self.conditions:
-            if condition.matches(namespace):
-                return condition.document
-        return None
-
-    @property
-    def characters(self) -> int:
-        """The characters of the names and filters that a signal has given."""
-        texts = () if self.required else (*self.collections, *self.excluded)
-        filters = (
-            text
-            for condition in self.conditions
-            for text in (condition.collections, condition.filter)
-        )
-        return sum(map(len, (*texts, *filters)))
-
-    def without(self, patterns: tuple[str, ...]) -> SnapshotRequest:
-        """Return the request without the collections that match one of these patterns."""
-        return replace(self, excluded=(*self.excluded, *patterns))
 
 
 @dataclass(frozen=True)

@@ -59,19 +59,6 @@ class SnapshotCollection:
 
 
 @dataclass(frozen=True)
-class LostDocument:
-    """A document that a table lacks, because an event's update could not be applied to it.
-
-    `key` is its `_id` as canonical extended JSON, `token` the event's.
-    """
-
-    database: str
-    collection: str
-    key: str
-    token: str
-
-
-@dataclass(frozen=True)
 class Chunk:
     """A range of a collection's `_id`s, from `lower` up to but not including `upper`.
 

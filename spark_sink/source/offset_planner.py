@@ -22,13 +22,14 @@ from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, time_of
-from spark_sink.options.scope import CollectionTokens, Gained, Scope
+from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import SignalReceiver
 from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots
-from spark_sink.signals.state import SignalState, SnapshotRequest
-from spark_sink.snapshot.plan import LostDocument
+from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.state import SignalState
+from spark_sink.snapshot.unread import CollectionTokens, Gained, LostDocument
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
@@ -258,8 +259,7 @@ class OffsetPlanner:
             return signals
         patterns = self._options.snapshot.collections
         gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))
-        request = SnapshotRequest(name, "incremental", required=True, gained=gained)
-        return signals.with_request(request)
+        return signals.with_request(SnapshotRequest(name, "incremental", gained))
 
     def _begin_snapshot(self, start: Offset, signals: SignalState) -> Offset | None:
         """Return the offset with which a snapshot begins; None until its delay is over."""

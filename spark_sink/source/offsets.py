@@ -17,8 +17,9 @@ from spark_sink.batches.batch_planner import PlannedBatch
 from spark_sink.dataclass_json import NewerVersionError, from_document, to_document
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import Position, Token, after, time_of
-from spark_sink.options.scope import CollectionTokens, Gained, Scope
+from spark_sink.options.scope import Scope
 from spark_sink.signals.state import SignalState
+from spark_sink.snapshot.unread import CollectionTokens, Gained
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ class Offset:
     @property
     def gained(self) -> CollectionTokens:
         """What the scope has gained and the job is about to read, with tokens as below."""
-        gains = (request.gained for request in self.signals.requests)
-        return {gain: gain.token for gain in gains if gain is not None}
+        gains = (request.reads for request in self.signals.requests)
+        return {gain: gain.token for gain in gains if isinstance(gain, Gained)}
 
     @property
     def unread_at_end(self) -> CollectionTokens:
@@ -99,18 +100,13 @@ class Offset:
 
         Each has the token from which the table lacks documents of it.
         """
-        return {name: token for pairs in self.unread_by_request.values() for name, token in pairs}
+        return {name: at for each in self.unread_by_request.values() for name, at in each.items()}
 
     @property
-    def unread_by_request(self) -> dict[str, list[tuple[tuple[str, str] | Gained, str]]]:
-        """The same with their tokens, by the ids of the requests that read them."""
-        return {
-            request.id: [
-                *((names, self.signals.required_at) for names in request.unread),
-                *([] if request.gained is None else [(request.gained, request.gained.token)]),
-            ]
-            for request in self.signals.requests
-        }
+    def unread_by_request(self) -> dict[str, CollectionTokens]:
+        """The same, by the ids of the requests that read them."""
+        signals = self.signals
+        return {each.id: each.unread_tokens(signals.required_at) for each in signals.requests}
 
     def require_scope(self, scope: Scope) -> None:
         """Raise StreamError if the offset is of another scope."""

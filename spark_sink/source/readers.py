@@ -23,7 +23,8 @@ from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import SignalReceiver
 from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.source.offset_planner import OffsetPlanner, Output, Planners
 from spark_sink.source.offsets import Offset

@@ -25,10 +25,12 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import RetryPolicy, StreamOptions
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.field_edits import FieldEdits, key_is_masked
-from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.signals.requests import Chosen, SnapshotRequest
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from spark_sink.snapshot.unread import Gained
 from spark_sink.source.schema import typed_documents
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.router_client import RouterClient
@@ -103,7 +105,7 @@ def snapshot_tasks(
 
         def task_of(chunk: Chunk) -> SnapshotTask:
             task = chunk_task(chunk, reading, options)
-            own, given = task.condition, request.condition(str(chunk.collection))
+            own, given = task.condition, request.reads.condition(str(chunk.collection))
             both = {"$and": [own, given]} if own and given else own or given
             return replace(task, condition=both, signal=shown)
 
@@ -111,12 +113,12 @@ def snapshot_tasks(
         read = planner.tasks(request.plan, request.selection)
         tasks += [tuple(map(task_of, chunks)) for chunks in read]
     if ended is not None:
-        of_all = ended.kind == "initial" and not ended.collections
+        of_all = ended.kind == "initial" and ended.reads == Chosen()
         names = None if of_all else {*ended.unread, *planner.names(ended.reads_whole)}
-        if names and not ended.required:  # what the scope has gained meanwhile is read later
-            gained = [request.gained for request in state.requests if request.gained is not None]
-            names = {name for name in names if not any(scope.accepts(*name) for scope in gained)}
-        if names != set() or ended.gained is not None:
+        if names and not ended.is_required:  # what the scope has gained meanwhile is read later
+            gains = [each.reads for each in state.requests if isinstance(each.reads, Gained)]
+            names = {name for name in names if not any(gain.accepts(*name) for gain in gains)}
+        if names != set() or isinstance(ended.reads, Gained):
             tasks.append(_end_of_snapshot(ended, names, present()))
     return tasks
 

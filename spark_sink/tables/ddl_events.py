@@ -10,21 +10,18 @@ and the state before it, so a batch that is repeated decides the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import bson
 
 from shard_client.bson.resume_token import high_water_mark, next_tick
-from spark_sink.dataclass_json import from_document, to_document
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.options.scope import CollectionTokens, Gained
+from spark_sink.snapshot.unread import CollectionTokens, Gained, Namespace
 
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 """The operation types that change many rows."""
-
-Namespace = tuple[str, str]
 
 
 @dataclass(frozen=True, order=True)
@@ -133,33 +130,3 @@ class TableScope:
 
     contains: Callable[[str, str], bool]
     unread: CollectionTokens = field(default_factory=dict)
-
-
-def token_in(tokens: CollectionTokens, database: str, collection: str) -> str:
-    """Return the latest token that `tokens` have for a collection; empty for none."""
-    gains = (gain for gain in tokens if isinstance(gain, Gained))
-    matching = [tokens[gain] for gain in gains if gain.accepts(database, collection)]
-    return max([*matching, tokens.get((database, collection), "")])
-
-
-def unread_names(unread: CollectionTokens) -> str:
-    """Return the names of the first unread collections, for messages; empty for none."""
-    names = (str(name) if isinstance(name, Gained) else ".".join(name) for name in unread)
-    return ", ".join(sorted(names)[:20])
-
-
-def tokens_document(tokens: CollectionTokens) -> list[list[Any]]:
-    """Return tokens as a part of a state's document."""
-    pairs = (
-        [to_document(part), token] if isinstance(part, Gained) else [*part, token]
-        for part, token in tokens.items()
-    )
-    return sorted(pairs, key=str)
-
-
-def tokens_from(document: Sequence[Sequence[Any]]) -> CollectionTokens:
-    """Return what `tokens_document` wrote."""
-    return {
-        (part[0], part[1]) if part[1:] else from_document(Gained, part[0]): token
-        for *part, token in document
-    }

@@ -23,7 +23,7 @@ from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
-from spark_sink.snapshot.plan import LostDocument
+from spark_sink.snapshot.unread import LostDocument
 from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import Merge
 from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered

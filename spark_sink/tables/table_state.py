@@ -11,16 +11,16 @@ import bson
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
 from spark_sink.dataclass_json import stored, to_document
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.options.scope import CollectionTokens, Gained
 from spark_sink.rows.checksum import NO_ROWS, Checksum
-from spark_sink.snapshot.plan import LostDocument
-from spark_sink.tables.ddl_events import (
-    DdlEvent,
-    collections_of,
+from spark_sink.snapshot.unread import (
+    CollectionTokens,
+    Gained,
+    LostDocument,
     token_in,
     tokens_document,
     tokens_from,
 )
+from spark_sink.tables.ddl_events import DdlEvent, collections_of
 from spark_sink.tables.staged_changes import ChangeReport
 
 _TOKENS = stored(write=tokens_document, read=tokens_from)

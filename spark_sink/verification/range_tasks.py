@@ -24,16 +24,16 @@ from pyspark.sql.types import ArrayType, StringType, StructField, StructType
 from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.errors import StreamError
 from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
-from spark_sink.options.scope import CollectionTokens, Scope
+from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.arrow_types import arrow_schema, batch_of
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, filter_of
 from spark_sink.snapshot.reader import SnapshotTask
+from spark_sink.snapshot.unread import CollectionTokens, token_in
 from spark_sink.source.tasks import chunk_task, read_chunks
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.ddl_events import token_in
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.key_ranges import KeyRanges

@@ -35,9 +35,9 @@ from spark_sink.jobs.recovery import lacking_tables
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.snapshot.unread import unread_names
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.tables.ddl_events import unread_names
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of, run_tasks
 from spark_sink.tables.parquet_parts import BATCH

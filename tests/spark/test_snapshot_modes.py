@@ -21,7 +21,8 @@ from spark_sink.options.snapshot_options import (
     custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset

@@ -19,7 +19,8 @@ from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot import reader as snapshot_reader
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.planner import Selection, SnapshotPlanner

@@ -18,14 +18,16 @@ from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
+from spark_sink.snapshot.unread import token_in, unread_names
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import snapshot_tasks
 from spark_sink.tables.current_table import CurrentTable, Upsert
-from spark_sink.tables.ddl_events import TableScope, token_in, unread_names
+from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import Batch, commit_path

@@ -21,7 +21,8 @@ from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.progress import BatchProgress, ProgressReport, WrittenBatch, batch_progress
 from spark_sink.jobs.query_run import cause_of
-from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
 from tests.doubles.query_progress import THROUGH, offset_at, progress
 

@@ -24,6 +24,7 @@ from spark_sink.signals.channels import SignalReceiver, send
 from spark_sink.signals.query_snapshots import QuerySnapshots
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text, value_of
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
+from spark_sink.snapshot.unread import Gained
 from spark_sink.source.offset_planner import OffsetPlanner, Output, Planners
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
@@ -148,12 +149,12 @@ class Query:
         if event["operationType"] != "snapshotEnd" or ending is None or scope is None:
             return
         claimed = {name for name in NAMES if scope.accepts("shop", name)}
-        if ending.gained is not None:
-            claimed = {name for name in claimed if ending.gained.accepts("shop", name)}
+        if isinstance(ending.reads, Gained):
+            claimed = {name for name in claimed if ending.reads.accepts("shop", name)}
         elif "collections" in event:
             claimed = {named["coll"] for named in event["collections"]}
         # A scope that is gained once more stays unread until its own end.
-        gained = [request.gained for request in end.signals.requests if request.gained]
+        gained = [*end.gained]
         claimed = {name for name in claimed if not any(e.accepts("shop", name) for e in gained)}
         of_claimed = {(name, number) for name in claimed for number in range(DOCUMENTS)}
         assert of_claimed <= self.read.get(ending.id, set()), f"of {ending.id}, {ending.kind}"

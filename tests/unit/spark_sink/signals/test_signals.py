@@ -17,10 +17,12 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection
 from spark_sink.signals.query_snapshots import QuerySnapshots
+from spark_sink.signals.requests import Lacked
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signal_of
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.plan import Chunk, LostDocument, SnapshotCollection, bound_text
+from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
+from spark_sink.snapshot.unread import LostDocument
 from spark_sink.source.offset_planner import OffsetPlanner, Output, _InitialSnapshot
 from spark_sink.source.offsets import Offset
 
@@ -220,7 +222,7 @@ def test_a_signal_is_processed_once() -> None:
     query.take("again-7-1", once)
     later = {("a", "y"): high_water_mark(Timestamp(7, 1)) + "04"}
     query.state = query.snapshots.require(query.state, later)
-    assert [each.collections for each in query.state.requests] == [("a.x",), ("a.y",)]
+    assert [each.reads for each in query.state.requests] == [Lacked(("a.x",)), Lacked(("a.y",))]
     assert [each["type"] for each in query.state.notifications][-1] == "REFUSED"
 
 
@@ -255,8 +257,8 @@ def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
     condition = {"data-collection": "a.x", "filter": {"n": 1}}
     query.batch(s=signal(data_collections=["a.*"], additional_conditions=[condition]))
     [request] = query.state.requests
-    assert request.condition("a.x") == {"n": 1}
-    assert request.condition("a.y") is None
+    assert request.reads.condition("a.x") == {"n": 1}
+    assert request.reads.condition("a.y") is None
     while query.state.ending is None:
         query.batch()
     assert query.ended() == [("a", "y")]
@@ -331,7 +333,7 @@ def test_collections_that_a_table_lacks_are_requested_once() -> None:
     assert query.batch({"y": 8, "gone": 9}, block=signal(data_collections=["b.z"])) == ["a.y"] * 2
     query.batch({"y": 8, "gone": 9, "x": 10})
     query.batch({"y": 8, "gone": 9, "x": 10, "none": 11})
-    ids = [each.id for each in query.state.requests if each.required]
+    ids = [each.id for each in query.state.requests if each.is_required]
     assert ids == ["again-10-1"]  # two that have not begun become one
     assert set(query.rest()) == {"a.x", "b.z"}
     assert [each for each in query.notified if each[1] in ("STARTED", "COMPLETED", "REFUSED")] == [
@@ -350,8 +352,8 @@ def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
     lost = [("x", 4, 7), ("x", 5, 7), ("y", 6, 6)]
     assert query.batch(lost=lost) == ["a.x", "a.y"]
     [request] = query.state.requests
-    assert request.condition("a.x") == {"_id": {"$in": [4, 5]}}
-    assert request.condition("a.y") == {"_id": {"$in": [6]}}
+    assert request.reads.condition("a.x") == {"_id": {"$in": [4, 5]}}
+    assert request.reads.condition("a.y") == {"_id": {"$in": [6]}}
     assert query.batch(lost=lost) == []
     assert query.state.ending is None  # other documents of these collections were not read
     assert query.notified[-1] == ("again-7-1", "COMPLETED")
@@ -361,8 +363,8 @@ def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
     query.batch(lost=[("x", 1, 9), ("y", 1, 9)])
     query.batch({"x": 10}, lost=[("y", 2, 11)])
     [waiting] = [each for each in query.state.requests if each.plan is None]
-    assert waiting.documents == {"a.y": tuple(f'{{"$numberInt": "{n}"}}' for n in (1, 2))}
-    assert waiting.collections == ("a.x", "a.y")
+    keys = tuple(f'{{"$numberInt": "{n}"}}' for n in (1, 2))
+    assert waiting.reads == Lacked(("a.x",), {"a.y": keys})
     query.rest()
     assert query.ended() == [("a", "x"), ("a", "x2")]
 

@@ -20,7 +20,8 @@ from pymongo.errors import OperationFailure
 
 from spark_sink.options.scope import Scope
 from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.signals.state import SignalState, SnapshotRequest
+from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotPlan, bound_text, value_of
 from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner, _bound, _kind
 from spark_sink.source.offsets import Offset
