@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
 from enum import Enum
+from functools import partial
 from typing import Any
 
 from bson.timestamp import Timestamp
@@ -29,9 +30,10 @@ from spark_sink.signals.channels import SignalReceiver
 from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots
 from spark_sink.signals.requests import SnapshotRequest
 from spark_sink.signals.state import SignalState
+from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.unread import CollectionTokens, Gained, LostDocument
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import snapshot_planner
+from spark_sink.source.tasks import Task, snapshot_planner, snapshot_tasks
 from spark_sink.stream.router_client import RouterClient
 
 _OUTLIVED = (
@@ -43,8 +45,8 @@ _OUTLIVED = (
 _POLL_SECONDS = 0.5
 
 
-class Planners:
-    """The connection of the process that plans batches, and what plans through it.
+class QueryConnection:
+    """A query's connection on the driver, and what plans its batches through it.
 
     Raises StreamError if the server cannot be reached, and OptionError.
     """
@@ -120,13 +122,12 @@ class OffsetPlanner:
 
     Args:
         options: what the query was started with.
-        planners: what plans parts of a batch.
+        connection: plans the parts of a batch; `close` closes it.
         output: what the rows are written to.
     """
 
-    def __init__(self, options: StreamOptions, planners: Planners, output: Output) -> None:
-        self.planners = planners
-        """The connection, which the caller closes."""
+    def __init__(self, options: StreamOptions, connection: QueryConnection, output: Output) -> None:
+        self._connection = connection
         self._options = options
         self._output = output
         self._policy: SnapshotPolicy | None = None
@@ -134,10 +135,17 @@ class OffsetPlanner:
         self._earliest = 0.0  # the time before which no snapshot begins
         self._is_at_end = False  # later signals wait for the next start
 
-    @property
-    def has_planned(self) -> bool:
-        """Whether this start plans batches: at first Spark repeats one that an earlier planned."""
-        return self._policy is not None
+    def stop_at_present(self) -> None:
+        """Let later batches end before the present."""
+        self._connection.batch_planner.stop_at_present()
+
+    def committed(self, end: Offset) -> None:
+        """Remove the files of signals that a committed batch has processed."""
+        self._connection.signal_receiver.committed(end.signals)
+
+    def close(self) -> None:
+        """Kill the cursors and close the connections."""
+        self._connection.close()
 
     def plan(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing.
@@ -154,7 +162,7 @@ class OffsetPlanner:
             self._snapshot = _InitialSnapshot.READ
         else:
             lacking = self._output.unread(start)
-            signals = self.planners.query_snapshots.require(signals, *lacking)
+            signals = self._connection.query_snapshots.require(signals, *lacking)
             is_due = self._snapshot is _InitialSnapshot.DUE
             if policy.at_first if isinstance(position, FromNow) else is_due:
                 return self._begin_snapshot(start, signals)
@@ -164,7 +172,7 @@ class OffsetPlanner:
             if start.scope != self._options.scope or start.sought is not None:
                 return self._change_scope(start, signals)
             if not (is_in_snapshot or self._is_at_end):
-                signals = self.planners.signal_receiver.receive(signals, position)
+                signals = self._connection.signal_receiver.receive(signals, position)
             batch = self._next_batch(position, signals, max_events)
         except HistoryLostError:
             ended = start.signals.ending
@@ -180,14 +188,14 @@ class OffsetPlanner:
         self, position: Position, signals: SignalState, max_events: int | None
     ) -> PlannedBatch:
         """Return the events of the batch after a position: none beside a blocking snapshot."""
-        planners = self.planners
+        connection = self._connection
         if signals.blocks_stream:
-            planners.batch_planner.close()
+            connection.batch_planner.close()
             return PlannedBatch(position, position, 0)
         advances = signals.asks_present
-        batch = planners.batch_planner.next_batch(position, max_events, advances=advances)
-        is_empty = batch.end == batch.start and not planners.signal_receiver.has_more
-        self._is_at_end = planners.batch_planner.ends_at_present and is_empty
+        batch = connection.batch_planner.next_batch(position, max_events, advances=advances)
+        is_empty = batch.end == batch.start and not connection.signal_receiver.has_more
+        self._is_at_end = connection.batch_planner.ends_at_present and is_empty
         return batch
 
     def _begun(self, start: QueryStart) -> SnapshotPolicy:
@@ -197,26 +205,60 @@ class OffsetPlanner:
         self._earliest = time.monotonic() + self._options.snapshot.delay
         return policy
 
+    def event_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
+        """Return the tasks that read the events of the batch between two offsets."""
+        return self._connection.batch_planner.tasks(end.batch_after(before))
+
+    def snapshot_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
+        """Return the tasks of this batch that read a snapshot, or give its end."""
+        client, planner = self._connection.client, self._connection.snapshot_planner
+        if end.scope not in (None, self._options.scope):  # a repeated batch keeps its scope
+            planner = snapshot_planner(client, replace(self._options, scope=end.scope))
+        state = end.signals
+        if state.reading is not None and self._policy is None:  # an earlier start planned it
+            state = self._without_stopped(end, planner)
+        planned = partial(snapshot_tasks, state, before.position, self._options)
+        return client.with_retries(lambda: planned(planner, client.present))
+
+    def _without_stopped(self, offset: Offset, planner: SnapshotPlanner) -> SignalState:
+        """Return the state of a repeated batch, without the chunks that a waiting signal stops.
+
+        Spark repeats a batch that has failed before it plans the next one, which processes the
+        signal. A snapshot with a filter that fails for a document can be stopped so.
+        """
+        client, signals = self._connection.client, offset.signals
+        receiver = SignalReceiver(client, self._options, QuerySnapshots(planner))
+        with closing(receiver):
+            later = receiver.receive(signals, offset.position)
+            while receiver.has_more:
+                later = receiver.receive(later, offset.position)
+        kept = [
+            request
+            for request in later.requests
+            if signals.running and request.id == signals.running.id
+        ]
+        return signals.with_request(kept[0]) if kept else replace(signals, reading=None)
+
     def newest(self) -> Offset:
         """Return an offset at the newest cluster time.
 
         Its `quiet_until` is the time before which no event follows the batch, if none is known.
         Raises PyMongoError.
         """
-        newest = AtTime(self.planners.client.clocks().cluster_time)
+        newest = AtTime(self._connection.client.clocks().cluster_time)
         return Offset(
-            newest, self._options.scope, quiet_until=self.planners.batch_planner.quiet_until
+            newest, self._options.scope, quiet_until=self._connection.batch_planner.quiet_until
         )
 
     def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
         """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
-        signals = self.planners.advanced(signals, batch.end)
+        signals = self._connection.advanced(signals, batch.end)
         processed = signals.handled != start.signals.handled
         if batch.end == batch.start and not (signals.has_output or processed):
             return None
         if self._snapshot is _InitialSnapshot.NONE:
             self._snapshot = _InitialSnapshot.SKIPPED
-            signals = self.planners.query_snapshots.skipped(signals)
+            signals = self._connection.query_snapshots.skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self._options.heartbeat_interval)
         return start.moved(
             batch.end,
@@ -237,10 +279,10 @@ class OffsetPlanner:
             return Offset(position, scope, start.since)
         kept: dict[str, Any] = {"heartbeat": start.heartbeat}
         if isinstance(position, Token):
-            self.planners.batch_planner.require_history(AtTime(position.cluster_time))
+            self._connection.batch_planner.require_history(AtTime(position.cluster_time))
             return start.moved(after(position.cluster_time), signals=signals, **kept)
         if start.sought is not None:
-            signals = self.planners.query_snapshots.left_out(signals, start.sought, position)
+            signals = self._connection.query_snapshots.left_out(signals, start.sought, position)
         if self._options.snapshot.policy.reads_documents:
             before = None if start.sought is not None else start.scope
             signals = self._with_gained(signals, position.time, before)
@@ -250,10 +292,10 @@ class OffsetPlanner:
         self, signals: SignalState, time: Timestamp, before: Scope | None
     ) -> SignalState:
         """Return the state with a request for the collections that the scope gains, if any."""
-        planners, wanted = self.planners, self._options.snapshot.accepts
+        connection, wanted = self._connection, self._options.snapshot.accepts
         name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
         of_all = Gained(name, high_water_mark(time), self._options.scope, before)
-        names = {*planners.client.with_retries(lambda: planners.snapshot_planner.names(wanted))}
+        names = {*connection.client.with_retries(lambda: connection.snapshot_planner.names(wanted))}
         others = {name for name in self._output.namespaces() - names if of_all.accepts(*name)}
         if not others and not any(of_all.accepts(*name) for name in names):
             return signals
@@ -265,15 +307,15 @@ class OffsetPlanner:
         """Return the offset with which a snapshot begins; None until its delay is over."""
         remaining = self._earliest - time.monotonic()
         if remaining > 0:
-            most = remaining if self.planners.batch_planner.ends_at_present else _POLL_SECONDS
+            most = remaining if self._connection.batch_planner.ends_at_present else _POLL_SECONDS
             time.sleep(min(remaining, most))
             if remaining > most:
                 return None
         self._snapshot = _InitialSnapshot.READ
-        planners = self.planners
-        planners.batch_planner.close()
-        signals = planners.client.with_retries(
-            lambda: planners.query_snapshots.begin(signals, planners.client.present())
+        connection = self._connection
+        connection.batch_planner.close()
+        signals = connection.client.with_retries(
+            lambda: connection.query_snapshots.begin(signals, connection.client.present())
         )
         plan = signals.initial_plan
         assert plan is not None

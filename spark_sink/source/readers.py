@@ -21,12 +21,9 @@ from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.channels import SignalReceiver
-from spark_sink.signals.query_snapshots import QuerySnapshots
 from spark_sink.signals.requests import SnapshotRequest
 from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.source.offset_planner import OffsetPlanner, Output, Planners
+from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
     Task,
@@ -69,20 +66,20 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Store the present, before which later batches end. Raises StreamError."""
         with without_traceback():
-            self._planner.planners.batch_planner.stop_at_present()
+            self.planner.stop_at_present()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the micro-batch after `start` ends. Raises StreamError."""
         max_events = limit.max_rows if isinstance(limit, ReadMaxRows) else None
         with without_traceback():
-            latest = self._planner.plan(Offset.of(start), max_events)
+            latest = self.planner.plan(Offset.of(start), max_events)
             return start if latest is None else latest.document
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the files of signals that a committed batch has processed."""
         if self._connected is not None:
             with without_traceback():
-                self._connected.planners.signal_receiver.committed(Offset.of(end).signals)
+                self._connected.committed(Offset.of(end))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
@@ -103,47 +100,17 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return [TaskPartition(task, scope) for task in self._tasks(start, end)]
 
     def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
-        before, offset = Offset.of(start), Offset.of(end)
         if start == end:
             return []
-        batches = self._planner.planners.batch_planner
-        return [*batches.tasks(offset.batch_after(before)), *self.added_tasks(before, offset)]
+        between = Offset.of(start), Offset.of(end)
+        return [*self.planner.event_tasks(*between), *self.added_tasks(*between)]
 
-    def added_tasks(self, before: Offset, offset: Offset) -> list[Task]:
+    def added_tasks(self, before: Offset, end: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
-        tasks: list[Task] = [*heartbeats(before.heartbeat, offset.heartbeat)]
-        if offset.signals.reading is not None or offset.signals.ending is not None:
-            planners, position, options = self._planner.planners, before.position, self.options
-            planner, present = planners.snapshot_planner, planners.client.present
-            if offset.scope not in (None, options.scope):  # a repeated batch keeps its scope
-                scoped = replace(options, scope=offset.scope)
-                planner = snapshot_planner(planners.client, scoped)
-            state = offset.signals
-            if state.reading is not None and not self._planner.has_planned:
-                state = self._without_stopped(offset, planner)
-            tasks += planners.client.with_retries(
-                lambda: snapshot_tasks(state, position, options, planner, present)
-            )
+        tasks: list[Task] = [*heartbeats(before.heartbeat, end.heartbeat)]
+        if end.signals.reading is not None or end.signals.ending is not None:
+            tasks += self.planner.snapshot_tasks(before, end)
         return tasks
-
-    def _without_stopped(self, offset: Offset, planner: SnapshotPlanner) -> SignalState:
-        """Return the state of a repeated batch, without the chunks that a waiting signal stops.
-
-        Spark repeats a batch that has failed before it plans the next one, which processes the
-        signal. A snapshot with a filter that fails for a document can be stopped so.
-        """
-        client, signals = self._planner.planners.client, offset.signals
-        receiver = SignalReceiver(client, self.options, QuerySnapshots(planner))
-        with closing(receiver):
-            later = receiver.receive(signals, offset.position)
-            while receiver.has_more:
-                later = receiver.receive(later, offset.position)
-        kept = [
-            request
-            for request in later.requests
-            if signals.running and request.id == signals.running.id
-        ]
-        return signals.with_request(kept[0]) if kept else replace(signals, reading=None)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the events that one task reads, as Arrow batches. Raises StreamError."""
@@ -158,14 +125,15 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def stop(self) -> None:
         """Kill the driver's cursor and close its connections."""
         if self._connected is not None:
-            self._connected.planners.close()
+            self._connected.close()
         self._connected = None
 
     @property
-    def _planner(self) -> OffsetPlanner:
+    def planner(self) -> OffsetPlanner:
+        """What plans the batches, connected at first use. Raises StreamError and OptionError."""
         if self._connected is None:
-            planners = Planners(self.options, self._loaded)
-            self._connected = OffsetPlanner(self.options, planners, self._output)
+            connection = QueryConnection(self.options, self._loaded)
+            self._connected = OffsetPlanner(self.options, connection, self._output)
         return self._connected
 
 

@@ -167,11 +167,11 @@ def test_a_start_decides_when_a_snapshot_begins(
     for position, begins in ((FromNow(), first), (POSITION, later)):
         planner, latest = started(position, is_in_snapshot=is_in_snapshot, snapshotMode=mode)
         latest()
-        assert planner.planners.query_snapshots.begin.called == begins
-        for call in planner.planners.query_snapshots.begin.call_args_list:
+        assert planner._connection.query_snapshots.begin.called == begins
+        for call in planner._connection.query_snapshots.begin.call_args_list:
             assert call.args[0].required_at == "7"  # with what the table lacks
     latest()
-    assert planner.planners.query_snapshots.begin.call_count == later  # one at each start
+    assert planner._connection.query_snapshots.begin.call_count == later  # one at each start
 
 
 def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
@@ -198,7 +198,7 @@ def test_a_snapshot_waits_for_the_end_of_its_delay(
     monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
     delay = {"snapshot.delay.ms": "1300"}
     planner, latest = started(POSITION, snapshotMode="always", **delay)
-    planner.planners.batch_planner.ends_at_present = to_the_present
+    planner._connection.batch_planner.ends_at_present = to_the_present
     found = [latest() is not None for _ in range(calls)]
     monkeypatch.undo()
     assert found == [False] * (calls - 1) + [True]

@@ -251,7 +251,7 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
                 assert len(query.rows) == 101
         lost = Offset.of(ends[0])
         with batches(given) as query, pytest.raises(HistoryLostError):
-            query.reader._planner.planners.batch_planner.require_history(lost.position)
+            query.reader.planner._connection.batch_planner.require_history(lost.position)
 
         # A position in the collection of signals that is lost, as after `job seek`.
         now = AtTime(client.admin.command("ping")["$clusterTime"]["clusterTime"])

@@ -25,7 +25,7 @@ from spark_sink.signals.query_snapshots import QuerySnapshots
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text, value_of
 from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
 from spark_sink.snapshot.unread import Gained
-from spark_sink.source.offset_planner import OffsetPlanner, Output, Planners
+from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 
@@ -77,22 +77,22 @@ class Query:
         scope = {"database": "shop", "collection": ",".join(names)}
         given = {"uri": uri, "signalFolder": folder, "snapshotMode": "initial", **scope}
         options = parse_options(given)
-        planners = Planners.__new__(Planners)
-        planners.client = client = Mock(with_retries=lambda call: call(), present=self.present)
+        connection = QueryConnection.__new__(QueryConnection)
+        connection.client = client = Mock(with_retries=lambda call: call(), present=self.present)
         client.clocks = lambda: Mock(cluster_time=self.present())
-        planners.inbox, planners.batch_planner = (
+        connection.inbox, connection.batch_planner = (
             Mock(),
             Mock(ends_at_present=False, quiet_until=None),
         )
-        planners.batch_planner.next_batch = self.next_batch
-        planners.snapshot_planner = CountedDocuments(options.scope)
-        planners.query_snapshots = QuerySnapshots(
-            planners.snapshot_planner, options.snapshot.collections
+        connection.batch_planner.next_batch = self.next_batch
+        connection.snapshot_planner = CountedDocuments(options.scope)
+        connection.query_snapshots = QuerySnapshots(
+            connection.snapshot_planner, options.snapshot.collections
         )
-        planners.signal_receiver = SignalReceiver(client, options, planners.query_snapshots)
+        connection.signal_receiver = SignalReceiver(client, options, connection.query_snapshots)
         output = Mock(Output, follows_scope=True, namespaces=set)
         output.unread.return_value = ({}, ())
-        self.planner = OffsetPlanner(options, planners, output)
+        self.planner = OffsetPlanner(options, connection, output)
         self.reader = MergerouterStreamReader(options, 0.0, output)
         self.reader._connected = self.planner
         return options
@@ -141,7 +141,7 @@ class Query:
                 read.update(*(documents_in(part.chunk) for part in task))
             elif isinstance(task, bytes) and signals.ending is not None:
                 self.check(bson.decode(task), end)
-        self.planner.planners.signal_receiver.committed(signals)
+        self.planner.committed(end)
 
     def check(self, event: dict[str, Any], end: Offset) -> None:
         """Check that an end of a snapshot claims no document that was not read."""
@@ -167,7 +167,7 @@ def test_no_end_of_a_snapshot_names_what_was_not_read(
     def planner(_client: Any, options: StreamOptions) -> CountedDocuments:
         return CountedDocuments(options.scope)
 
-    monkeypatch.setattr("spark_sink.source.readers.snapshot_planner", planner)
+    monkeypatch.setattr("spark_sink.source.offset_planner.snapshot_planner", planner)
     monkeypatch.setattr("spark_sink.signals.channels._POLL_LOCAL", 0.0)
     query = Query(random.Random(seed), tmp_path)
     options = query.start(query.chance.choice(SCOPES))
