@@ -22,7 +22,8 @@ from typer.core import TyperCommand
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings, pairs_of, seconds_of
 from spark_sink.jobs.stop_request import StopRequest
-from spark_sink.options.values import DEFAULT_URI, argument, cluster_time
+from spark_sink.options.declared import argument
+from spark_sink.options.parsers import DEFAULT_URI, cluster_time
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder

@@ -11,8 +11,8 @@ from spark_sink.debezium.envelope import VERSIONS
 from spark_sink.debezium.outbox import Outbox
 from spark_sink.debezium.unwrapping import Unwrap
 from spark_sink.errors import OptionError
-from spark_sink.options import values
-from spark_sink.options.values import canonical, option, option_names, parsed
+from spark_sink.options import parsers
+from spark_sink.options.declared import canonical, option, option_names, parsed
 
 _LONGEST_NAME = 249
 _Transform = TypeVar("_Transform")
@@ -70,15 +70,15 @@ class MessageOptions:
     """
 
     prefix: str = option("prefix", str, "")
-    tombstones: bool = option("tombstones", values.boolean, True)
-    transactions: bool = option("transactions", values.boolean, False)
-    version: str = option("version", values.one_of(*VERSIONS), "3.6")
+    tombstones: bool = option("tombstones", parsers.boolean, True)
+    transactions: bool = option("transactions", parsers.boolean, False)
+    version: str = option("version", parsers.one_of(*VERSIONS), "3.6")
     delimiter: str = option("delimiter", str, ".")
-    naming: str = option("naming", values.one_of("default", "unicode"), "default")
+    naming: str = option("naming", parsers.one_of("default", "unicode"), "default")
     transaction_topic: str = option("transaction_topic", str, "transaction")
     heartbeat_prefix: str = option("heartbeat_prefix", str, "__debezium-heartbeat")
     heartbeat_topic: str | None = option("heartbeat_topic", str, None)
-    schemas: bool = option("schemas", values.boolean, False)
+    schemas: bool = option("schemas", parsers.boolean, False)
     schema_registry_url: str | None = option("schema_registry_url", str, None, shown=False)
     unwrap: Unwrap | None = option("unwrap", _unwrap, None)  # noqa: RUF009
     outbox: Outbox | None = option("outbox", _outbox, None)  # noqa: RUF009

@@ -17,9 +17,9 @@ from spark_sink.debezium.connect_values import ConnectValues, Tree, quoted, text
 from spark_sink.debezium.java_json import JavaJson, escaped
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.slices import Slice, fields_of
-from spark_sink.options import values
+from spark_sink.options import parsers
+from spark_sink.options.declared import option
 from spark_sink.options.java_patterns import compiled
-from spark_sink.options.values import option
 from spark_sink.rows.extended_json import canonical_json
 
 _VALUES = ConnectValues()
@@ -77,7 +77,7 @@ def _replacement(text: str) -> str:
 
 def _added(text: str) -> tuple[tuple[str, str], ...]:
     fields = []
-    for entry in values.names(text):
+    for entry in parsers.names(text):
         name, _, rest = entry.partition(":")
         placement, _, alias = rest.partition(":")
         if placement != "envelope":
@@ -93,21 +93,21 @@ def _added(text: str) -> tuple[tuple[str, str], ...]:
 class Outbox:
     """The transform's properties, by their names."""
 
-    key_field: str = option("collection.field.event.key", values.some_text, "aggregateid")
-    payload: str = option("collection.field.event.payload", values.some_text, "payload")
-    expands: bool = option("collection.expand.json.payload", values.boolean, False)
+    key_field: str = option("collection.field.event.key", parsers.some_text, "aggregateid")
+    payload: str = option("collection.field.event.payload", parsers.some_text, "payload")
+    expands: bool = option("collection.expand.json.payload", parsers.boolean, False)
     added: tuple[tuple[str, str], ...] = option(
         "collection.fields.additional.placement", _added, ()
     )
     unexpected: str = option(
-        "collection.op.invalid.behavior", values.one_of("warn", "error", "fatal"), "warn"
+        "collection.op.invalid.behavior", parsers.one_of("warn", "error", "fatal"), "warn"
     )
-    route_by: str = option("route.by.field", values.some_text, "aggregatetype")
+    route_by: str = option("route.by.field", parsers.some_text, "aggregatetype")
     regex: str = option("route.topic.regex", _regex, "(?P<routedByValue>.*)")
     replacement: str = option(
         "route.topic.replacement", _replacement, r"outbox.event.\g<routedByValue>"
     )
-    tombstones: bool = option("route.tombstone.on.empty.payload", values.boolean, False)
+    tombstones: bool = option("route.tombstone.on.empty.payload", parsers.boolean, False)
 
     def __post_init__(self) -> None:
         try:

@@ -11,8 +11,8 @@ from shard_client.bson.values import DOCUMENT
 from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
 from spark_sink.debezium.envelope import SOURCE_FIELDS
 from spark_sink.events.slices import Slice, fields_of
-from spark_sink.options import values
-from spark_sink.options.values import option
+from spark_sink.options import parsers
+from spark_sink.options.declared import option
 
 _ENVELOPE = ("op", "ts_ms")
 
@@ -48,16 +48,18 @@ class Unwrap:
 
     deletes: str = option(
         "delete.tombstone.handling.mode",
-        values.one_of(
+        parsers.one_of(
             "drop", "tombstone", "rewrite", "rewrite-with-tombstone", "delete-to-tombstone"
         ),
         "tombstone",
     )
     added: tuple[Added, ...] = option("add.fields", _added, ())
     prefix: str = option("add.fields.prefix", str, "__")
-    flattens: bool = option("flatten.struct", values.boolean, False)
-    delimiter: str = option("flatten.struct.delimiter", values.some_text, "_")
-    arrays_are_documents: bool = option("array.encoding", values.switch("array", "document"), False)
+    flattens: bool = option("flatten.struct", parsers.boolean, False)
+    delimiter: str = option("flatten.struct.delimiter", parsers.some_text, "_")
+    arrays_are_documents: bool = option(
+        "array.encoding", parsers.switch("array", "document"), False
+    )
 
     @property
     def _values(self) -> ConnectValues:

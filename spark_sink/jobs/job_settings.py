@@ -18,7 +18,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
 from spark_sink.errors import OptionError
-from spark_sink.options.values import DEFAULT_URI
+from spark_sink.options.parsers import DEFAULT_URI
 
 if TYPE_CHECKING:
     from spark_sink.jobs.job_folder import JobFolder, JobRecord

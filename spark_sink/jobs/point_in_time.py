@@ -24,7 +24,8 @@ from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_history import JobHistory, cut_of, scope_at, snapshot_ends
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, TOKENS
 from spark_sink.jobs.tables_job import table_form
-from spark_sink.options.values import argument, cluster_time
+from spark_sink.options.declared import argument
+from spark_sink.options.parsers import cluster_time
 from spark_sink.snapshot.unread import unread_names
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance

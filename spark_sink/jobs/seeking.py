@@ -19,9 +19,10 @@ from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT, NOTIFICATIONS
 from spark_sink.jobs.table_commits import take_over
+from spark_sink.options.declared import argument
+from spark_sink.options.parsers import position
 from spark_sink.options.snapshot_options import QueryStart
 from spark_sink.options.stream_options import parse_options
-from spark_sink.options.values import argument, position
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog

@@ -16,8 +16,9 @@ from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import ALL_BATCHES, CURRENT
+from spark_sink.options.declared import argument
+from spark_sink.options.parsers import position
 from spark_sink.options.stream_options import parse_options
-from spark_sink.options.values import argument, position
 from spark_sink.signals.signal import LOG
 from spark_sink.snapshot.unread import unread_names
 from spark_sink.stream.router_client import RouterClient

@@ -14,9 +14,9 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import OptionError
-from spark_sink.options import values
+from spark_sink.options import parsers
+from spark_sink.options.declared import option, option_names, parsed, parsed_option
 from spark_sink.options.java_patterns import matches_any
-from spark_sink.options.values import option, option_names, parsed, parsed_option
 
 BASED = "snapshot.mode.configuration.based"
 """The prefix of the options of the mode configuration_based, which are fields of SnapshotPolicy."""
@@ -38,10 +38,10 @@ class SnapshotPolicy:
         streams: events follow.
     """
 
-    at_first: bool = option(f"{BASED}.snapshot.data", values.boolean, False)
+    at_first: bool = option(f"{BASED}.snapshot.data", parsers.boolean, False)
     at_every_start: bool = False
-    if_history_is_lost: bool = option(f"{BASED}.snapshot.on.data.error", values.boolean, False)
-    streams: bool = option(f"{BASED}.start.stream", values.boolean, False)
+    if_history_is_lost: bool = option(f"{BASED}.snapshot.on.data.error", parsers.boolean, False)
+    streams: bool = option(f"{BASED}.start.stream", parsers.boolean, False)
 
     @property
     def reads_documents(self) -> bool:
@@ -121,14 +121,14 @@ class SnapshotOptions:
     """
 
     policy: SnapshotPolicy = POLICIES["no_data"]
-    custom: str = option(CUSTOM_NAME, values.some_text, "")
-    tasks: int = option(TASKS, values.positive, 64)
-    chunk_rows: int | None = option("snapshotChunkRows", values.positive, None)
+    custom: str = option(CUSTOM_NAME, parsers.some_text, "")
+    tasks: int = option(TASKS, parsers.positive, 64)
+    chunk_rows: int | None = option("snapshotChunkRows", parsers.positive, None)
     filters: Mapping[str, Mapping[str, Any]] | None = option(
-        "snapshotFilters", values.filters, None
+        "snapshotFilters", parsers.filters, None
     )
-    collections: tuple[str, ...] = option("snapshot.include.collection.list", values.patterns, ())
-    delay: float = option("snapshot.delay.ms", values.seconds, 0.0)
+    collections: tuple[str, ...] = option("snapshot.include.collection.list", parsers.patterns, ())
+    delay: float = option("snapshot.delay.ms", parsers.seconds, 0.0)
 
     def policy_for(self, start: QueryStart) -> SnapshotPolicy:
         """Return the policy for one start. Raises OptionError if a custom mode fails."""
@@ -154,7 +154,7 @@ class SnapshotOptions:
 
 def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
     """Return the options of snapshots among those given. Raises OptionError."""
-    mode = parsed_option(_MODE, values.one_of(*MODES), given.get(_MODE, "no_data"))
+    mode = parsed_option(_MODE, parsers.one_of(*MODES), given.get(_MODE, "no_data"))
     if (mode == CUSTOM) != (CUSTOM_NAME in given):
         raise OptionError(f"snapshot.mode=custom and option {CUSTOM_NAME!r} require each other")
     based_on = [name for name in _BASED_ON if name in given]
@@ -175,7 +175,7 @@ def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:
                 f"option {_ON_HISTORY_LOST!r}: option {other!r} already decides about a lost "
                 "history: remove one of them"
             )
-        parse = values.switch("fail", "snapshot")
+        parse = parsers.switch("fail", "snapshot")
         recovers = parsed_option(_ON_HISTORY_LOST, parse, given[_ON_HISTORY_LOST])
         policy = replace(policy, if_history_is_lost=recovers)
     return parsed(SnapshotOptions, given, policy=policy)

@@ -19,17 +19,11 @@ from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import FromNow, Position
-from spark_sink.options import values
+from spark_sink.options import parsers
+from spark_sink.options.declared import canonical, option, option_names, parsed, parsed_option
+from spark_sink.options.parsers import DEFAULT_URI
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import MODE_OPTIONS, SnapshotOptions, snapshot_options
-from spark_sink.options.values import (
-    DEFAULT_URI,
-    canonical,
-    option,
-    option_names,
-    parsed,
-    parsed_option,
-)
 from spark_sink.rows.field_edits import FieldEdit, excluded_fields, masked_fields, renamed_fields
 from spark_sink.rows.row_schema import document_schema
 
@@ -48,9 +42,9 @@ def large_event_stages(
     These are Debezium's `cursor.oversize` options, by default fail, or split in a tolerant stream.
     A document of more bytes than the threshold is skipped. Raises OptionError.
     """
-    kinds = values.one_of("fail", "skip", "split")
+    kinds = parsers.one_of("fail", "skip", "split")
     mode = parsed_option(_MODE, kinds, given.get(_MODE, "split" if tolerant else "fail"))
-    threshold = parsed_option(_THRESHOLD, values.whole_number, given.get(_THRESHOLD, "0"))
+    threshold = parsed_option(_THRESHOLD, parsers.whole_number, given.get(_THRESHOLD, "0"))
     if (mode == "skip") != bool(threshold):
         raise OptionError(
             f"{_MODE}=skip requires option {_THRESHOLD!r}, a number of bytes, and vice versa"
@@ -85,14 +79,14 @@ class RetryPolicy:
         selection_timeout: for server selection.
     """
 
-    initial_backoff: float = option("connect.backoff.initial.delay.ms", values.seconds, 0.05)
-    max_backoff: float = option("connect.backoff.max.delay.ms", values.seconds, 2.0)
-    attempts: int | None = option("connect.max.attempts", values.positive, None)
+    initial_backoff: float = option("connect.backoff.initial.delay.ms", parsers.seconds, 0.05)
+    max_backoff: float = option("connect.backoff.max.delay.ms", parsers.seconds, 2.0)
+    attempts: int | None = option("connect.max.attempts", parsers.positive, None)
     max_seconds: ClassVar = 60.0
-    restarts: int | None = option("errors.max.retries", values.unlimited_number, 0)
-    restart_delay: float = option("retriable.restart.connector.wait.ms", values.seconds, 10.0)
+    restarts: int | None = option("errors.max.retries", parsers.unlimited_number, 0)
+    restart_delay: float = option("retriable.restart.connector.wait.ms", parsers.seconds, 10.0)
     selection_timeout: float = option(
-        "mongodb.server.selection.timeout.ms", values.positive_seconds, 2.5
+        "mongodb.server.selection.timeout.ms", parsers.positive_seconds, 2.5
     )
 
     def __str__(self) -> str:
@@ -142,38 +136,38 @@ class StreamOptions:
     uri: str = field(repr=False)
     scope: Scope = field(default_factory=Scope)
     skipping: tuple[Mapping[str, Any], ...] = option(
-        "skipped.operations", values.skipped_operations, ()
+        "skipped.operations", parsers.skipped_operations, ()
     )
-    pipeline: tuple[Mapping[str, Any], ...] = option("pipeline", values.stages, ())
-    full_document: str | None = option("fullDocument", values.some_text, None)
+    pipeline: tuple[Mapping[str, Any], ...] = option("pipeline", parsers.stages, ())
+    full_document: str | None = option("fullDocument", parsers.some_text, None)
     full_document_before_change: str | None = option(
-        "fullDocumentBeforeChange", values.some_text, None
+        "fullDocumentBeforeChange", parsers.some_text, None
     )
-    show_expanded_events: bool = option("showExpandedEvents", values.boolean, False)
+    show_expanded_events: bool = option("showExpandedEvents", parsers.boolean, False)
     start: Position = field(default_factory=FromNow)
-    max_events_per_trigger: int = option("maxEventsPerTrigger", values.positive, 50_000)
-    max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", values.size_in_bytes, None)
-    in_total_order: bool = option("ordering", values.switch("perDocument", "total"), False)
-    keeps_transactions: bool = option("provide.transaction.metadata", values.boolean, False)
-    events_per_partition: int = option("eventsPerPartition", values.whole_number, 0)
-    idle_advance_seconds: int = option("idleAdvanceSeconds", values.positive, 6 * 3600)
-    raw_documents: bool = option("documents", values.switch("json", "raw", "typed"), False)
+    max_events_per_trigger: int = option("maxEventsPerTrigger", parsers.positive, 50_000)
+    max_bytes_per_trigger: int | None = option("maxBytesPerTrigger", parsers.size_in_bytes, None)
+    in_total_order: bool = option("ordering", parsers.switch("perDocument", "total"), False)
+    keeps_transactions: bool = option("provide.transaction.metadata", parsers.boolean, False)
+    events_per_partition: int = option("eventsPerPartition", parsers.whole_number, 0)
+    idle_advance_seconds: int = option("idleAdvanceSeconds", parsers.positive, 6 * 3600)
+    raw_documents: bool = option("documents", parsers.switch("json", "raw", "typed"), False)
     document_schema: str | None = option("documentSchema", document_schema, None)
     document_type: StructType | None = None
-    ignores_unknown: bool = option("unknownFields", values.switch("rescue", "ignore"), False)
-    canonical_json: bool = option("jsonFormat", values.switch("relaxed", "canonical"), False)
-    heartbeat_interval: float = option("heartbeat.interval.ms", values.seconds, 0.0)
+    ignores_unknown: bool = option("unknownFields", parsers.switch("rescue", "ignore"), False)
+    canonical_json: bool = option("jsonFormat", parsers.switch("relaxed", "canonical"), False)
+    heartbeat_interval: float = option("heartbeat.interval.ms", parsers.seconds, 0.0)
     snapshot: SnapshotOptions = field(default_factory=SnapshotOptions)
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
-    signal_collection: tuple[str, str] | None = option("signalCollection", values.namespace, None)
-    signal_folder: str | None = option("signalFolder", values.some_text, None)
+    signal_collection: tuple[str, str] | None = option("signalCollection", parsers.namespace, None)
+    signal_folder: str | None = option("signalFolder", parsers.some_text, None)
     excluded_fields: tuple[FieldEdit, ...] = option("field.exclude.list", excluded_fields, ())
     masked_fields: tuple[FieldEdit, ...] = option("field.masks", masked_fields, ())
-    salt: bytes | None = option("field.masks.salt.file", values.salt_in_file, None, shown=False)
+    salt: bytes | None = option("field.masks.salt.file", parsers.salt_in_file, None, shown=False)
     renamed_fields: tuple[FieldEdit, ...] = option("field.renames", renamed_fields, ())
-    batch_mode: str | None = option("mode", values.one_of("snapshot", "changes"), None)
+    batch_mode: str | None = option("mode", parsers.one_of("snapshot", "changes"), None)
     end: Position | None = None
-    tolerant: bool = option("errors.tolerance", values.switch("none", "all"), False)
+    tolerant: bool = option("errors.tolerance", parsers.switch("none", "all"), False)
 
     @property
     def edits(self) -> tuple[FieldEdit, ...]:
@@ -264,9 +258,9 @@ def required_uri(given: Mapping[str, str], missing: str, owner: str = "") -> str
     if "uri" in given and "uriFile" in given:
         raise OptionError(f"options 'uri' and 'uriFile'{owner} exclude each other: set one of them")
     if "uri" in given:
-        return parsed_option("uri", values.router_uri, given["uri"], owner)
+        return parsed_option("uri", parsers.router_uri, given["uri"], owner)
     if "uriFile" in given:
-        return parsed_option("uriFile", values.uri_in_file, given["uriFile"], owner)
+        return parsed_option("uriFile", parsers.uri_in_file, given["uriFile"], owner)
     raise OptionError(missing)
 
 
@@ -275,7 +269,7 @@ def _position(given: Mapping[str, str], *names: str) -> Position | None:
     positions: list[Position] = []
     for name in filter(given.__contains__, names):
         of_time = name.endswith("Time")
-        parse: Any = values.cluster_time_position if of_time else values.resume_token
+        parse: Any = parsers.cluster_time_position if of_time else parsers.resume_token
         positions.append(parsed_option(name, parse, given[name]))
     if len(positions) > 1:
         raise OptionError(f"only one of {', '.join(names[:-1])} and {names[-1]} can be given")
@@ -374,20 +368,20 @@ def _scope(uri: str, given: Mapping[str, str]) -> Scope:
     database: str | None = None
     collections: tuple[str, ...] = ()
     if "database" in given:
-        database = parsed_option("database", values.database_name, given["database"])
+        database = parsed_option("database", parsers.database_name, given["database"])
     if "collection" in given:
-        collections = parsed_option("collection", values.collection_names, given["collection"])
+        collections = parsed_option("collection", parsers.collection_names, given["collection"])
     path = urlsplit(uri).path.removeprefix("/")
     if database is None and path and path != _AUTHENTICATION:
         database, _, collection = unquote(path).partition(".")
         if collection and not collections:
-            collections = parsed_option("uri", values.collection_names, collection)
+            collections = parsed_option("uri", parsers.collection_names, collection)
     if collections and database is None:
         raise OptionError("option 'collection' requires option 'database'")
     literal = parsed_option(
-        _MATCH_MODE, values.switch("regex", "literal"), given.get(_MATCH_MODE, "regex")
+        _MATCH_MODE, parsers.switch("regex", "literal"), given.get(_MATCH_MODE, "regex")
     )
-    parse = values.names if literal else values.patterns
+    parse = parsers.names if literal else parsers.patterns
     lists: dict[str, Any] = {
         field: tuple(sorted(parsed_option(name, parse, given[name])))  # in one order: to compare
         for field, name in _LISTS.items()

@@ -13,7 +13,7 @@ from hashlib import blake2b
 from typing import Any, Literal
 
 from spark_sink.options.java_patterns import compiled, matches_any
-from spark_sink.options.values import json_value
+from spark_sink.options.parsers import json_value
 from spark_sink.snapshot.plan import ANY_DATE, bound_text, value_of
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"

@@ -23,9 +23,9 @@ from shard_client.bson.values import DOCUMENT, NULL
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END, namespace_of
 from spark_sink.events.slices import CODEC, Slice, document_of, fields_of, value_at
-from spark_sink.options import values
+from spark_sink.options import parsers
+from spark_sink.options.declared import canonical, option, option_names, parsed
 from spark_sink.options.stream_options import required_uri
-from spark_sink.options.values import canonical, option, option_names, parsed
 
 _OWNER = " of the sink"
 
@@ -54,12 +54,12 @@ class WriteOptions:
     """
 
     uri: str = field(repr=False)
-    database: str | None = option("database", values.database_name, None)
-    collection: str | None = option("collection", values.some_text, None)
-    keys: tuple[str, ...] = option("keys", values.names, ("_id",))
+    database: str | None = option("database", parsers.database_name, None)
+    collection: str | None = option("collection", parsers.some_text, None)
+    keys: tuple[str, ...] = option("keys", parsers.names, ("_id",))
     token_field: str = option("tokenField", _field, "_token")
-    ignores_missing: bool = option("missing", values.switch("fail", "ignore"), False)
-    ignores_others: bool = option("otherEvents", values.switch("fail", "ignore"), False)
+    ignores_missing: bool = option("missing", parsers.switch("fail", "ignore"), False)
+    ignores_others: bool = option("otherEvents", parsers.switch("fail", "ignore"), False)
 
 
 def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
