@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 from pymongo.errors import OperationFailure, PyMongoError
 
@@ -41,26 +39,6 @@ BadValue, FailedToParse, TypeMismatch, InvalidPipelineOperator, an unknown stage
 
 # Read by pyspark when it reports an exception of a worker (pyspark.util.handle_worker_exception).
 _HIDE_TRACEBACK = "SPARK_HIDE_TRACEBACK"
-
-
-JOB_NAME: ContextVar[str] = ContextVar("job_name", default="")
-"""The name with which the lines of a job begin that runs beside others; empty for a single job."""
-
-
-def say(text: str, end: str = "\n") -> None:
-    """Print a line for the user on stderr; stdout is for the result of a command."""
-    name = JOB_NAME.get()
-    print(f"{name}: {text}" if name else text, end=end, file=sys.stderr, flush=True)  # noqa: T201
-
-
-@contextmanager
-def lines_of_job(name: str) -> Iterator[None]:
-    """Let the lines that the block prints begin with the name of a job, if it is not empty."""
-    before = JOB_NAME.set(name)
-    try:
-        yield
-    finally:
-        JOB_NAME.reset(before)
 
 
 def within_limit(text: str) -> str:

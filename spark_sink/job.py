@@ -15,7 +15,8 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import SourceError, lines_of_job, say
+from spark_sink.console import lines_of_job, say
+from spark_sink.errors import SourceError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.maintenance import compaction_beside

@@ -114,7 +114,8 @@ class Checkpoint:
         """
         folder = self._folder
         for log in ("", "offsets", "commits"):
-            folder.remove(*(e.path for e in folder.listed(log) if e.base_name.endswith(".crc")))
+            checksums = (file for file in folder.listed(log) if file.base_name.endswith(".crc"))
+            folder.remove(*(file.path for file in checksums))
 
     def _numbered(self, log: str) -> dict[int, datetime]:
         """Return the numbers of a log's files, in order, and when they were written."""

@@ -15,8 +15,9 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from spark_sink.console import say
 from spark_sink.dataclass_json import NewerVersionError, from_json
-from spark_sink.errors import OptionError, StreamError, say
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import key_of
 from spark_sink.folders import Folder, absolute, is_local
 from spark_sink.jobs.checkpoint import Checkpoint

@@ -147,7 +147,7 @@ class JobHistory:
         scope, log = scope_at(self.record, end), self.logs.get(BRONZE)
         if scope is None or log is None:
             return scope
-        late = {e.get("requested") for e in snapshot_ends(log) if e["readUntil"] >= cut}
+        late = {end.get("requested") for end in snapshot_ends(log) if end["readUntil"] >= cut}
         before = (end.unread_by_request.items() for end in ends) if late else ()
         read_late = (each.items() for requests in before for name, each in requests if name in late)
         return replace(scope, unread={**dict(chain.from_iterable(read_late)), **scope.unread})

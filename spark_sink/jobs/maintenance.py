@@ -18,7 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from spark_sink.errors import say
+from spark_sink.console import say
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT

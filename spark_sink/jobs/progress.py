@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import JOB_NAME, StreamError, say
+from spark_sink.console import JOB_NAME, say
+from spark_sink.errors import StreamError
 from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.executors import REPORT_PROGRESS

@@ -11,7 +11,8 @@ from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql.streaming.query import StreamingQuery
 
-from spark_sink.errors import FULL_DISK, SourceError, StreamError, say, within_limit
+from spark_sink.console import say
+from spark_sink.errors import FULL_DISK, SourceError, StreamError, within_limit
 from spark_sink.jobs.stop_request import StopRequest
 
 STOP_TIMEOUT = 60

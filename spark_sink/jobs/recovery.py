@@ -12,7 +12,8 @@ from functools import partial
 from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
-from spark_sink.errors import OptionError, StreamError, say
+from spark_sink.console import say
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import (
     ALL_BATCHES,
@@ -49,7 +50,8 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     folder.checkpoint.remove_checksums()
     kept = _batches(folder)
     newest = [batch for batch in kept.values() if batch]
-    last, queries = max((batch.number for batch in newest), default=-1), {e.query for e in newest}
+    last = max((batch.number for batch in newest), default=-1)
+    queries = {batch.query for batch in newest}
     why, done = _reason_to_restore(folder, newest, last)
     if len(queries) > 1:
         raise OptionError(

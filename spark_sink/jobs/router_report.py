@@ -12,7 +12,7 @@ import pymongo
 from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure, PyMongoError
 
-from spark_sink.errors import say
+from spark_sink.console import say
 from spark_sink.jobs.progress import BatchProgress
 from spark_sink.jobs.query_run import cause_of
 from spark_sink.options.stream_options import parse_options

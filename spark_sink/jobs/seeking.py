@@ -13,7 +13,8 @@ from dataclasses import replace
 from typing import Any
 
 from spark_sink.batches.batch_planner import BatchPlanner
-from spark_sink.errors import HistoryLostError, OptionError, say
+from spark_sink.console import say
+from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
 from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.job_folder import JobFolder

@@ -7,7 +7,7 @@ import sys
 import threading
 from types import FrameType
 
-from spark_sink.errors import say
+from spark_sink.console import say
 
 
 class StopRequest:

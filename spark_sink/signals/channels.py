@@ -15,7 +15,8 @@ from bson import ObjectId, json_util
 from bson.timestamp import Timestamp
 from pyarrow import fs
 
-from spark_sink.errors import HistoryLostError, StreamError, say
+from spark_sink.console import say
+from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, key_of
 from spark_sink.events.slices import CODEC, UNREADABLE
 from spark_sink.folders import Folder, is_local

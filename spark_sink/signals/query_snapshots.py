@@ -159,7 +159,7 @@ class QuerySnapshots:
         names = {*request.reads.collections, *map(".".join, new)}
         keys = {name: set(known) for name, known in request.reads.documents.items()}
         for document in documents:
-            keys.setdefault(f"{document.database}.{document.collection}", set()).add(document.key)
+            keys.setdefault(".".join(document.namespace), set()).add(document.key)
         wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
         if sum(len(key) for keys in wanted.values() for key in keys) > _MAX_KEY_BYTES:
             names |= wanted.keys()

@@ -140,4 +140,4 @@ def filter_of(keys: Iterable[str]) -> dict[str, Any]:
     A key is an `_id`, or an array of it and of other fields, for no `_id` is an array.
     """
     values = (value_of(f'{{"v": {key}}}') for key in keys)
-    return {"_id": {"$in": [e[0] if isinstance(e, list) else e for e in values]}}
+    return {"_id": {"$in": [key[0] if isinstance(key, list) else key for key in values]}}

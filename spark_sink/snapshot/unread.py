@@ -69,6 +69,11 @@ class LostDocument:
     key: str
     token: str
 
+    @property
+    def namespace(self) -> Namespace:
+        """Its collection."""
+        return self.database, self.collection
+
 
 CollectionTokens = Mapping[Namespace | Gained, str]
 """A token for each collection, and for all that a scope gains.

@@ -8,7 +8,8 @@ from difflib import get_close_matches
 
 from pymongo.errors import PyMongoError
 
-from spark_sink.errors import say, within_limit
+from spark_sink.console import say
+from spark_sink.errors import within_limit
 from spark_sink.options.java_patterns import compiled
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.snapshot.planner import SYSTEM_DATABASES

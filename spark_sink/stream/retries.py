@@ -14,7 +14,8 @@ from typing import TypeVar
 
 from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
 
-from spark_sink.errors import StreamError, say
+from spark_sink.console import say
+from spark_sink.errors import StreamError
 from spark_sink.options.stream_options import RetryPolicy
 
 _MAX_DOUBLINGS = 30

@@ -229,7 +229,11 @@ class CurrentTable:
         ranges = KeyRanges.of(self.log.files(), self.form.column) if writes else KeyRanges()
         moved = list[KeyRange]()
         if ddl_events:
-            affected = {i for e in new_events for i in ranges.older(e.token, e.prefixes)}
+            affected = {
+                number
+                for event in new_events
+                for number in ranges.older(event.token, event.prefixes)
+            }
             moved = [ranges[index] for index in sorted(affected)]
             changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
             ranges = ranges.without(affected)
@@ -337,7 +341,7 @@ class CurrentTable:
         if upsert.scope is not None:
             lost = (document for report in reports for document in report.lost)
             contains = upsert.scope.contains
-            state = state.with_lost([e for e in lost if contains(e.database, e.collection)])
+            state = state.with_lost([each for each in lost if contains(*each.namespace)])
         checksum = sum((report.added for report in reports), state.checksum)
         replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged))
         parts = [part for report in reports for part in report.parts]

@@ -102,7 +102,8 @@ def unread_after(
             before = [name for name, token in left.items() if token < event.token]
             ended = [name for name in before if event.has_read(name)]
         elif event.kind == "dropDatabase":
-            ended = [e for e in left if not isinstance(e, Gained) and e[0] == event.database]
+            names = (name for name in left if not isinstance(name, Gained))
+            ended = [name for name in names if name[0] == event.database]
         else:
             ended = [here]
         for name in ended:

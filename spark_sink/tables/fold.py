@@ -45,7 +45,7 @@ BASE = ("database", "collection", "key", "token", "documentKey", "document")
 """The columns from which the next version of a row is made."""
 FOLDED = StructType(
     [
-        *(StructField(e.name, e.dataType) for e in TABLE.fields if e.name != "fullDocument"),
+        *(StructField(f.name, f.dataType) for f in TABLE.fields if f.name != "fullDocument"),
         *columns(f"problem string, {DELETED} boolean"),
     ]
 )
@@ -314,7 +314,7 @@ def _whole_at_last(prepared: pa.Table, *, follows: bool) -> tuple[pa.Table, pa.A
     """
     if not prepared.num_rows:
         return prepared, pa.array([], pa.binary())
-    places, tokens, kinds = (prepared[e].combine_chunks() for e in ("place", "token", "kind"))
+    places, tokens, kinds = (prepared[c].combine_chunks() for c in ("place", "token", "kind"))
     begins = pc.not_equal(places[1:], places[:-1])
     is_last = pa.concat_arrays([begins, pa.array([True])])
     # Not: an event with the token of the row before it, which was applied already.

@@ -207,7 +207,11 @@ def merges_of(
         for index in _indexes(group, index_of, uppers.__getitem__, places):
             merges[index].changes.append(group)
     written = {merge.base.lower for merge in merges if merge.base.paths and merge.changes}
-    return [e for e in merges if e.changes or (e.base.paths and e.base.lower in written)]
+    return [
+        merge
+        for merge in merges
+        if merge.changes or (merge.base.paths and merge.base.lower in written)
+    ]
 
 
 def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:

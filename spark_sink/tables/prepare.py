@@ -124,7 +124,10 @@ class Prepare:
         for layout in all_layouts_of(documents):
             size = len(layout.rows)
             fields = (layout.fields.get(name.encode()) for name in self.keys)
-            arrays = [joined_text(["null"], size) if e is None else texts.texts(e) for e in fields]
+            arrays = [
+                joined_text(["null"], size) if field is None else texts.texts(field)
+                for field in fields
+            ]
             if len(arrays) > 1:
                 arrays = [joined_text(["[", *_between(arrays), "]"], size)]
             parts.append((layout.rows, arrays[0]))
@@ -245,7 +248,8 @@ def kinds_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
 
 def order_of(rows: pa.Table) -> pa.Array | None:
     """Return the indexes that sort rows of PREPARED by place, token and kind; None if sorted."""
-    order = pc.sort_indices(rows, sort_keys=[(e, "ascending") for e in ("place", "token", "kind")])
+    keys = [(name, "ascending") for name in ("place", "token", "kind")]
+    order = pc.sort_indices(rows, sort_keys=keys)
     return None if np.array_equal(order.to_numpy(), np.arange(len(order))) else order
 
 

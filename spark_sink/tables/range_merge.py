@@ -99,7 +99,9 @@ class MergeTask:
                 for number in range(file.num_row_groups):
                     rows = file.read_row_group(number, columns=names, use_threads=False)
                     # Other writers give texts other types of Arrow's.
-                    keys = {e: rows[self.form.column(e)].cast(pa.string()) for e in KEY_COLUMNS}
+                    keys = {
+                        name: rows[self.form.column(name)].cast(pa.string()) for name in KEY_COLUMNS
+                    }
                     places = places_of(pa.table(keys))
                     chosen = pc.fill_null(_between(places, lower, upper), fill_value=not lower)
                     rows = formed.from_file(filtered(rows, chosen), again=self.again)

@@ -46,7 +46,9 @@ def scans_of(
         size += action["size_bytes"]
         portions[-1].append((action["path"], partition_in(action)))
     schema = arrow_schema(log.schema)
-    terms = [pq.filters_to_expression([e]) if isinstance(e, tuple) else e for e in chosen]
+    terms = [
+        pq.filters_to_expression([term]) if isinstance(term, tuple) else term for term in chosen
+    ]
     rows = reduce(and_, terms) if terms else None
     return [TableScan(log.address, schema, columns, portion, rows) for portion in portions]
 

@@ -55,24 +55,19 @@ class TableState:
 
     def with_lost(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""
-        namespaces = {document: (document.database, document.collection) for document in lost}
-        kept = [
-            document for document, name in namespaces.items() if not token_in(self.unread, *name)
-        ]
+        each_once = dict.fromkeys(lost)
+        kept = [one for one in each_once if not token_in(self.unread, *one.namespace)]
         if sum(len(document.key) for document in kept) <= _LOST_BYTES:
             return replace(self, lost=tuple(kept))
-        since: CollectionTokens = {
-            namespaces[e]: e.token for e in sorted(kept, key=lambda each: each.token)
-        }
+        kept.sort(key=lambda document: document.token)
+        since: CollectionTokens = {document.namespace: document.token for document in kept}
         return replace(self, unread={**self.unread, **since}, lost=())
 
     @property
     def unread_or_lost(self) -> CollectionTokens:
         """The collections that lack documents in the table, and the tokens after which they do."""
-        tokens: CollectionTokens = {
-            (document.database, document.collection): document.token for document in self.lost
-        }
-        return {**tokens, **self.unread}
+        lost: CollectionTokens = {document.namespace: document.token for document in self.lost}
+        return {**lost, **self.unread}
 
     @property
     def document(self) -> dict[str, Any]:
@@ -84,7 +79,8 @@ class TableState:
 
     def after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:
         """Return the state after what tasks have read, with these DDL events."""
-        ends = [e for e in map(bson.decode, read.ddl) if e["operationType"] == SNAPSHOT_END]
+        events = map(bson.decode, read.ddl)
+        ends = [event for event in events if event["operationType"] == SNAPSHOT_END]
         # The events after a snapshot of the mode begin at its time, though it may be read later.
         begun = [end["clusterTime"] for end in ends if not end.get("requested")]
         before = [high_water_mark(next_tick(time)) for time in begun] or [self.through]
@@ -105,7 +101,8 @@ class TableState:
             if collections is None:
                 state = replace(state, complete_from=max(state.complete_from, token))
             gains = (gain for gain in self.unread if isinstance(gain, Gained))
-            parts = [e for e in gains if e.id == event.get("requested")] or collections or ()
+            own = [gain for gain in gains if gain.id == event.get("requested")]
+            parts = own or collections or ()
             state = replace(state, complete_in={**state.complete_in, **dict.fromkeys(parts, token)})
         return state
 
@@ -114,4 +111,8 @@ class TableState:
 
         A rename that is applied again would remove the rows that it has renamed.
         """
-        return tuple(e for e in ddl_events if e.kind == SNAPSHOT_END or e.token > self.through)
+        return tuple(
+            event
+            for event in ddl_events
+            if event.kind == SNAPSHOT_END or event.token > self.through
+        )

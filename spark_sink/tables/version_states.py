@@ -156,7 +156,7 @@ def newest_state(address: str) -> dict[str, Any]:
         newest = next((name for name in names if re.fullmatch(r"\d{20}\.json", name)), "-1")
         for _, state in states_in(folder, int(newest[:20])):  # the hint was missing, or wrong
             return state
-        for name in (e for e in names if ".checkpoint." in e and e.endswith(".parquet")):
+        for name in (n for n in names if ".checkpoint." in n and n.endswith(".parquet")):
             for transaction in _transactions_in(folder, name):
                 if transaction["appId"] == APPLICATION:
                     return StateFiles(address).read(int(transaction["version"]))

@@ -23,8 +23,8 @@ from pyspark import StorageLevel
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F  # noqa: N812
 
+from spark_sink.console import say
 from spark_sink.dataclass_json import from_json, to_json
-from spark_sink.errors import say
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.folders import Folder
 from spark_sink.options.snapshot_options import TASKS

@@ -157,7 +157,7 @@ class RangeTasks:
                 present = {place for batch in batches for place in batch[_PLACE].to_pylist()}
                 missing = [row for place, row in keys.items() if place not in present]
                 yield _suspects(
-                    (*place_of_row(e).split("\0"), self._id_of(e), False) for e in missing
+                    (*place_of_row(row).split("\0"), self._id_of(row), False) for row in missing
                 )
                 rows, size = rows + batch.num_rows, size + batch["event"].nbytes
         yield _report(rows, size)
@@ -231,7 +231,9 @@ class RangeTasks:
         """Return the SUSPECTS among rows, and the bytes of their documents."""
         accepts, documents, size = self.options.scope.accepts, dict[str, bytes](), 0
         rows = [
-            {**e, "id": self._id_of(e)} for e in rows if accepts(e["database"], e["collection"])
+            {**row, "id": self._id_of(row)}
+            for row in rows
+            if accepts(row["database"], row["collection"])
         ]
         for batch in read_chunks(client, self._tasks(rows), self.options):
             for change in self._prepared(batch):

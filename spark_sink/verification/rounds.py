@@ -18,7 +18,8 @@ from bson.timestamp import Timestamp
 from pyspark.sql import SparkSession
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.errors import OptionError, say
+from spark_sink.console import say
+from spark_sink.errors import OptionError
 from spark_sink.events.positions import after
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings

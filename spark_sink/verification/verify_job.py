@@ -208,7 +208,10 @@ class _Verification:
             comparison = Comparison(self.spark, log.address, given, rate, self.shown)
             compared = comparison.compare(self.folder, COMMAND)
             outcome.count += compared.count
-            outcome.first += [{n: t for n, t in e.items() if n != "token"} for e in compared.first]
+            outcome.first += [
+                {name: text for name, text in row.items() if name != "token"}
+                for row in compared.first
+            ]
             log = DeltaLog(log.address)  # hours later, the files of its version may be deleted
             form = replace(
                 TableForm.of(log.schema), infers=record.schema == "infer", flattens=record.flatten
