@@ -151,21 +151,21 @@ class DocumentWriter:
                 left.append(change)
             else:
                 requests.append((change, UpdateOne(self._guarded(change), assignment)))
-        unmatched = self._unmatched(collection, requests)
-        left += (change for change in unmatched if not self._may_miss(change))
-        requests = self._rewritten(collection, left)
+        missed = self._write_updates(collection, requests)
+        left += (change for change in missed if not self._may_miss(change))
+        requests = self._rewrites(collection, left)
         for _ in range(_ATTEMPTS):
-            requests = self._rewritten(collection, self._unmatched(collection, requests))
+            requests = self._rewrites(collection, self._write_updates(collection, requests))
         if requests:
             raise StreamError(
                 f"others change a document of {collection.full_name} at the same time: write to "
                 f"it by this query alone, and restart it (key {dict(requests[0][0].key)})"
             )
 
-    def _unmatched(
+    def _write_updates(
         self, collection: Collection[Any], updates: list[tuple[Change, _Request]]
     ) -> list[Change]:
-        """Write updates; return them if some have no effect, because documents have changed."""
+        """Write updates; return all of them if one has no effect: its document has changed."""
         if not updates:
             return []
         done = collection.bulk_write([request for _, request in updates], ordered=False)
@@ -183,7 +183,7 @@ class DocumentWriter:
     def _may_miss(self, change: Change) -> bool:
         return self.options.ignores_missing or change.may_miss
 
-    def _rewritten(
+    def _rewrites(
         self, collection: Collection[Any], changes: list[Change]
     ) -> list[tuple[Change, _Request]]:
         """Return requests that replace documents by the results of updates.
