@@ -57,9 +57,10 @@ def run_jobs(
     failures: list[Exception | None] = []
     try:
         with router_beside(settings), ExitStack() as held:
-            starts = [_Start(settings, stop, n, *job) for n, job in enumerate(settings.jobs())]
-            for start in starts:
-                start.prepare(held, once=once)
+            starts = [
+                _Start.prepared(settings, stop, number, held, once=once)
+                for number in range(len(settings.parts))
+            ]
             held.enter_context(quiet_stop(stop))
             spark = spark or held.enter_context(job_session("run", settings.conf))
             stop.begin()
@@ -98,44 +99,53 @@ def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mappi
     return record, given
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Start:
-    """A start of one of the jobs of some settings: `prepare` comes first, then `run`.
+    """A start of one of the jobs of some settings, which `prepared` has checked.
 
     Args:
         number: that of the job in the settings, from 0.
-        folder, record: the job.
+        name: the job's collection, if it has jobs beside it, otherwise empty.
+        options: of the source.
+        trigger: the time from the start of one batch to the next; None for a single batch.
+        epoch: of this start.
     """
 
     settings: JobSettings
     stop: StopRequest
     number: int
+    name: str
     folder: JobFolder
     record: JobRecord
+    options: Mapping[str, str]
+    trigger: str | None
+    epoch: int
+    router: RouterReport
 
-    @property
-    def name(self) -> str:
-        """The job's collection, if it has jobs beside it, otherwise empty."""
-        return self.record.namespaces[0] if len(self.settings.parts) > 1 else ""
-
-    def prepare(self, held: ExitStack, *, once: bool) -> None:
+    @classmethod
+    def prepared(
+        cls, settings: JobSettings, stop: StopRequest, number: int, held: ExitStack, *, once: bool
+    ) -> Self:
         """Check the job, and restore what a crash has left, before Spark starts.
 
         The folder is locked until `held` is closed. With `once` a snapshot alone is read. Raises
         SourceError.
         """
-        with lines_of_job(self.name):
+        folder, wanted = settings.jobs()[number]
+        name = wanted.namespaces[0] if len(settings.parts) > 1 else ""
+        with lines_of_job(name):
             if once:
-                self.record.options["snapshotMode"] = "initial_only"
-            self._trigger = None if once else self.settings.trigger
-            self.record, self._given = _checked(self.settings, self.record)
-            held.enter_context(self.folder.locked())
-            self.folder.mend(self.record)
-            self._router = held.enter_context(RouterReport(self.folder.address, self._given))
-            self._epoch = take_over(self.folder)
-            restore_checkpoint(self.folder)
-            self.folder.begin(self.record, once=once)
-            replace_lost_batch(self.folder, self.settings.uri)
+                wanted.options["snapshotMode"] = "initial_only"
+            record, options = _checked(settings, wanted)
+            held.enter_context(folder.locked())
+            folder.mend(record)
+            router = held.enter_context(RouterReport(folder.address, options))
+            epoch = take_over(folder)
+            restore_checkpoint(folder)
+            folder.begin(record, once=once)
+            replace_lost_batch(folder, settings.uri)
+        trigger = None if once else settings.trigger
+        return cls(settings, stop, number, name, folder, record, options, trigger, epoch, router)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
@@ -143,19 +153,19 @@ class _Start:
             with lines_of_job(self.name), quiet_stop(self.stop, _WITH_JVM):
                 self._run_query(spark)
         except Exception as error:  # noqa: BLE001 - it is raised once all jobs have ended
-            self._router.failed(cause_of(error))
+            self.router.failed(cause_of(error))
             return error
         return None
 
     def _run_query(self, spark: SparkSession) -> None:
-        settings, folder, router = self.settings, self.folder, self._router
+        settings, folder, router = self.settings, self.folder, self.router
         metrics = JobMetrics()
         verifier = findings = None
         if settings.verify_every is not None:
-            verifier = Verifier(spark, folder, self._given, settings, metrics.add_round)
+            verifier = Verifier(spark, folder, self.options, settings, metrics.add_round)
             findings = verifier.findings
         job = TablesJob(
-            folder, self.record, settings.uri, findings, self._epoch, settings.keep_files
+            folder, self.record, settings.uri, findings, self.epoch, settings.keep_files
         )
         port = settings.metrics_port
         report = ProgressReport((metrics, router), written=job.written)
@@ -165,7 +175,7 @@ class _Start:
             router.turn()
 
         with nullcontext() if port is None else metrics.serve(port + self.number):
-            query = job.start(spark, self._trigger)
+            query = job.start(spark, self.trigger)
             report.begin(folder.checkpoint.last_committed())
             with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
                 run_until_stopped(query, self.stop, report_all)

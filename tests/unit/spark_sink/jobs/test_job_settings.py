@@ -256,13 +256,13 @@ def test_a_job_s_failure_is_raised_although_its_session_cannot_end(
         yield Mock()
         raise at_end
 
-    start = Mock(return_value=Mock(run=lambda _: OptionError("the table is lost")))
-    monkeypatch.setattr(running, "_Start", start)
+    start = Mock(run=lambda _: OptionError("the table is lost"))
+    monkeypatch.setattr(running._Start, "prepared", lambda *_, **__: start)
     monkeypatch.setattr(running, "job_session", session)
     settings, stop = Job(str(tmp_path / "job")).settings, StopRequest(handles_signals=False)
     with pytest.raises(OptionError if isinstance(at_end, OSError) else KeyboardInterrupt):
         running.run_jobs(settings, stop)
-    start.return_value.run = lambda _: None
+    start.run = lambda _: None
     with pytest.raises(type(at_end)):
         running.run_jobs(settings, stop)
 
