@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 
 import anyio
@@ -30,7 +30,10 @@ _MS = 0.001
 _LONGEST_LINE = 1024 * 1024
 MOST_CLIENTS = 1000
 _EVENTS_A_BATCH = 1000
-_EVENTS_A_TURN = 50
+_TURN_BYTES = 16 * 1024
+"""Bytes of events that are encoded without a pause: up to 2 ms for small values."""
+_LARGE_EVENT = 64 * 1024
+"""Bytes of an event from which a thread encodes it."""
 _AWAIT = 1.0
 _CLOSE_TIMEOUT = 2.0
 
@@ -174,18 +177,36 @@ class FeedPort(AcceptingPort):
 
 
 async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
-    """Write a batch a few events at a time, so that encoding does not block the event loop."""
+    """Write a batch in turns of the event loop, so that encoding does not block the loop."""
     if not batch.events:
         _check_peer(writer)
-    for start in range(0, len(batch.events), _EVENTS_A_TURN):
-        lines = [
-            json_util.dumps(decode(event, LENIENT), json_options=watch.form)
-            for event in batch.events[start : start + _EVENTS_A_TURN]
-        ]
-        lines.append("")
-        writer.write("\n".join(lines).encode())
+    for events in _turns(batch.events):
+        if len(events[0]) < _LARGE_EVENT:
+            lines = _encode(events, watch)
+        else:
+            lines = await asyncio.to_thread(_encode, events, watch)
+        writer.write(lines)
         await writer.drain()
         await asyncio.sleep(0)
+
+
+def _turns(events: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    """Cut events into turns of at most ``_TURN_BYTES`` bytes, or of a single event."""
+    first = size = 0
+    for index, event in enumerate(events):
+        size += len(event)
+        if size > _TURN_BYTES and index > first:
+            yield events[first:index]
+            first, size = index, len(event)
+    if events:
+        yield events[first:]
+
+
+def _encode(events: Sequence[bytes], watch: Watch) -> bytes:
+    """Return the lines of events."""
+    documents = (decode(event, LENIENT) for event in events)
+    lines = (json_util.dumps(document, json_options=watch.form) for document in documents)
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
