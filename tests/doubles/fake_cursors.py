@@ -54,6 +54,8 @@ class FakeCursor:
         self.ended = True
         self._more.set()
 
+    close = end
+
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         if not self.events and not self.failure and not self.ended:
             self.waiting.set()
