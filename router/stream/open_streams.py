@@ -17,13 +17,14 @@ from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.status.loads import MemberLoads
 from router.stream.admission import Admission, Quota
+from router.stream.candidates import Candidates, Source
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
 from router.stream.opening import ClusterTimeFetcher, locate
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
-from router.stream.sharing import Candidates, SharingPolicy, Source
+from router.stream.sharing import SharingPolicy
 from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import first_key
