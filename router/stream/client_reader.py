@@ -54,7 +54,9 @@ class ClientReader:
         """The sort key at which the last wider stream ended: before it no wider one is entered."""
         self._waiter: Waiter | None = None
         self._moving: asyncio.Task[None] | None = None
+        """The last move, which may have ended."""
         self._move_error: CommandError | None = None
+        """The error with which a move has failed: it reads no stream any more."""
         self._closed = False
 
     # Opening.
@@ -150,9 +152,7 @@ class ClientReader:
         try:
             return self.log_reader.first_batch()
         except CommandError as error:
-            if not self._continues(error):
-                raise
-            return self._move()
+            return self._move_after(error)
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
@@ -184,9 +184,7 @@ class ClientReader:
         try:
             batch = self.stream.take(self.log_reader, max_events, self.reply_bytes)
         except CommandError as error:
-            if not self._continues(error):
-                raise
-            return self._move()
+            return self._move_after(error)
         if batch.closed and self.stream.merged.ended:
             self.stream.stop_reading()
         return batch
@@ -201,7 +199,7 @@ class ClientReader:
 
     async def _wait(self, timeout: float) -> None:
         """Wait until events may be ready or it is interrupted, ``timeout`` seconds at most."""
-        if self._switch_stream():
+        if self._change_over():
             return
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -242,7 +240,14 @@ class ClientReader:
             finally:
                 stream.leave()
 
-    # From one stream to another.
+    # From one stream to another. It joins an open stream that has the next events, at once; or it
+    # moves: it leaves its stream, and a task enters another one, which is opened if there is none.
+    #
+    #   its stream                               it goes to
+    #   is not the preferred source's            the preferred source: joins, or moves if it may
+    #   is not its source's main stream          the main stream: joins
+    #   has dropped the next events              the preferred source, or its own: moves
+    #   has failed, or has ended as a wider one  its own, while the failure is recent: moves
 
     def _preferred(self) -> Source:
         """Return the source that the client should read, if it could be found anywhere."""
@@ -273,8 +278,8 @@ class ClientReader:
             return False
         return len(after) == TIME_DIGITS or is_high_water_mark(after)
 
-    def _switch_stream(self) -> bool:
-        """Join another stream, or begin a move; return whether it has joined one."""
+    def _change_over(self) -> bool:
+        """Join another stream, or begin a move, if it should; return whether it has joined one."""
         if self.log_reader.lost:
             self._move()
         if self.stream is None:
@@ -284,34 +289,34 @@ class ClientReader:
             demand.record(self._source.key, self.stream.fan_out.traffic, self._loop.time())
         source = self._preferred()
         main = self._streams.stream_to_join(source.key)
-        if main is not None and main is not self.stream and self._join(source, main):
+        if main is not None and main is not self.stream and self._may_join(source, main):
+            self._join(source, main)
             return True
-        if source.key != self._source.key and self._should_open(source):
+        if source.key != self._source.key and self._should_move_to(source):
             self._move()
         return False
 
-    def _join(self, source: Source, main: RunningStream) -> bool:
-        """Join ``main``, a stream of ``source``, if it has the next events."""
+    def _may_join(self, source: Source, main: RunningStream) -> bool:
+        """Return whether ``main``, a stream of ``source``, has the next events."""
         log_reader = self.log_reader
-        left, low_watermark = log_reader.part, log_reader.view.low_watermark
-        if self.stream is None or not (low_watermark and main.has_opened):
+        low_watermark, needs = log_reader.view.low_watermark, log_reader.needs
+        if not (low_watermark and main.has_opened):
             return False
         if main.is_late(cluster_time_of(low_watermark)) or not log_reader.has_caught_up():
             return False
-        needs = log_reader.needs
         if not main.readers and main.merged.reached < needs:
             return False  # it would be read for this client alone, which has its own remotes
-        if not (
-            self._may_narrow(source, needs) and main.merged.covers(needs, log_reader.needs_spans)
-        ):
-            return False
-        log_reader.continue_on(source.open(main.fan_out, needs))
+        return self._may_narrow(source, needs) and main.merged.covers(needs, log_reader.needs_spans)
+
+    def _join(self, source: Source, main: RunningStream) -> None:
+        """Go on reading on ``main``, a stream of ``source`` that has the next events."""
+        left = self.log_reader.part
+        self.log_reader.continue_on(source.open(main.fan_out, self.log_reader.needs))
         self._record_source(source)
         main.enter()
         self._leave(left, main)
-        return True
 
-    def _should_open(self, source: Source) -> bool:
+    def _should_move_to(self, source: Source) -> bool:
         """Return whether to move to ``source``, whose main stream cannot be joined now."""
         streams, is_own = self._streams, source is self._candidates.own
         if streams.serves(source.key):
@@ -321,28 +326,6 @@ class ClientReader:
         needs = self.log_reader.needs
         return self._may_begin(source, cluster_time_of(needs)) and self._may_narrow(source, needs)
 
-    def _continues(self, error: CommandError) -> bool:
-        """Return whether it continues on another stream after its own has failed with ``error``.
-
-        An unfiltered or a wider stream fails by an event that is too large, or lacks an image that
-        is required; the client's own stream, which it reads for a while then, may not have that
-        event. It also continues when the wider stream has ended, or other readers have overtaken
-        its filter.
-        """
-        part, own = self.log_reader.part, self._candidates.own
-        if part is None:
-            return False
-        if part.wider_stream_ended:
-            self._beyond = part.low_watermark
-        elif error.code != ErrorCode.CappedPositionLost:
-            lost_history = error.code == ErrorCode.ChangeStreamHistoryLost
-            if lost_history or RESUMABLE_LABEL in error.labels:
-                return False
-            if self._source is not own:
-                self._streams.record_failure(self._candidates, self._source, error, self._since)
-                self._record_source(own)
-        return True
-
     def _record_source(self, source: Source) -> None:
         """Record which source the client reads from now on."""
         streams, own = self._streams, self._candidates.own
@@ -351,21 +334,43 @@ class ClientReader:
         streams.moves_to_own += is_own and not was_own
         self._source, self._since = source, self._loop.time()
 
+    def _move_after(self, error: CommandError) -> Batch:
+        """Move after its stream has failed with ``error``; raise that if it is the client's.
+
+        An unfiltered or a wider stream fails by an event that is too large, or lacks an image that
+        is required; the client's own stream, which it reads for a while then, may not have that
+        event. It also moves when the wider stream has ended, or other readers have overtaken its
+        filter.
+        """
+        part, own = self.log_reader.part, self._candidates.own
+        if part is None:
+            raise error
+        if part.wider_stream_ended:
+            self._beyond = part.low_watermark
+        elif error.code != ErrorCode.CappedPositionLost:
+            lost_history = error.code == ErrorCode.ChangeStreamHistoryLost
+            if lost_history or RESUMABLE_LABEL in error.labels:
+                raise error
+            if self._source is not own:
+                self._streams.record_failure(self._candidates, self._source, error, self._since)
+                self._record_source(own)
+        return self._move()
+
     def _move(self) -> Batch:
-        """Start a move to a stream that has the next events, unless one is in progress.
+        """Begin a move to a stream that has the next events, unless one is in progress.
 
         Return the batch for a client that asks meanwhile: it is empty, and has no new watermark.
         """
         if self.stream is not None:
             self._leave(self.log_reader.part)
-            move = self._moving = self._streams.spawn(self._finish_move, "move to another stream")
-            self._streams.moving.add(move)
-            move.add_done_callback(self._streams.moving.discard)
+            moving = self._streams.moving
+            self._moving = moving.start(self._run_move(), "move to another stream")
         return Batch([], 0, self.log_reader.high_water_mark, closed=False)
 
-    async def _finish_move(self) -> None:
+    async def _run_move(self) -> None:
+        """Move, and wake the client, which gets the error if there is one."""
         try:
-            await self._migrate()
+            await self._enter_next()
         except CommandError as error:
             if error.code == ErrorCode.TemporarilyUnavailable:
                 # The cursor ends; the driver resumes by an aggregate, which it may retry.
@@ -377,8 +382,8 @@ class ClientReader:
         finally:
             self._wake()
 
-    async def _migrate(self) -> None:
-        """Enter a stream that covers the next events; raises CommandError.
+    async def _enter_next(self) -> None:
+        """Enter a stream that has the next events; raises CommandError.
 
         A client that leaves a wider stream reads its own stream next.
         """

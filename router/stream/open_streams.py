@@ -1,18 +1,17 @@
 """The open streams of a process: identical requests share one (docs/design.md#many-clients)."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Set
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.catalog.shared_answer import result_of
 from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.status.loads import MemberLoads
@@ -26,14 +25,14 @@ from router.stream.remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
 from router.stream.sharing import SharingPolicy
 from router.stream_settings import StreamSettings
+from router.tasks.owned_tasks import AwaitedTasks
+from router.tasks.shared_answer import result_of
 from shard_client import spans
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.replica_set.replica_set import ReadPreference
 
 log = structlog.get_logger()
-
-_T = TypeVar("_T")
 
 _LEAST_REPLY: Final = 64 * 1024
 
@@ -54,7 +53,7 @@ class OpenStreams:
         self.admission = Admission(settings, memory)
         self.cluster = cluster
         self.policy = SharingPolicy(settings, lambda: cluster.undefined_is_null)
-        self.moving: set[asyncio.Task[None]] = set()
+        self.moving = AwaitedTasks()
         """The tasks of readers that are moving to another stream."""
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
@@ -67,7 +66,7 @@ class OpenStreams:
         """The streams by their identity; readers that have caught up join the first one."""
         self._locating: dict[bytes, asyncio.Task[MergedStream]] = {}
         """The streams whose shards or start are not known yet, by their identity."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = AwaitedTasks()
         self._closed = False
 
     async def find_or_open(
@@ -196,8 +195,8 @@ class OpenStreams:
         self, key: bytes, request: StreamRequest, settings: StreamSettings, needed: Set[ShardSpan]
     ) -> MergedStream:
         """Return the merged stream of a request, in a task that ``close`` can cancel."""
-        work = partial(locate, request, self.cluster, settings, self.cluster_time, needed)
-        task = self._locating[key] = self.spawn(work, "locate a stream")
+        work = locate(request, self.cluster, settings, self.cluster_time, needed)
+        task = self._locating[key] = self._tasks.start(work, "locate a stream")
         try:
             return await result_of(task, CLOSED)
         finally:
@@ -224,7 +223,7 @@ class OpenStreams:
         streams.remove(stream)
         if not streams:
             del self._by_key[key]
-        self.spawn(stream.close, "close remotes")
+        self._tasks.start(stream.close(), "close remotes")
 
     def stream_to_join(self, key: bytes) -> RunningStream | None:
         """Return the stream of this identity that readers join once they have caught up."""
@@ -261,13 +260,6 @@ class OpenStreams:
         share = self._settings.replies_bytes // max(1, self.policy.clients)
         return min(self._settings.reply_bytes, max(_LEAST_REPLY, share))
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, _T]], name: str) -> asyncio.Task[_T]:
-        """Run ``work`` in a task for which ``close`` waits."""
-        task = self._loop.create_task(work(), name=name)
-        task.add_done_callback(self._tasks.discard)
-        self._tasks.add(task)
-        return task
-
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
         self._closed = True
@@ -277,6 +269,6 @@ class OpenStreams:
             for stream in list(streams):
                 self._gone(key, stream)
         await self.cluster_time.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.moving.wait()
+        await self._tasks.wait()
         await self.resources.noop_writer.close()  # streams write no-ops until they are closed

@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from bson import Timestamp
 
-from router.catalog.shared_answer import SharedAnswer
+from router.tasks.shared_answer import SharedAnswer
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import ScriptedMember
