@@ -54,9 +54,7 @@ class ClientReader:
         """The sort key at which the last wider stream ended: before it no wider one is entered."""
         self._waiter: Waiter | None = None
         self._moving: asyncio.Task[None] | None = None
-        """The last move, which may have ended."""
-        self._move_error: CommandError | None = None
-        """The error with which a move has failed: it reads no stream any more."""
+        """The last move. While it runs, or if it has failed, the client reads no stream."""
         self._closed = False
 
     # Opening.
@@ -144,7 +142,7 @@ class ClientReader:
     def is_ready(self) -> bool:
         """Whether ``take`` has a result at once; releases events if necessary."""
         if self.stream is None:
-            return self._move_error is not None
+            return self._failure_of_move is not None
         return self.log_reader.is_ready()
 
     def first_batch(self) -> Batch:
@@ -176,8 +174,6 @@ class ClientReader:
 
         Raises CommandError if the stream has failed.
         """
-        if self._move_error is not None:
-            raise self._move_error.with_change_stream_label()
         if self.stream is None or self.log_reader.lost:
             # Start the move here too, for clients that never wait.
             return self._move()
@@ -360,27 +356,33 @@ class ClientReader:
         """Begin a move to a stream that has the next events, unless one is in progress.
 
         Return the batch for a client that asks meanwhile: it is empty, and has no new watermark.
+        Raises CommandError if the last move has failed.
         """
         if self.stream is not None:
             self._leave(self.log_reader.part)
-            moving = self._streams.moving
-            self._moving = moving.start(self._run_move(), "move to another stream")
+            self._moving = self._streams.moving.start(self._enter_next(), "move to another stream")
+            self._moving.add_done_callback(self._moved)
+        elif (failure := self._failure_of_move) is not None:
+            if not isinstance(failure, CommandError):
+                log.error("move to another stream failed", exc_info=failure)
+                failure = CommandError.unexpected(failure)
+            elif failure.code == ErrorCode.TemporarilyUnavailable:
+                # The cursor ends; the driver resumes by an aggregate, which it may retry.
+                failure = CommandError(failure.code, failure.message, labels=(RESUMABLE_LABEL,))
+            raise failure.with_change_stream_label()
         return Batch([], 0, self.log_reader.high_water_mark, closed=False)
 
-    async def _run_move(self) -> None:
-        """Move, and wake the client, which gets the error if there is one."""
-        try:
-            await self._enter_next()
-        except CommandError as error:
-            if error.code == ErrorCode.TemporarilyUnavailable:
-                # The cursor ends; the driver resumes by an aggregate, which it may retry.
-                error = CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,))
-            self._move_error = error
-        except Exception as error:
-            log.exception("move to another stream failed")
-            self._move_error = CommandError.unexpected(error)
-        finally:
-            self._wake()
+    @property
+    def _failure_of_move(self) -> BaseException | None:
+        """The exception with which the last move has ended, so that no stream is read."""
+        move = self._moving
+        return None if move is None or not move.done() or move.cancelled() else move.exception()
+
+    def _moved(self, move: asyncio.Task[None]) -> None:
+        """Wake the client, which gets the error of a move that has failed."""
+        self._wake()
+        if not move.cancelled():
+            move.exception()  # the client may not ask for it any more
 
     async def _enter_next(self) -> None:
         """Enter a stream that has the next events; raises CommandError.
