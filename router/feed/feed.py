@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import anyio
@@ -18,6 +18,7 @@ from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
 from router.limits.client_limits import ConnectionCounts
 from router.ports import AcceptingPort, uncounted
+from router.stream.event_log import cut
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
 from shard_client.errors import CommandError, ErrorCode
@@ -180,8 +181,11 @@ async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter
     """Write a batch in turns of the event loop, so that encoding does not block the loop."""
     if not batch.events:
         _check_peer(writer)
-    for events in _turns(batch.events):
-        if len(events[0]) < _LARGE_EVENT:
+    left = batch.events
+    while left:
+        events, size = cut(left, None, _TURN_BYTES, first=True)
+        left = left[len(events) :]
+        if size < _LARGE_EVENT:
             lines = _encode(events, watch)
         else:
             lines = await asyncio.to_thread(_encode, events, watch)
@@ -190,23 +194,11 @@ async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter
         await asyncio.sleep(0)
 
 
-def _turns(events: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    """Cut events into turns of at most ``_TURN_BYTES`` bytes, or of a single event."""
-    first = size = 0
-    for index, event in enumerate(events):
-        size += len(event)
-        if size > _TURN_BYTES and index > first:
-            yield events[first:index]
-            first, size = index, len(event)
-    if events:
-        yield events[first:]
-
-
 def _encode(events: Sequence[bytes], watch: Watch) -> bytes:
     """Return the lines of events."""
-    documents = (decode(event, LENIENT) for event in events)
-    lines = (json_util.dumps(document, json_options=watch.form) for document in documents)
-    return "".join(f"{line}\n" for line in lines).encode()
+    form = watch.form
+    lines = [json_util.dumps(decode(event, LENIENT), json_options=form) for event in events]
+    return "\n".join([*lines, ""]).encode()
 
 
 async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
