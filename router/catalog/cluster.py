@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import structlog
 from bson.timestamp import Timestamp
 
-from router.status.loads import CONFIG
+from router.request.stream_request import CONFIG
 from router.stream_settings import StreamSettings
 from router.tasks.owned_tasks import AwaitedTasks
 from router.tasks.shared_answer import SharedAnswer

@@ -155,7 +155,7 @@ def _worker(node: Node, number: int) -> dict[str, Any]:
         "worker": number,
         "pid": Int64(os.getpid()),
         "connections": node.counters.connections,
-        "streams": len(node.cursors),
+        "cursors": len(node.cursors),
         "passedOn": Int64(node.counters.passed_on),
         "cpuMillis": Int64(time.process_time() * 1000),
         "residentMb": _resident_mb(),

@@ -5,6 +5,7 @@ from typing import Self
 
 import anyio
 
+from router.limits.admission import Quota
 from router.limits.memory import Holding, Memory
 from router.lookup.events import Lookup, has_updates, lookup_of, with_document
 from router.lookup.find_documents import Found, find_documents
@@ -13,7 +14,6 @@ from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
 from router.request.resume_point import ResumePoint
-from router.stream.admission import Quota
 from router.stream.client_reader import ClientReader
 from router.stream.event_log import ELEMENT_OVERHEAD, cut
 from router.stream.log_reader import Batch

@@ -249,6 +249,10 @@ def shard_command(request: StreamRequest, start: Timestamp | bytes) -> tuple[str
     return request.database, command
 
 
+CONFIG: Final = "config"
+"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
+
+
 def topology_command(start: Timestamp | bytes) -> tuple[str, dict[str, Any]]:
     """Return the database and the command that watch ``config.shards`` on the config server."""
     return "config", {

@@ -9,9 +9,9 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import may_be_view
+from router.limits.admission import Quota
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
-from router.stream.admission import Quota
 from router.stream.candidates import ALWAYS, Candidates, Source
 from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import ShardSpan

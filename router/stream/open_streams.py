@@ -12,10 +12,10 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
+from router.limits.admission import Admission, Quota
 from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.status.loads import MemberLoads
-from router.stream.admission import Admission, Quota
 from router.stream.candidates import Candidates, Source
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream

@@ -13,9 +13,9 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
+from router.limits.admission import Ticket
 from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
-from router.stream.admission import Ticket
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream

@@ -254,9 +254,9 @@ def test_simultaneous_connections_are_spread(workers: int, pattern: str) -> None
     ("loads", "chosen"),
     [
         # A busy worker gets no connections while another is idle.
-        ({1: Load(streams=1, busy=0.95), 2: Load(streams=1000, busy=0.02)}, 2),
+        ({1: Load(cursors=1, busy=0.95), 2: Load(cursors=1000, busy=0.02)}, 2),
         # Little work does not outweigh streams.
-        ({1: Load(streams=3, busy=0.0), 2: Load(streams=2, busy=0.1)}, 2),
+        ({1: Load(cursors=3, busy=0.0), 2: Load(cursors=2, busy=0.1)}, 2),
         # Of workers with as many streams, that with fewer connections is chosen.
         ({1: Load(connections=3), 2: Load(connections=1)}, 2),
     ],
