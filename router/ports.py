@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from router.limits.client_limits import ConnectionCounts
-from router.owned_tasks import END_TIMEOUT, OwnedTasks
+from router.tasks.owned_tasks import END_TIMEOUT, OwnedTasks
 from router.tls.handshake import Handshakes, peer_of
 
 log = structlog.get_logger(component="NETWORK")

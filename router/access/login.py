@@ -19,8 +19,8 @@ from router.catalog.cluster import Cluster
 from router.catalog.upstream import CatalogPrimary, ServerLink
 from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
-from router.owned_tasks import OwnedTasks
 from router.request.fields import missing_field
+from router.tasks.owned_tasks import OwnedTasks
 from router.tls.certificates import Certificates
 from shard_client import spans
 from shard_client.errors import CommandError, ErrorCode

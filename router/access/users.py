@@ -12,8 +12,8 @@ from weakref import WeakValueDictionary
 import structlog
 
 from router.catalog.cluster import REFUSED_SECONDS, Cluster
-from router.catalog.shared_answer import SharedAnswer
 from router.privileges import EVERYTHING, NOTHING, STREAM_ACTIONS, Privileges, stream_resource_of
+from router.tasks.shared_answer import SharedAnswer
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from router.commands.node import Node
 from router.commands.process_status import process_status
-from router.status.loads import CONFIG
+from router.request.stream_request import CONFIG
 from router.status.sums import Histogram, sum_statuses
 
 

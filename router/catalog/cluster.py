@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.shared_answer import SharedAnswer
-from router.status.loads import CONFIG
+from router.request.stream_request import CONFIG
 from router.stream_settings import StreamSettings
+from router.tasks.owned_tasks import AwaitedTasks
+from router.tasks.shared_answer import SharedAnswer
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import (
@@ -117,7 +118,7 @@ class Cluster:
         """The ids of the shards in the latest shard list that was read."""
         self.versions_changed = asyncio.Event()
         self._wire_versions: dict[str, int] = {}
-        self._closing: set[asyncio.Task[None]] = set()
+        self._closing = AwaitedTasks()
         self.pool = ConnectionPool(self._settings.pool, access=access)
         self.cursor_reaper = CursorReaper(self.pool.borrow)
         self._list = SharedAnswer(self._read_list, "read the shard list")
@@ -285,11 +286,9 @@ class Cluster:
         await self._list.close()
         await self.cursor_reaper.close()
         self.pool.close()
-        for replica_set in self._sets.values():
-            self._release(replica_set)
-        self._sets.clear()
-        if self._closing:
-            await asyncio.wait(self._closing)
+        for target in list(self._sets):
+            self._closing.start(self._sets.pop(target).close(), "close a monitor")
+        await self._closing.wait()
 
     async def _read_list_once(self) -> ShardList:
         async with self.lend(CONFIG) as connection:
@@ -330,18 +329,13 @@ class Cluster:
         if followed is not None:
             if followed.name == name and set(followed.hosts) >= set(seeds):
                 return
-            self._release(followed)
+            self._closing.start(followed.close(), "close a monitor")
         self._sets[target] = self._factory(name, seeds)
 
     def _forget(self, target: str) -> None:
         del self._hosts[target]
         self._wire_versions.pop(target, None)
-        self._release(self._sets.pop(target))
-
-    def _release(self, replica_set: ReplicaSet) -> None:
-        task = asyncio.get_running_loop().create_task(replica_set.close())
-        self._closing.add(task)
-        task.add_done_callback(self._closing.discard)
+        self._closing.start(self._sets.pop(target).close(), "close a monitor")
 
 
 @dataclass(eq=False)

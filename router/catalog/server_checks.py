@@ -11,7 +11,7 @@ from bson.timestamp import Timestamp
 from router.catalog.cluster import WIRE_VERSION_OF_8_0, Cluster
 from router.catalog.upstream import UpstreamMongos
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
-from router.status.loads import CONFIG
+from router.request.stream_request import CONFIG
 from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError, plain_text
 from shard_client.wire.authentication import Credentials
 from shard_client.wire.connection import Address, Connection, format_address

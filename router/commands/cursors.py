@@ -91,10 +91,9 @@ async def get_more(call: Call) -> AnyAnswer:
         check_same_api(cursor.api, command)
         try:
             if node.fail_points is not None:
-                node.fail_points.after_checkout(call)
+                node.fail_points.after_checkout(call, cursor)
             batch = await cursor.next_batch(batch_size or None, wait * _SECONDS_PER_MS)
         except CommandError as error:
-            node.cursors.kill((cursor_id,), owner)  # the failure is permanent
             raise node.as_mongos_says(error) from error
     namespace = f"{call.database}.{collection}"
     return build_cursor_reply("nextBatch", batch, cursor_id, namespace, node.reply_times)

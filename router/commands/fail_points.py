@@ -12,6 +12,7 @@ from bson.int64 import Int64
 
 from router.commands.call import Call, answers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
+from router.cursors.cursor import MergedCursor
 from router.request.accepted import is_change_stream
 from router.request.fields import text
 from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
@@ -112,14 +113,15 @@ class FailPoints:
         if "errorCode" in data:
             raise _failure(call, data)
 
-    def after_checkout(self, call: Call) -> None:
-        """Apply ``failGetMoreAfterCursorCheckout`` to a getMore that holds its cursor.
+    def after_checkout(self, call: Call, cursor: MergedCursor) -> None:
+        """Apply ``failGetMoreAfterCursorCheckout`` to a getMore that holds ``cursor``, and end it.
 
         Raises CommandError: the configured error, InternalError by default; not yet labelled.
         """
         point = self._points[_FAIL_GET_MORE]
         if _concerns(point.data, call) and point.fires():
             code = point.data.get("errorCode", ErrorCode.InternalError)
+            cursor.close()
             raise CommandError(code, f"Hit the '{_FAIL_GET_MORE}' failpoint")
 
 

@@ -1,6 +1,5 @@
 """The status of one process for the admin port: what it, its workers and running jobs report."""
 
-import asyncio
 import time
 from collections import Counter, defaultdict
 from collections.abc import Mapping
@@ -15,7 +14,7 @@ from router.commands.call import Call, answers
 from router.commands.job_reports import JobReport
 from router.commands.node import Node
 from router.commands.reply_bodies import Answer
-from router.commands.server_status import own_status
+from router.commands.server_status import described_streams, own_status
 from router.config.log_lines import RECENT
 from router.config.problems import wanted_value
 from router.privileges import WHOLE
@@ -33,8 +32,6 @@ _FARTHEST = 5
 async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str, Any]:
     """Return the status of this process alone (docs/admin.md).
 
-    Other tasks run between two streams, so that many streams do not delay clients.
-
     Args:
         node: the process's state.
         details: include lists of streams, cursors, jobs and recent failures, for the page.
@@ -44,12 +41,11 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
     number = 1 if node.peers is None else node.peers.number
     waiting, targets = 0, defaultdict[str, dict[str, Any]](_no_figures)
     streams: list[Mapping[str, Any]] = []
-    for stream in cursors.describe():
+    async for stream in described_streams(node):
         waiting += stream["waiting"]
         _add(targets, stream)
         if details and len(streams) < _MOST_STREAMS:
             streams.append({**stream, "worker": number})
-        await asyncio.sleep(0)
     listed = cursors.describe_cursors(
         _MOST_CURSORS if details else _FARTHEST, node.now().timestamp()
     )
@@ -58,7 +54,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "now": node.now(),
         "started": node.started,
         "quiescing": node.topology.quiescing,
-        "status": own_status(node, streams=False),
+        "status": own_status(node),
         "clusterTime": node.clock.time,
         "waitingStreams": waiting,
         "targets": dict(targets),

@@ -4,7 +4,7 @@ import asyncio
 import os
 import resource
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from operator import itemgetter
 from typing import Any
 
@@ -37,7 +37,7 @@ _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 @answers("serverStatus", help="counters of this process", action="serverStatus")
 async def server_status(call: Call) -> Answer:
     """Report connections, traffic, cursors and memory, summed over all workers."""
-    reply = own_status(call.node)
+    reply = own_status(call.node, [stream async for stream in described_streams(call.node)])
     for section, wanted in call.command.items():
         if section in reply and wanted in (0, False):
             del reply[section]
@@ -47,8 +47,15 @@ async def server_status(call: Call) -> Answer:
     return Answer(reply)
 
 
-def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
-    """Return the status of this process alone, with or without its streams."""
+async def described_streams(node: Node) -> AsyncIterator[dict[str, Any]]:
+    """Yield the descriptions of this process's streams; other tasks run between two of them."""
+    for stream in node.cursors.describe():
+        yield stream
+        await asyncio.sleep(0)
+
+
+def own_status(node: Node, streams: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+    """Return the status of this process alone, with the descriptions of its ``streams``."""
     return {
         "host": f"{node.host}:{node.port}",
         "version": node.identity.version,
@@ -88,7 +95,7 @@ def own_status(node: Node, *, streams: bool = True) -> dict[str, Any]:
             },
             "passedThrough": Int64(node.counters.passed_through),
         },
-        "mergerouter": _mergerouter(node, list(node.cursors.describe()) if streams else []),
+        "mergerouter": _mergerouter(node, streams),
     }
 
 
@@ -148,7 +155,7 @@ def _worker(node: Node, number: int) -> dict[str, Any]:
         "worker": number,
         "pid": Int64(os.getpid()),
         "connections": node.counters.connections,
-        "streams": len(node.cursors),
+        "cursors": len(node.cursors),
         "passedOn": Int64(node.counters.passed_on),
         "cpuMillis": Int64(time.process_time() * 1000),
         "residentMb": _resident_mb(),

@@ -6,8 +6,8 @@ from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
+from router.limits.admission import Ticket
 from router.lookup.completing_reader import CompletingReader
-from router.stream.admission import Ticket
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.running_stream import RunningStream

@@ -14,11 +14,11 @@ from bson.timestamp import Timestamp
 
 from router.cursors.cursor import CursorUser, MergedCursor, Owner
 from router.cursors.departed_clients import DepartedClients
+from router.limits.admission import Quota
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import Lend, UpstreamReads
 from router.request.stream_request import StreamRequest
-from router.stream.admission import Quota
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.open_streams import OpenStreams

@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 import anyio
@@ -18,6 +18,7 @@ from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
 from router.limits.client_limits import ConnectionCounts
 from router.ports import AcceptingPort, uncounted
+from router.stream.event_log import cut
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
 from shard_client.errors import CommandError, ErrorCode
@@ -30,7 +31,10 @@ _MS = 0.001
 _LONGEST_LINE = 1024 * 1024
 MOST_CLIENTS = 1000
 _EVENTS_A_BATCH = 1000
-_EVENTS_A_TURN = 50
+_TURN_BYTES = 16 * 1024
+"""Bytes of events that are encoded without a pause: up to 2 ms for small values."""
+_LARGE_EVENT = 64 * 1024
+"""Bytes of an event from which a thread encodes it."""
 _AWAIT = 1.0
 _CLOSE_TIMEOUT = 2.0
 
@@ -174,18 +178,27 @@ class FeedPort(AcceptingPort):
 
 
 async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
-    """Write a batch a few events at a time, so that encoding does not block the event loop."""
+    """Write a batch in turns of the event loop, so that encoding does not block the loop."""
     if not batch.events:
         _check_peer(writer)
-    for start in range(0, len(batch.events), _EVENTS_A_TURN):
-        lines = [
-            json_util.dumps(decode(event, LENIENT), json_options=watch.form)
-            for event in batch.events[start : start + _EVENTS_A_TURN]
-        ]
-        lines.append("")
-        writer.write("\n".join(lines).encode())
+    left = batch.events
+    while left:
+        events, size = cut(left, None, _TURN_BYTES, first=True)
+        left = left[len(events) :]
+        if size < _LARGE_EVENT:
+            lines = _encode(events, watch)
+        else:
+            lines = await asyncio.to_thread(_encode, events, watch)
+        writer.write(lines)
         await writer.drain()
         await asyncio.sleep(0)
+
+
+def _encode(events: Sequence[bytes], watch: Watch) -> bytes:
+    """Return the lines of events."""
+    form = watch.form
+    lines = [json_util.dumps(decode(event, LENIENT), json_options=form) for event in events]
+    return "\n".join([*lines, ""]).encode()
 
 
 async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:

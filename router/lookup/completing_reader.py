@@ -3,6 +3,9 @@
 import asyncio
 from typing import Self
 
+import anyio
+
+from router.limits.admission import Quota
 from router.limits.memory import Holding, Memory
 from router.lookup.events import Lookup, has_updates, lookup_of, with_document
 from router.lookup.find_documents import Found, find_documents
@@ -11,7 +14,6 @@ from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
 from router.lookup.user_stages import Transformed, UserStages
 from router.request.resume_point import ResumePoint
-from router.stream.admission import Quota
 from router.stream.client_reader import ClientReader
 from router.stream.event_log import ELEMENT_OVERHEAD, cut
 from router.stream.log_reader import Batch
@@ -68,8 +70,8 @@ class CompletingReader:
         self._incomplete = False
         """Whether the events that are taken are only the first fragments of one."""
         self._failure: CommandError | None = None
-        self._work: asyncio.Timeout | None = None
-        """The scope in which events are completed, which ``interrupt`` ends."""
+        self._work = anyio.CancelScope()
+        """The scope in which events were last completed, which ``interrupt`` ends."""
         self._closed = False
         self._held = Holding(memory)
         memory.add(lookups=1)
@@ -132,9 +134,7 @@ class CompletingReader:
     def interrupt(self, reason: CommandError) -> None:
         """Fail pending and later ``next_batch`` calls at once with ``reason``."""
         self.client_reader.interrupt(reason)
-        work, self._work = self._work, None
-        if work is not None:
-            work.reschedule(self._loop.time())
+        self._work.cancel()
 
     def close(self) -> None:
         """Stop reading; idempotent."""
@@ -186,17 +186,13 @@ class CompletingReader:
     async def _complete_taken(self) -> None:
         """Complete the first of the taken events, unless ``interrupt`` ends that."""
         try:
-            async with asyncio.timeout(None) as self._work:
+            with anyio.CancelScope() as self._work:
                 consumed, self._completed = await self.complete(self._raw)
                 self._incomplete = not consumed
                 self._raw = self._raw[consumed:]
         except CommandError as error:
             self._failure = error
-        except TimeoutError:
-            if self.client_reader.interrupted is None:
-                raise
         finally:
-            self._work = None
             self._held.size = sum(map(len, self._raw)) + sum(map(len, self._completed))
 
     def _hand_out(self, events: list[bytes], batch_size: int | None, size: int) -> int:

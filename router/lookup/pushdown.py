@@ -74,7 +74,7 @@ def divide(
     before the lookup alone if they are conditions that it does not change, or only remove fields
     that it does not need. All stages from the next one on follow it. Some of their conditions are
     evaluated before it as well, since events that they leave out may be too large, or lack a
-    required image. From a very large stage on, nothing is looked into.
+    required image. A very large stage, and what follows it, is not inspected.
     """
     early, whole = early_part(stages, changed={_LOOKED_UP}, needed=_NEEDED, weaker=_unless_updated)
     return tuple(early), tuple(stages[whole:])

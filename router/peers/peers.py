@@ -22,6 +22,9 @@ _ANSWER_TIMEOUT = 2.0
 _PAUSE_AFTER_TIMEOUT = 10.0
 """Seconds without further requests to a worker that did not answer in time."""
 
+_MOST_TO_KILL = 10_000
+"""Cursors that a worker could not be asked to kill, and that are named to it again."""
+
 ON_BEHALF_OF: Final = "$onBehalfOf"
 """The field of a command that names the user for whom another worker passes it on."""
 
@@ -45,7 +48,7 @@ class Peer:
         self._own = ServerLink(self)
         self._paused_until = 0.0
         self._killing = asyncio.Lock()
-        self._to_kill: dict[str | None, list[Int64]] = {}
+        self._to_kill: dict[Int64, str | None] = {}
 
     async def connect(self) -> Connection:
         """Open a connection to the worker; raises NetworkError, CommandError."""
@@ -80,15 +83,23 @@ class Peer:
             return None
 
     async def kill_cursor(self, cursor_id: int, user: str | None) -> None:
-        """Kill a cursor of ``user``, in bounded time; many calls at once share a command."""
-        self._to_kill.setdefault(user, []).append(Int64(cursor_id))
+        """Kill a cursor of ``user``, in bounded time; many calls at once share a command.
+
+        If the worker does not answer, the next call kills the cursor.
+        """
+        self._to_kill[Int64(cursor_id)] = user
+        if len(self._to_kill) > _MOST_TO_KILL:
+            del self._to_kill[next(iter(self._to_kill))]
         async with self._killing:
             while self._to_kill:
-                user, named = self._to_kill.popitem()
-                command = {"killCursors": "", "cursors": named}
-                await self.ask(
-                    "admin", command if user is None else {**command, ON_BEHALF_OF: user}
-                )
+                user = next(iter(self._to_kill.values()))
+                named = [killed for killed, whose in self._to_kill.items() if whose == user]
+                behalf = {} if user is None else {ON_BEHALF_OF: user}
+                command = {"killCursors": "", "cursors": named, **behalf}
+                if await self.ask("admin", command) is None:
+                    break
+                for killed in named:
+                    self._to_kill.pop(killed, None)
 
     def close(self) -> None:
         """Cut the connection that ``ask`` uses."""

@@ -3,6 +3,7 @@ commands for the shards and the config server that serve it (docs/design.md#topo
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import Any, Final
 
 import bson
@@ -165,7 +166,7 @@ class StreamRequest:
 
     @property
     def sharing_key(self) -> bytes:
-        """The key that is equal for requests that may share remotes.
+        """A digest that is equal for requests that may share remotes.
 
         It covers everything but the start, the batch options and the comment. A request that starts
         after an invalidate shares only with those that start after the same one, because their
@@ -175,17 +176,16 @@ class StreamRequest:
         if self.starts_after_invalidate and isinstance(self.start, AfterToken):
             after = self.start.token.data
         extras = {name: value for name, value in self.extras.items() if name != "comment"}
-        return bson.encode(
-            {
-                "namespace": self.namespace,
-                "options": self.change_stream_options,
-                "stages": list(self.stages),
-                "readPreference": self.read_preference,
-                "extras": extras,
-                "shard": self.passthrough_to_shard,
-                "after": after,
-            }
-        )
+        identity = {
+            "namespace": self.namespace,
+            "options": self.change_stream_options,
+            "stages": list(self.stages),
+            "readPreference": self.read_preference,
+            "extras": extras,
+            "shard": self.passthrough_to_shard,
+            "after": after,
+        }
+        return blake2b(bson.encode(identity), digest_size=32).digest()
 
 
 def target_of(command: Mapping[str, Any]) -> str | None:
@@ -247,6 +247,10 @@ def shard_command(request: StreamRequest, start: Timestamp | bytes) -> tuple[str
     if request.read_preference is not None:
         command["$readPreference"] = request.read_preference
     return request.database, command
+
+
+CONFIG: Final = "config"
+"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
 
 
 def topology_command(start: Timestamp | bytes) -> tuple[str, dict[str, Any]]:

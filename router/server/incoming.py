@@ -12,10 +12,10 @@ from router.server.client_message import ClientMessage, read_message, uncompress
 from shard_client.wire.frame_protocol import FrameStream
 from shard_client.wire.frames import MAX_MESSAGE_SIZE
 
-MOST: Final = 8
-"""What clients take of one iteration of the loop together: about a millisecond."""
+MILLISECOND: Final = 8
+"""The cost of a millisecond's work: clients may take that of one iteration of the loop together."""
 
-MOST_BEFORE_LOGIN: Final = 1
+_BEFORE_LOGIN: Final = 1
 """The same for all clients that have not logged in."""
 
 
@@ -29,14 +29,14 @@ class Turns:
         most: what all turns of one iteration cost together; one turn may cost more.
     """
 
-    def __init__(self, most: int = MOST) -> None:
+    def __init__(self, most: int = MILLISECOND) -> None:
         self._most = most
         self._left = most
         self._waiting: deque[tuple[asyncio.Future[None], int]] = deque()
         self._renewal: asyncio.Handle | None = None
 
     async def take(self, cost: int = 1) -> None:
-        """Wait for a turn; ``cost`` is 1 for a small message, MOST for a millisecond of work."""
+        """Wait for a turn; ``cost`` is 1 for a small message, or in parts of MILLISECOND."""
         if self._left > 0 and not self._waiting:
             self._spend(cost)
             return
@@ -79,7 +79,7 @@ class PortShares:
         self.limits = limits
         self.counters = counters
         self.turns = Turns()
-        self.turns_before_login = Turns(MOST_BEFORE_LOGIN)
+        self.turns_before_login = Turns(_BEFORE_LOGIN)
         self.intake = FairLimit(limits.messages_bytes)
 
 
@@ -150,7 +150,7 @@ class Incoming:
 
     async def long_turn(self) -> None:
         """Wait for a turn of a millisecond or more."""
-        await self._turns.take(MOST)
+        await self._turns.take(MILLISECOND)
 
     async def _make_room(self, size: int) -> None:
         """Wait until a message of ``size`` bytes may be held, if it is large."""

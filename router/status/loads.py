@@ -35,9 +35,6 @@ class MemberLoad:
         return {to_camel(name): Int64(count) for name, count in asdict(self).items()}
 
 
-CONFIG: Final = "config"
-"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
-
 TIME_BOUNDS: Final = (
     0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
 )  # fmt: skip

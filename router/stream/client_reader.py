@@ -9,14 +9,14 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import may_be_view
+from router.limits.admission import Quota
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
-from router.stream.admission import Quota
+from router.stream.candidates import ALWAYS, Candidates, Source
 from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
-from router.stream.sharing import ALWAYS, Candidates, Source
 from router.stream.views import PartialView
 from router.stream.waiting_readers import Waiter, complete
 from shard_client import spans
@@ -54,7 +54,7 @@ class ClientReader:
         """The sort key at which the last wider stream ended: before it no wider one is entered."""
         self._waiter: Waiter | None = None
         self._moving: asyncio.Task[None] | None = None
-        self._move_error: CommandError | None = None
+        """The last move. While it runs, or if it has failed, the client reads no stream."""
         self._closed = False
 
     # Opening.
@@ -142,7 +142,7 @@ class ClientReader:
     def is_ready(self) -> bool:
         """Whether ``take`` has a result at once; releases events if necessary."""
         if self.stream is None:
-            return self._move_error is not None
+            return self._failure_of_move is not None
         return self.log_reader.is_ready()
 
     def first_batch(self) -> Batch:
@@ -150,9 +150,7 @@ class ClientReader:
         try:
             return self.log_reader.first_batch()
         except CommandError as error:
-            if not self._continues(error):
-                raise
-            return self._move()
+            return self._move_after(error)
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return at most ``batch_size`` ready events; wait up to ``max_time`` seconds for one.
@@ -176,17 +174,13 @@ class ClientReader:
 
         Raises CommandError if the stream has failed.
         """
-        if self._move_error is not None:
-            raise self._move_error.with_change_stream_label()
         if self.stream is None or self.log_reader.lost:
             # Start the move here too, for clients that never wait.
             return self._move()
         try:
             batch = self.stream.take(self.log_reader, max_events, self.reply_bytes)
         except CommandError as error:
-            if not self._continues(error):
-                raise
-            return self._move()
+            return self._move_after(error)
         if batch.closed and self.stream.merged.ended:
             self.stream.stop_reading()
         return batch
@@ -201,7 +195,7 @@ class ClientReader:
 
     async def _wait(self, timeout: float) -> None:
         """Wait until events may be ready or it is interrupted, ``timeout`` seconds at most."""
-        if self._switch_stream():
+        if self._change_over():
             return
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -242,7 +236,14 @@ class ClientReader:
             finally:
                 stream.leave()
 
-    # From one stream to another.
+    # From one stream to another. It joins an open stream that has the next events, at once; or it
+    # moves: it leaves its stream, and a task enters another one, which is opened if there is none.
+    #
+    #   its stream                               it goes to
+    #   is not the preferred source's            the preferred source: joins, or moves if it may
+    #   is not its source's main stream          the main stream: joins
+    #   has dropped the next events              the preferred source, or its own: moves
+    #   has failed, or has ended as a wider one  its own, while the failure is recent: moves
 
     def _preferred(self) -> Source:
         """Return the source that the client should read, if it could be found anywhere."""
@@ -273,8 +274,8 @@ class ClientReader:
             return False
         return len(after) == TIME_DIGITS or is_high_water_mark(after)
 
-    def _switch_stream(self) -> bool:
-        """Join another stream, or begin a move; return whether it has joined one."""
+    def _change_over(self) -> bool:
+        """Join another stream, or begin a move, if it should; return whether it has joined one."""
         if self.log_reader.lost:
             self._move()
         if self.stream is None:
@@ -284,34 +285,34 @@ class ClientReader:
             demand.record(self._source.key, self.stream.fan_out.traffic, self._loop.time())
         source = self._preferred()
         main = self._streams.stream_to_join(source.key)
-        if main is not None and main is not self.stream and self._join(source, main):
+        if main is not None and main is not self.stream and self._may_join(source, main):
+            self._join(source, main)
             return True
-        if source.key != self._source.key and self._should_open(source):
+        if source.key != self._source.key and self._should_move_to(source):
             self._move()
         return False
 
-    def _join(self, source: Source, main: RunningStream) -> bool:
-        """Join ``main``, a stream of ``source``, if it has the next events."""
+    def _may_join(self, source: Source, main: RunningStream) -> bool:
+        """Return whether ``main``, a stream of ``source``, has the next events."""
         log_reader = self.log_reader
-        left, low_watermark = log_reader.part, log_reader.view.low_watermark
-        if self.stream is None or not (low_watermark and main.has_opened):
+        low_watermark, needs = log_reader.view.low_watermark, log_reader.needs
+        if not (low_watermark and main.has_opened):
             return False
         if main.is_late(cluster_time_of(low_watermark)) or not log_reader.has_caught_up():
             return False
-        needs = log_reader.needs
         if not main.readers and main.merged.reached < needs:
             return False  # it would be read for this client alone, which has its own remotes
-        if not (
-            self._may_narrow(source, needs) and main.merged.covers(needs, log_reader.needs_spans)
-        ):
-            return False
-        log_reader.continue_on(source.open(main.fan_out, needs))
+        return self._may_narrow(source, needs) and main.merged.covers(needs, log_reader.needs_spans)
+
+    def _join(self, source: Source, main: RunningStream) -> None:
+        """Go on reading on ``main``, a stream of ``source`` that has the next events."""
+        left = self.log_reader.part
+        self.log_reader.continue_on(source.open(main.fan_out, self.log_reader.needs))
         self._record_source(source)
         main.enter()
         self._leave(left, main)
-        return True
 
-    def _should_open(self, source: Source) -> bool:
+    def _should_move_to(self, source: Source) -> bool:
         """Return whether to move to ``source``, whose main stream cannot be joined now."""
         streams, is_own = self._streams, source is self._candidates.own
         if streams.serves(source.key):
@@ -321,28 +322,6 @@ class ClientReader:
         needs = self.log_reader.needs
         return self._may_begin(source, cluster_time_of(needs)) and self._may_narrow(source, needs)
 
-    def _continues(self, error: CommandError) -> bool:
-        """Return whether it continues on another stream after its own has failed with ``error``.
-
-        An unfiltered or a wider stream fails by an event that is too large, or lacks an image that
-        is required; the client's own stream, which it reads for a while then, may not have that
-        event. It also continues when the wider stream has ended, or other readers have overtaken
-        its filter.
-        """
-        part, own = self.log_reader.part, self._candidates.own
-        if part is None:
-            return False
-        if part.wider_stream_ended:
-            self._beyond = part.low_watermark
-        elif error.code != ErrorCode.CappedPositionLost:
-            lost_history = error.code == ErrorCode.ChangeStreamHistoryLost
-            if lost_history or RESUMABLE_LABEL in error.labels:
-                return False
-            if self._source is not own:
-                self._streams.record_failure(self._candidates, self._source, error, self._since)
-                self._record_source(own)
-        return True
-
     def _record_source(self, source: Source) -> None:
         """Record which source the client reads from now on."""
         streams, own = self._streams, self._candidates.own
@@ -351,34 +330,62 @@ class ClientReader:
         streams.moves_to_own += is_own and not was_own
         self._source, self._since = source, self._loop.time()
 
+    def _move_after(self, error: CommandError) -> Batch:
+        """Move after its stream has failed with ``error``; raise that if it is the client's.
+
+        An unfiltered or a wider stream fails by an event that is too large, or lacks an image that
+        is required; the client's own stream, which it reads for a while then, may not have that
+        event. It also moves when the wider stream has ended, or other readers have overtaken its
+        filter.
+        """
+        part, own = self.log_reader.part, self._candidates.own
+        if part is None:
+            raise error
+        if part.wider_stream_ended:
+            self._beyond = part.low_watermark
+        elif error.code != ErrorCode.CappedPositionLost:
+            lost_history = error.code == ErrorCode.ChangeStreamHistoryLost
+            if lost_history or RESUMABLE_LABEL in error.labels:
+                raise error
+            if self._source is not own:
+                self._streams.record_failure(self._candidates, self._source, error, self._since)
+                self._record_source(own)
+        return self._move()
+
     def _move(self) -> Batch:
-        """Start a move to a stream that has the next events, unless one is in progress.
+        """Begin a move to a stream that has the next events, unless one is in progress.
 
         Return the batch for a client that asks meanwhile: it is empty, and has no new watermark.
+        Raises CommandError if the last move has failed.
         """
         if self.stream is not None:
             self._leave(self.log_reader.part)
-            move = self._moving = self._streams.spawn(self._finish_move, "move to another stream")
-            self._streams.moving.add(move)
-            move.add_done_callback(self._streams.moving.discard)
+            self._moving = self._streams.moving.start(self._enter_next(), "move to another stream")
+            self._moving.add_done_callback(self._moved)
+        elif (failure := self._failure_of_move) is not None:
+            if not isinstance(failure, CommandError):
+                log.error("move to another stream failed", exc_info=failure)
+                failure = CommandError.unexpected(failure)
+            elif failure.code == ErrorCode.TemporarilyUnavailable:
+                # The cursor ends; the driver resumes by an aggregate, which it may retry.
+                failure = CommandError(failure.code, failure.message, labels=(RESUMABLE_LABEL,))
+            raise failure.with_change_stream_label()
         return Batch([], 0, self.log_reader.high_water_mark, closed=False)
 
-    async def _finish_move(self) -> None:
-        try:
-            await self._migrate()
-        except CommandError as error:
-            if error.code == ErrorCode.TemporarilyUnavailable:
-                # The cursor ends; the driver resumes by an aggregate, which it may retry.
-                error = CommandError(error.code, error.message, labels=(RESUMABLE_LABEL,))
-            self._move_error = error
-        except Exception as error:
-            log.exception("move to another stream failed")
-            self._move_error = CommandError.unexpected(error)
-        finally:
-            self._wake()
+    @property
+    def _failure_of_move(self) -> BaseException | None:
+        """The exception with which the last move has ended, so that no stream is read."""
+        move = self._moving
+        return None if move is None or not move.done() or move.cancelled() else move.exception()
 
-    async def _migrate(self) -> None:
-        """Enter a stream that covers the next events; raises CommandError.
+    def _moved(self, move: asyncio.Task[None]) -> None:
+        """Wake the client, which gets the error of a move that has failed."""
+        self._wake()
+        if not move.cancelled():
+            move.exception()  # the client may not ask for it any more
+
+    async def _enter_next(self) -> None:
+        """Enter a stream that has the next events; raises CommandError.
 
         A client that leaves a wider stream reads its own stream next.
         """

@@ -6,8 +6,7 @@ from contextlib import suppress
 from bson.errors import InvalidBSON
 from bson.timestamp import Timestamp
 
-from router.request.stream_request import StreamRequest
-from router.status.loads import CONFIG
+from router.request.stream_request import CONFIG, StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
 from router.stream.merger import FIRST_EVENT, MergeOrderError, Merger, RemoteQueue

@@ -1,30 +1,32 @@
 """The open streams of a process: identical requests share one (docs/design.md#many-clients)."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Set
+from collections.abc import Iterator, Set
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
-from typing import Any, Final, TypeVar
+from typing import Final
 
 import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
-from router.catalog.shared_answer import result_of
+from router.limits.admission import Admission, Quota
 from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.status.loads import MemberLoads
-from router.stream.admission import Admission, Quota
+from router.stream.candidates import Candidates, Source
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
 from router.stream.opening import ClusterTimeFetcher, locate
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
-from router.stream.sharing import Candidates, SharingPolicy, Source
+from router.stream.sharing import SharingPolicy
 from router.stream_settings import StreamSettings
+from router.tasks.owned_tasks import AwaitedTasks
+from router.tasks.shared_answer import result_of
 from shard_client import spans
 from shard_client.bson.resume_token import first_key
 from shard_client.errors import CommandError, ErrorCode
@@ -32,11 +34,25 @@ from shard_client.replica_set.replica_set import ReadPreference
 
 log = structlog.get_logger()
 
-_T = TypeVar("_T")
-
 _LEAST_REPLY: Final = 64 * 1024
 
 _NUMBERS: Final = count(1)
+
+
+@dataclass(slots=True)
+class _Identical:
+    """The open streams of one identity; readers that have caught up join ``main``."""
+
+    main: RunningStream
+    others: list[RunningStream] = field(default_factory=list)
+
+    def __iter__(self) -> Iterator[RunningStream]:
+        return iter((self.main, *self.others))
+
+    def make_main(self, stream: RunningStream) -> None:
+        """Let readers join ``stream``, a new one or one of the others."""
+        self.others = [other for other in self if other is not stream]
+        self.main = stream
 
 
 class OpenStreams:
@@ -53,7 +69,7 @@ class OpenStreams:
         self.admission = Admission(settings, memory)
         self.cluster = cluster
         self.policy = SharingPolicy(settings, lambda: cluster.undefined_is_null)
-        self.moving: set[asyncio.Task[None]] = set()
+        self.moving = AwaitedTasks()
         """The tasks of readers that are moving to another stream."""
         self.moves_to_shared = 0
         """Readers that have moved from their own stream to one that serves others as well."""
@@ -62,11 +78,10 @@ class OpenStreams:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.cluster_time = ClusterTimeFetcher(cluster, settings)
-        self._by_key: dict[bytes, list[RunningStream]] = {}
-        """The streams by their identity; readers that have caught up join the first one."""
+        self._by_key: dict[bytes, _Identical] = {}
         self._locating: dict[bytes, asyncio.Task[MergedStream]] = {}
         """The streams whose shards or start are not known yet, by their identity."""
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = AwaitedTasks()
         self._closed = False
 
     async def find_or_open(
@@ -95,13 +110,12 @@ class OpenStreams:
                 if not locating.cancelled():
                     locating.result()  # a retry would fail as well
                 continue
-            streams = self._by_key.get(key, [])
-            if start_at is None and any(stream.healthy for stream in streams):
+            identical, joined = self._by_key.get(key), None
+            if identical is not None and start_at is not None:
+                joined = self._find(identical, start_at, after or first_key(start_at), needed)
+            elif identical is not None and any(stream.healthy for stream in identical):
                 start_at = (await self.cluster_time.now(request)).time
                 continue
-            joined = None
-            if start_at is not None:
-                joined = self._find(streams, start_at, after or first_key(start_at), needed)
             if joined is None:
                 stream = await self._new(key, request, start_at, quota, needed)
             else:
@@ -126,7 +140,7 @@ class OpenStreams:
 
     def _find(
         self,
-        streams: list[RunningStream],
+        identical: _Identical,
         start_at: Timestamp,
         after: bytes,
         needed: Set[ShardSpan],
@@ -135,17 +149,16 @@ class OpenStreams:
 
         If the reader has a backlog, a stream without readers is used only if it has reached
         ``after``: otherwise it would read the events in between, which may be many, for nobody. The
-        stream takes the place of one that is far behind as the one that others join.
+        stream takes the place of a main one that is far behind.
         """
         in_backlog = not self.is_recent(start_at)
-        for stream in streams:
+        for stream in identical:
             if self._is_late(stream, start_at) or not stream.merged.covers(after, needed):
                 continue
             if in_backlog and not stream.readers and stream.merged.reached < after:
                 continue
-            if self._is_late(streams[0], start_at):
-                streams.remove(stream)
-                streams.insert(0, stream)
+            if self._is_late(identical.main, start_at):
+                identical.make_main(stream)
             return stream
         return None
 
@@ -176,9 +189,11 @@ class OpenStreams:
                 merged = await self._locate(key, request, settings, needed)
                 self._check_not_closed()
                 stream = RunningStream(request, merged, resources, ticket, partial(self._gone, key))
-                streams = self._by_key.setdefault(key, [])
-                is_joined = streams and not self._is_late(streams[0], start_at)
-                streams.insert(len(streams) if is_joined else 0, stream)
+                identical = self._by_key.setdefault(key, _Identical(stream))
+                if self._is_late(identical.main, start_at):
+                    identical.make_main(stream)
+                elif identical.main is not stream:
+                    identical.others.append(stream)
                 stream.open(most, deadline)
                 return await self._enter(stream)
             except BaseException as error:
@@ -195,8 +210,9 @@ class OpenStreams:
         self, key: bytes, request: StreamRequest, settings: StreamSettings, needed: Set[ShardSpan]
     ) -> MergedStream:
         """Return the merged stream of a request, in a task that ``close`` can cancel."""
-        work = partial(locate, request, self.cluster, settings, self.cluster_time, needed)
-        task = self._locating[key] = self.spawn(work, "locate a stream")
+        task = self._locating[key] = self._tasks.start(
+            locate(request, self.cluster, settings, self.cluster_time, needed), "locate a stream"
+        )
         try:
             return await result_of(task, CLOSED)
         finally:
@@ -215,20 +231,21 @@ class OpenStreams:
         return not stream.healthy if time is None else stream.is_late(time)
 
     def _gone(self, key: bytes, stream: RunningStream) -> None:
-        streams = self._by_key.get(key, [])
-        if stream not in streams:
+        identical = self._by_key.get(key)
+        if identical is None or stream not in identical:
             return
-        if streams[0] is stream:
-            streams.insert(1, streams.pop())  # readers join its newest now
-        streams.remove(stream)
-        if not streams:
+        if stream is not identical.main:
+            identical.others.remove(stream)
+        elif identical.others:
+            identical.main = identical.others.pop()  # the newest
+        else:
             del self._by_key[key]
-        self.spawn(stream.close, "close remotes")
+        self._tasks.start(stream.close(), "close remotes")
 
     def stream_to_join(self, key: bytes) -> RunningStream | None:
         """Return the stream of this identity that readers join once they have caught up."""
-        streams = self._by_key.get(key)
-        return streams[0] if streams else None
+        identical = self._by_key.get(key)
+        return None if identical is None else identical.main
 
     def serves(self, key: bytes) -> bool:
         """Return whether the stream of this identity is open, or being opened."""
@@ -260,22 +277,15 @@ class OpenStreams:
         share = self._settings.replies_bytes // max(1, self.policy.clients)
         return min(self._settings.reply_bytes, max(_LEAST_REPLY, share))
 
-    def spawn(self, work: Callable[[], Coroutine[Any, Any, _T]], name: str) -> asyncio.Task[_T]:
-        """Run ``work`` in a task for which ``close`` waits."""
-        task = self._loop.create_task(work(), name=name)
-        task.add_done_callback(self._tasks.discard)
-        self._tasks.add(task)
-        return task
-
     async def close(self) -> None:
         """Close all remotes, within bounded time."""
         self._closed = True
         for locating in self._locating.values():
             locating.cancel()
-        for key, streams in list(self._by_key.items()):
-            for stream in list(streams):
+        for key, identical in list(self._by_key.items()):
+            for stream in identical:
                 self._gone(key, stream)
         await self.cluster_time.close()
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        await self.moving.wait()
+        await self._tasks.wait()
         await self.resources.noop_writer.close()  # streams write no-ops until they are closed

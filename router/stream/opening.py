@@ -12,11 +12,11 @@ from bson.timestamp import Timestamp
 
 from router.bson_text import plain
 from router.catalog.cluster import Cluster, MemberDialer, ShardList
-from router.catalog.shared_answer import SharedAnswer
 from router.request.stream_request import StreamRequest
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream_settings import StreamSettings
+from router.tasks.shared_answer import SharedAnswer
 from shard_client.bson.resume_token import first_key, next_tick
 from shard_client.errors import CommandError, ErrorCode, NetworkError, from_network
 from shard_client.replica_set.replica_set import PRIMARY, ReadPreference

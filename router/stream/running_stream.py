@@ -13,10 +13,9 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
-from router.catalog.shared_answer import result_of
+from router.limits.admission import Ticket
 from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
-from router.stream.admission import Ticket
 from router.stream.fan_out import FanOut
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
@@ -24,6 +23,7 @@ from router.stream.pacing import FlowControl
 from router.stream.read_scheduler import ReadScheduler
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete
+from router.tasks.shared_answer import result_of
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.remote_cursor.cursor_reply import CursorBatch

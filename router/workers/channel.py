@@ -1,6 +1,7 @@
 """The message channel between parent and worker, which also hands connections over."""
 
 import asyncio
+import errno
 import json
 import socket
 from collections import deque
@@ -9,6 +10,9 @@ from typing import Any
 import anyio
 
 _LONGEST_MESSAGE = 64 * 1024
+_FOR_LACK_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
+_PAUSE = 0.1
+"""Seconds before a message is sent again that the system had no memory for."""
 
 DRIVER, FEED = "driver", "feed"
 """The port that accepted a connection."""
@@ -34,8 +38,10 @@ class Channel:
         self._unsent: deque[bytes] = deque()
 
     def send(self, **message: Any) -> None:
-        """Send a message; it is lost if the other side is gone."""
-        self._unsent.append(json.dumps(message).encode())
+        """Send a message, in time; it is lost if the other side is gone."""
+        packet = json.dumps(message).encode()
+        assert len(packet) <= _LONGEST_MESSAGE
+        self._unsent.append(packet)
         if len(self._unsent) == 1:
             self._send_all()
 
@@ -49,8 +55,11 @@ class Channel:
         except BlockingIOError:
             loop.add_writer(self._end, self._send_all)
             return
-        except OSError:  # the other side is gone
-            self._unsent.clear()
+        except OSError as error:
+            if error.errno in _FOR_LACK_OF_MEMORY:
+                loop.call_later(_PAUSE, self._send_all)
+            else:  # the other side is gone
+                self._unsent.clear()
         if self._end.fileno() >= 0:
             loop.remove_writer(self._end)
 

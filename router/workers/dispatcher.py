@@ -98,15 +98,21 @@ class ConnectionDispatcher:
         self._listening.clear()
 
     async def _accept(self, kind: str, listening: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
         async for connection in accept(listening):
             with connection:
-                await self._some.wait()
-                if loop.time() >= self._known_until:
-                    asked = (child.ask_load(_LOAD_TIMEOUT) for child in self.children.values())
-                    await asyncio.gather(*asked)
-                    self._known_until = loop.time() + _KNOWN_FOR
+                await self._know_loads()
                 self._place(kind, connection)
+
+    async def _know_loads(self) -> None:
+        """Wait until there is a worker, and the loads are known."""
+        loop, known = asyncio.get_running_loop(), False
+        while not known:
+            await self._some.wait()
+            if loop.time() >= self._known_until:
+                asked = (child.ask_load(_LOAD_TIMEOUT) for child in self.children.values())
+                await asyncio.gather(*asked)
+                self._known_until = loop.time() + _KNOWN_FOR
+            known = bool(self.children)  # the last one may have died meanwhile
 
     def _place(self, kind: str, connection: socket.socket) -> None:
         children, connection_id = self.children, next(self._ids)

@@ -10,11 +10,11 @@ _QUARTERS = 4
 class Load:
     """The load of a worker.
 
-    ``streams`` is the number of its open merged cursors, ``connections`` the number of driver
+    ``cursors`` is the number of its open merged cursors, ``connections`` the number of driver
     connections, ``busy`` the share of a core used recently, 0 to 1.
     """
 
-    streams: int = 0
+    cursors: int = 0
     connections: int = 0
     busy: float = 0.0
 
@@ -23,9 +23,9 @@ def choose_worker(loads: Mapping[int, Load], recent: Mapping[int, int], last: in
     """Return the number of the least loaded worker.
 
     Load is counted in quarters of a core: the quarters used recently, plus one for each recent
-    connection, which may open a stream, plus one for each stream beyond the smallest number of
-    streams of any worker. The last term is limited to less than a whole core, since one stream can
-    be more work than a thousand quiet ones. Ties are broken by open streams, then by connections,
+    connection, which may open a cursor, plus one for each cursor beyond the smallest number of
+    cursors of any worker. The last term is limited to less than a whole core, since one cursor can
+    be more work than a thousand quiet ones. Ties are broken by open cursors, then by connections,
     then round-robin.
 
     Args:
@@ -33,14 +33,14 @@ def choose_worker(loads: Mapping[int, Load], recent: Mapping[int, int], last: in
         recent: each worker's number of recent connections.
         last: the worker chosen last.
     """
-    least = min(load.streams for load in loads.values())
+    least = min(load.cursors for load in loads.values())
 
     def burden(number: int) -> tuple[int, int, int, bool, int]:
         load = loads[number]
-        more = min(load.streams - least, _QUARTERS - 1)
+        more = min(load.cursors - least, _QUARTERS - 1)
         return (
             round(load.busy * _QUARTERS) + recent.get(number, 0) + more,
-            load.streams,
+            load.cursors,
             load.connections,
             number <= last,
             number,

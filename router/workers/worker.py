@@ -26,10 +26,10 @@ from router.catalog.version import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.feed.feed import FeedPort
-from router.owned_tasks import OwnedTasks
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.service import Parts, process_parts
+from router.tasks.owned_tasks import OwnedTasks
 from router.workers.channel import DRIVER, Channel
 from router.workers.child import WorkerStart
 from router.workers.placement import Load

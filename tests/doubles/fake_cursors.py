@@ -10,10 +10,10 @@ import bson
 from bson.timestamp import Timestamp
 
 from router.cursors.cursor import CursorUser, Owner
+from router.limits.admission import Admission
 from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.status.loads import MemberLoads
-from router.stream.admission import Admission
 from router.stream.log_reader import Batch
 from router.stream_settings import StreamSettings
 from shard_client.cluster_clock import ClusterClock
@@ -53,6 +53,8 @@ class FakeCursor:
     def end(self) -> None:
         self.ended = True
         self._more.set()
+
+    close = end
 
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         if not self.events and not self.failure and not self.ended:

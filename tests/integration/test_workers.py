@@ -76,7 +76,7 @@ def test_streams_of_many_clients_are_spread_over_the_workers(
     watchers = [Client(router.uri) for _ in range(8)]
     streams = [each.many.c.watch(max_await_time_ms=500) for each in watchers]
     try:
-        spread = [each["streams"] for each in workers(client)]
+        spread = [each["cursors"] for each in workers(client)]
         assert sum(spread) == 8
         listed = client.admin.command("serverStatus")["mergerouter"]["streams"]
         assert sorted({stream["worker"] for stream in listed}) == [1, 2]
@@ -89,7 +89,7 @@ def test_streams_of_many_clients_are_spread_over_the_workers(
         for stream, each in zip(streams, watchers, strict=True):
             stream.close()
             each.close()
-    wait_for(lambda: not any(each["streams"] for each in workers(client)), "the cursors to go")
+    wait_for(lambda: not any(each["cursors"] for each in workers(client)), "the cursors to go")
 
 
 async def on_both(router: RouterProcess) -> tuple[RawClient, RawClient]:
@@ -148,7 +148,7 @@ def test_all_workers_serve_the_feed(router: RouterProcess, client: Client) -> No
         for feed in feeds:
             lines = owned.enter_context(feed.makefile())
             assert json.loads(lines.readline())["operationType"] == "insert"
-        assert all(each["streams"] for each in workers(client))
+        assert all(each["cursors"] for each in workers(client))
 
 
 def test_a_killed_worker_restarts_and_its_watchers_resume(cluster: TestCluster) -> None:
@@ -161,7 +161,7 @@ def test_a_killed_worker_restarts_and_its_watchers_resume(cluster: TestCluster) 
         client.dies.c.insert_many([{"_id": number} for number in range(50)])
         seen = [[next(stream)["documentKey"]["_id"] for _ in range(20)] for stream in streams]
         client.admin.command({"setParameter": 1, "logLevel": 1})
-        victim = next(each for each in workers(client) if each["streams"])
+        victim = next(each for each in workers(client) if each["cursors"])
         os.kill(victim["pid"], signal.SIGKILL)
         with Client(cluster.mongos_uri) as direct:
             direct.dies.c.insert_many([{"_id": number} for number in range(50, 100)])
@@ -205,7 +205,7 @@ def test_sigterm_ends_all_workers_in_bounded_time(cluster: TestCluster) -> None:
     for client in clients:
         threads.append(threading.Thread(target=wait, args=(client,), daemon=True))
         threads[-1].start()
-    wait_for(lambda: sum(each["streams"] for each in workers(clients[0])) == 5, "all streams")
+    wait_for(lambda: sum(each["cursors"] for each in workers(clients[0])) == 5, "all streams")
     pids = [each["pid"] for each in workers(clients[0])]
     # A service manager signals every process; the workers leave the shutdown to the parent.
     for pid in pids:

@@ -10,14 +10,15 @@ from dataclasses import dataclass
 from random import Random
 from unittest import mock
 
-from router.stream import fan_out, sharing
+from router.stream import fan_out, sharing_demand
+from router.stream.candidates import Source
 from router.stream.client_reader import ClientReader
-from router.stream.sharing import SharingDemand, Source
+from router.stream.sharing_demand import SharingDemand
 
 _CONSTANTS = {
     "recent_events": (fan_out, "_RECENT_EVENTS"),
-    "bytes_of_a_scan": (sharing, "_BYTES_OF_A_SCAN"),
-    "pause": (sharing, "_PAUSE_IN_HOLDS"),
+    "bytes_of_a_scan": (sharing_demand, "_BYTES_OF_A_SCAN"),
+    "pause": (sharing_demand, "_PAUSE_IN_HOLDS"),
 }
 _LONGEST_PAUSE = 0.5
 """Seconds for which a scan is paused at a whim."""
@@ -51,7 +52,7 @@ def frequent_moves(constants: Mapping[str, float], whim: float, chance: Random) 
             return False
         if chance.random() >= whim:
             return True
-        scans._scans[scan].paused_until = now + chance.random() ** 2 * _LONGEST_PAUSE
+        scans.pause(scan, now + chance.random() ** 2 * _LONGEST_PAUSE)
         return False
 
     with ExitStack() as stack:

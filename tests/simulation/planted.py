@@ -33,8 +33,7 @@ _PATH = ("router.stream", "router.filters", "router.cursors.cursor", "router.req
 
 _OFF_THE_PATH = frozenset(
     {
-        "admission", "match_compiler", "noop_writer", "opening", "paced_remote", "pacing",
-        "read_scheduler",
+        "match_compiler", "noop_writer", "opening", "paced_remote", "pacing", "read_scheduler",
     }
 )  # fmt: skip
 """Modules of these packages that are not: they begin streams, or pace the reading of shards."""
@@ -49,7 +48,7 @@ _NOT_BETWEEN = frozenset(
         "_stop_if_broken", "cancel_step", "change", "clear", "close", "compile_filter",
         "compile_project", "compile_unset", "describe", "end_delay", "enter", "fail",
         "find_or_open", "interrupt", "leave", "may_probe", "open", "wait_opened", "remote_failed",
-        "remove", "retire_remote", "spawn", "starting_point", "stop_reading", "wait_closed",
+        "remove", "retire_remote", "starting_point", "stop_reading", "wait_closed",
     }
 )  # fmt: skip
 """Functions that serve when something is opened, entered, fails or ends, not between a block and

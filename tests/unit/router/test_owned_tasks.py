@@ -7,7 +7,7 @@ import anyio
 import pytest
 import structlog.testing
 
-from router.owned_tasks import OwnedTasks
+from router.tasks.owned_tasks import OwnedTasks
 from tests.harness.until import until
 
 

@@ -1,8 +1,10 @@
 """Fields of commands, parameters, and fail points, which are disabled by default."""
 
+import asyncio
 import subprocess
 import sys
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -84,6 +86,27 @@ async def test_a_get_more_that_fails_after_checkout_ends_its_cursor() -> None:
             "Hit the 'failGetMoreAfterCursorCheckout' failpoint",
         )
         assert (await client.command("db", get_more))["code"] == 43
+
+
+async def test_other_tasks_run_between_two_streams_of_a_status() -> None:
+    iteration, loop, described_in = 0, asyncio.get_running_loop(), []
+
+    def tick() -> None:
+        nonlocal iteration
+        iteration += 1
+        loop.call_soon(tick)
+
+    def describe() -> Iterator[dict[str, Any]]:
+        for _ in range(3):
+            described_in.append(iteration)
+            yield {"bufferedBytes": 0}
+
+    async with facade() as router, await router.client() as client:
+        router.cursors.describe = describe  # type: ignore[method-assign]
+        loop.call_soon(tick)
+        reply = await client.command("admin", {"serverStatus": 1})
+    assert len(reply["mergerouter"]["streams"]) == 3
+    assert len(set(described_in)) == 3
 
 
 async def test_passed_through_commands_fail_before_they_are_sent() -> None:

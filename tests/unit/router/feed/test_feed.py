@@ -5,6 +5,8 @@ import contextlib
 import json
 import socket
 import struct
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from types import SimpleNamespace
@@ -96,6 +98,37 @@ async def test_an_unexpected_error_of_a_stream_is_no_error_of_the_request(
     assert [each["event"] for each in logs if each["log_level"] == "error"] == [
         "Unexpected error in a feed"
     ]
+
+
+async def test_encoding_a_reply_of_large_events_leaves_turns_to_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    iteration, encoded, in_threads = 0, Counter[int](), 0
+    loop, main = asyncio.get_running_loop(), threading.get_ident()
+
+    def tick() -> None:
+        nonlocal iteration
+        iteration += 1
+        loop.call_soon(tick)
+
+    def decode_counted(raw: bytes, options: Any) -> Any:
+        nonlocal in_threads
+        if threading.get_ident() == main:
+            encoded[iteration] += len(raw)
+        else:
+            in_threads += 1
+        return bson.decode(raw)
+
+    sizes = [*[10_000] * 20, 1_000_000, *[100] * 1000]
+    async with watched() as (_, cursor, reader, _writer):
+        monkeypatch.setattr("router.feed.feed.decode", decode_counted)
+        loop.call_soon(tick)
+        cursor.put(*(bson.encode({"n": "x" * size}) for size in sizes))
+        cursor.end()
+        lines = (await reader.read()).splitlines()
+    assert [len(json.loads(line)["n"]) for line in lines] == sizes
+    assert in_threads == 1
+    assert max(encoded.values()) <= 16 * 1024
 
 
 async def test_a_client_that_resets_its_connection_is_no_error() -> None:

@@ -85,6 +85,22 @@ async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
         each.close()
 
 
+async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_path: Path) -> None:
+    peers = Peers(1, MARK, 2, tmp_path, lambda **message: None)
+    async with facade() as router, await router.client() as opener:
+        ids = [(await opener.command("db", WATCH))["cursor"]["id"] for _ in range(3)]
+        other = peers.owner(new_cursor_id(MARK, 2))
+        assert other is not None
+        for cursor_id in ids[:2]:
+            await other.kill_cursor(cursor_id, None)  # nobody listens
+        assert len(router.cursors.cursors) == 3
+        async with Listener(router.node, for_workers=True) as private:
+            await private.listen_privately(private_address(tmp_path, 2))
+            await other.kill_cursor(ids[2], None)
+        assert not router.cursors.cursors
+    peers.close()
+
+
 MARKS = st.integers(0, 2**15 - 1)
 
 

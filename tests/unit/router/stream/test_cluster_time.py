@@ -8,7 +8,7 @@ import asyncio
 import pytest
 from bson import Timestamp
 
-from router.catalog.shared_answer import SharedAnswer
+from router.tasks.shared_answer import SharedAnswer
 from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import ScriptedMember
@@ -51,6 +51,27 @@ async def test_nobody_waits_for_two_requests_that_fail() -> None:
     hanging.set()
     await asyncio.wait(callers)
     assert [str(each.exception()) for each in callers] == [str(callers[0].exception())] * 3
+    assert asked == 1
+
+
+async def test_closing_ends_the_call_and_starts_no_other() -> None:
+    asked = 0
+
+    async def ask() -> None:
+        nonlocal asked
+        asked += 1
+        await asyncio.Event().wait()
+
+    answer = SharedAnswer(ask, "ask the time")
+    callers = [asyncio.create_task(answer.get())]
+    await until(lambda: asked == 1)
+    callers.append(asyncio.create_task(answer.get()))  # which waits for the call to end
+    await asyncio.sleep(0)
+    await answer.close()
+    callers.append(asyncio.create_task(answer.get()))
+    await asyncio.wait(callers)
+    errors = [each.exception() for each in callers]
+    assert [error.code for error in errors if isinstance(error, CommandError)] == [91] * 3
     assert asked == 1
 
 

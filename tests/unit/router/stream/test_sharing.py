@@ -6,17 +6,11 @@ import pytest
 from bson import Timestamp
 
 from router.request.stream_request import StreamRequest, parse_request
+from router.stream.candidates import Candidates
+from router.stream.failed_streams import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILED, FailedStreams
 from router.stream.fan_out import Traffic
-from router.stream.sharing import (
-    FIRST_PAUSE,
-    LONGEST_PAUSE,
-    MOST_FAILED,
-    MOST_TRIED,
-    Candidates,
-    FailedStreams,
-    SharingDemand,
-    SharingPolicy,
-)
+from router.stream.sharing import MOST_TRIED, SharingPolicy
+from router.stream.sharing_demand import MOST_PAUSED, SharingDemand
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.unit.router.made_tokens import data_of
@@ -171,8 +165,27 @@ def test_clients_leave_a_stream_that_is_behind_because_of_unwatched_events(
     found = traffic(let_through, behind_since=behind_since)
     scans.record(SCAN, found, 100.0)
     assert scans.is_shared(SCAN, 100.0) is stays
-    assert (scans.of(SCAN).paused_until > 101.0) is not stays
+    assert scans.is_paused(SCAN, 101.0) is not stays
     assert scans.is_shared(SCAN, 100.0 + 61 * HOLD)
+
+
+def test_a_costly_scan_is_not_shared_again_when_all_clients_reconnect() -> None:
+    scans = shared(4)
+    scans.record(SCAN, traffic(0.1, behind_since=90.0), 100.0)
+    for part in range(4):
+        scans.leave(SCAN, b"%d" % part, 101.0)
+    for part in range(4):
+        scans.join(SCAN, b"%d" % part, 102.0, begins=True)
+    assert not scans.is_shared(SCAN, 102.0)
+    assert scans.is_shared(SCAN, 100.0 + 61 * HOLD)
+
+
+def test_the_scans_that_were_paused_last_are_remembered() -> None:
+    scans = shared(4)
+    for number in range(MOST_PAUSED + 1):
+        scans.pause(b"%d" % number, 100.0)
+    assert not scans.is_paused(b"0", 1.0)
+    assert all(scans.is_paused(b"%d" % number, 1.0) for number in range(1, MOST_PAUSED + 1))
 
 
 def test_a_scan_with_half_as_many_parts_is_left_after_a_while() -> None:

@@ -1,10 +1,11 @@
 """Workers: how they start and end, and which one gets the next connection."""
 
 import asyncio
+import errno
 import os
 import socket
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,38 @@ def test_a_message_to_a_process_that_is_gone_is_lost() -> None:
         channel.send(end=True)
 
     uvloop.run(send())
+
+
+class _ShortOfMemory:
+    """A socket that the system refuses memory once."""
+
+    def __init__(self, end: socket.socket) -> None:
+        self._end = end
+        self._refused = False
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._end, name)
+
+    def send(self, packet: bytes) -> int:
+        if not self._refused:
+            self._refused = True
+            raise OSError(errno.ENOBUFS, "No buffer space available")
+        return self._end.send(packet)
+
+
+def test_messages_survive_a_lack_of_memory() -> None:
+    async def check() -> None:
+        ours, theirs = socket_pair()
+        sending, receiving = Channel(_ShortOfMemory(ours)), Channel(theirs)  # type: ignore[arg-type]
+        for number in range(3):
+            sending.send(number=number)
+        async with asyncio.timeout(PATIENCE):
+            for number in range(3):
+                assert await receiving.receive() == ({"number": number}, None)
+        sending.close()
+        receiving.close()
+
+    uvloop.run(check())
 
 
 def test_messages_wait_for_a_process_that_does_not_read() -> None:
@@ -146,6 +179,44 @@ async def test_a_port_that_is_taken_before_listening_ends_the_router(folders: Pa
     assert not os.listdir(folders)
 
 
+class _Worker(Child):
+    """A worker of the test, which may leave while it is asked for its load."""
+
+    def __init__(self, number: int, leave: Callable[[], None]) -> None:
+        ours, self.theirs = map(Channel, socket_pair())
+        super().__init__(number, None, ours)  # type: ignore[arg-type]
+        self._leave = leave
+
+    async def ask_load(self, timeout: float) -> None:
+        self._leave()
+
+
+async def test_a_connection_waits_for_a_worker_if_the_last_one_dies_meanwhile() -> None:
+    dealer = ConnectionDispatcher(ConnectionCounts(10))
+    port = await dealer.open(DRIVER, ["127.0.0.1"], 0)
+    dealer.listen()
+    died = asyncio.Event()
+
+    def die() -> None:
+        dealer.remove(1)
+        died.set()
+
+    dealer.add(_Worker(1, die))
+    dispatching = asyncio.create_task(dealer.dispatch())
+    async with asyncio.timeout(PATIENCE):
+        _reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        await died.wait()
+        await asyncio.sleep(0.05)
+        next_one = _Worker(2, lambda: None)
+        dealer.add(next_one)
+        received = await next_one.theirs.receive()
+    assert received is not None
+    assert received[0]["kind"] == DRIVER
+    writer.close()
+    dispatching.cancel()
+    dealer.close()
+
+
 async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
     dealer = ConnectionDispatcher(ConnectionCounts(10))
     port = await dealer.open(DRIVER, ["127.0.0.1", "127.0.0.2"], 0)
@@ -183,9 +254,9 @@ def test_simultaneous_connections_are_spread(workers: int, pattern: str) -> None
     ("loads", "chosen"),
     [
         # A busy worker gets no connections while another is idle.
-        ({1: Load(streams=1, busy=0.95), 2: Load(streams=1000, busy=0.02)}, 2),
+        ({1: Load(cursors=1, busy=0.95), 2: Load(cursors=1000, busy=0.02)}, 2),
         # Little work does not outweigh streams.
-        ({1: Load(streams=3, busy=0.0), 2: Load(streams=2, busy=0.1)}, 2),
+        ({1: Load(cursors=3, busy=0.0), 2: Load(cursors=2, busy=0.1)}, 2),
         # Of workers with as many streams, that with fewer connections is chosen.
         ({1: Load(connections=3), 2: Load(connections=1)}, 2),
     ],

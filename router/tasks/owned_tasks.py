@@ -1,10 +1,10 @@
-"""Tasks that belong to a block, and end with it."""
+"""Tasks that belong to a block or a part, and end with it."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from math import inf
 from types import TracebackType
-from typing import Final, Self, TypeVarTuple
+from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import anyio
 import structlog
@@ -12,6 +12,7 @@ from anyio.abc import TaskGroup
 
 log = structlog.get_logger(component="CONTROL")
 
+_T = TypeVar("_T")
 _Arguments = TypeVarTuple("_Arguments")
 
 END_TIMEOUT: Final = 5.0
@@ -61,3 +62,29 @@ class OwnedTasks:
 
         name = name or step.__name__
         self._group.start_soon(guarded, name=name)
+
+
+class AwaitedTasks:
+    """The tasks of a part that waits for them when it closes, where they may end by themselves.
+
+    ``len`` is the number of those that run. Must be created in a running loop.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def __len__(self) -> int:
+        return len(self._tasks)
+
+    def start(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
+        """Run ``work`` in a task, and return that; its result is the caller's to take."""
+        task = self._loop.create_task(work, name=name)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+    async def wait(self) -> None:
+        """Wait until all have ended, also those that are started meanwhile."""
+        while self._tasks:
+            await asyncio.wait(self._tasks)

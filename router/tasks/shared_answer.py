@@ -9,10 +9,10 @@ from shard_client.errors import CommandError, ErrorCode
 _T = TypeVar("_T")
 
 
-async def result_of(task: asyncio.Future[_T], cancelled: str) -> _T:
+async def result_of(task: asyncio.Future[_T], ended: str) -> _T:
     """Return the result of a task or a future that the caller's cancellation does not end.
 
-    Raises what the task raises, or CommandError 91 with the message ``cancelled`` if another has
+    Raises what the task raises, or CommandError 91 with the message ``ended`` if another has
     cancelled it.
     """
     try:
@@ -20,10 +20,12 @@ async def result_of(task: asyncio.Future[_T], cancelled: str) -> _T:
     except asyncio.CancelledError:
         caller = asyncio.current_task()
         if task.cancelled() and caller is not None and not caller.cancelling():
-            raise CommandError(
-                ErrorCode.ShutdownInProgress, cancelled
-            ).with_change_stream_label() from None
+            raise _shutting_down(ended) from None
         raise
+
+
+def _shutting_down(message: str) -> CommandError:
+    return CommandError(ErrorCode.ShutdownInProgress, message).with_change_stream_label()
 
 
 class SharedAnswer(Generic[_T]):
@@ -31,12 +33,14 @@ class SharedAnswer(Generic[_T]):
 
     Each caller gets the result of a call that was started after its ``get``, or the failure of one
     that ended after it: nobody waits for two that fail. ``name`` is the name of the task. Must be
-    created in a running loop; ``await close()`` ends the call in flight.
+    created in a running loop; ``await close()`` ends the call in flight, and allows no other.
     """
 
     def __init__(self, ask: Callable[[], Coroutine[Any, Any, _T]], name: str) -> None:
         self._ask = ask
         self._name = name
+        self._ended = f"the router ends: cannot {name}"
+        self._closed = False
         self._asking: asyncio.Task[_T] | None = None
         self._waiting = 0
 
@@ -55,18 +59,21 @@ class SharedAnswer(Generic[_T]):
                 await asyncio.wait((running,))
                 if not running.cancelled() and running.exception() is not None:
                     running.result()  # which raises it with the traceback of the call alone
+            if self._closed:
+                raise _shutting_down(self._ended)
             if self._asking is None or self._asking is running:
                 task = asyncio.get_running_loop().create_task(self._ask(), name=self._name)
                 self._asking = task
                 task.add_done_callback(self._answered)
-            return await result_of(self._asking, f"the router ends: cannot {self._name}")
+            return await result_of(self._asking, self._ended)
         finally:
             self._waiting -= 1
             if not self._waiting and self._asking is not None:
                 self._asking.cancel()  # no caller waits any more
 
     async def close(self) -> None:
-        """End the call in flight."""
+        """End the call in flight; callers fail, also later ones."""
+        self._closed = True
         if self._asking is not None:
             self._asking.cancel()
             await asyncio.wait((self._asking,))
