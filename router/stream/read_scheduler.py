@@ -226,10 +226,13 @@ class ReadScheduler:
         More events may wait for the member than when the no-op write was requested.
         """
         remote = self._remotes.get(number)
-        if remote is None or self._suspended:
+        if remote is None:
             return None
-        latest = self._stream.laggards().get(number)
+        latest = None if self._suspended else self._stream.laggards().get(number)
         if latest is None or remote.is_beyond(latest):
+            remote.noops.withdraw()
+            remote.ask_again()
+            self._schedule(0.0, arriving=True)
             return None
         remote.noops.extend(latest)
         return latest
@@ -245,20 +248,15 @@ class ReadScheduler:
             remote.waits.reset()
             self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
-    def noop_done(self, number: int, *, moved: bool | None) -> None:
+    def noop_done(self, number: int, *, moved: bool) -> None:
         """Record the result of a no-op write, and look whether members still keep events back."""
         remote = self._remotes.get(number)
-        if remote is None:
-            return
-        if moved is None:
-            remote.noops.withdraw()
-            remote.ask_again()
-        else:
+        if remote is not None:
             now = self._loop.time()
             past = remote.noops.record_end(now)
             if moved:
                 remote.record_noop(past, now)
-        self._schedule(0.0, arriving=True)
+            self._schedule(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
         """Request the remote's watermark, as of now or of ``takes`` seconds from now.
