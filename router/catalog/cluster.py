@@ -350,7 +350,7 @@ class MemberDialer:
 
     ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
     (docs/design.md#a-remote-cursor). ``target`` is a shard's id or ``"config"``, ``host`` the
-    shard's host string if the caller knows it.
+    shard's host string if the caller knows it: after the first comparison the list is newer.
     """
 
     cluster: Cluster
@@ -404,7 +404,9 @@ class MemberDialer:
         self.cluster.cursor_reaper.add(cursor)
 
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
-        replica_set = await self.cluster.find_replica_set(self.target, self.host, fresh=fresh)
+        compared = self._replica_set and self.cluster.replica_set(self.target)
+        host = None if compared else self.host
+        replica_set = await self.cluster.find_replica_set(self.target, host, fresh=fresh)
         self._replica_set = replica_set
         address = await replica_set.select(self.preference, timeout)
         try:
