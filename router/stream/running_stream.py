@@ -142,7 +142,7 @@ class RunningStream:
     async def close(self) -> None:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
 
-        Idempotent.
+        No task of the stream is left. Idempotent.
         """
         self._closed = True
         self._opened.cancel()
@@ -156,6 +156,8 @@ class RunningStream:
             self._memory.size = 0
             self.merged.close()
             await self._remotes.wait_closed()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
         finally:
             self._ticket.end()
 
