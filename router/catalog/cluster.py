@@ -213,13 +213,17 @@ class Cluster:
         async with self.lend(target, host) as connection:
             return await connection.command(database, command, timeout=timeout)
 
-    async def find_replica_set(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
+    async def find_replica_set(
+        self, target: str, host: str | None, *, fresh: bool, compare: bool = True
+    ) -> ReplicaSet:
         """Return the replica set that serves ``target`` according to the newest shard list.
 
-        The list is read again if ``host`` differs from it, since an old event may contain outdated
-        hosts, or if ``fresh`` is set. Raises CommandError (70 ShardNotFound).
+        With ``compare``, the list is read again if ``host`` differs from it, since an old event may
+        contain outdated hosts; with ``fresh``, in any case. ``host`` serves a target that is not in
+        the list. Raises CommandError (70 ShardNotFound).
         """
-        if target != CONFIG and (fresh or (host is not None and host != self._hosts.get(target))):
+        differs = compare and host is not None and host != self._hosts.get(target)
+        if target != CONFIG and (fresh or differs):
             try:
                 await self.shards(_REFRESH_TIMEOUT)
             except CommandError as error:
@@ -404,9 +408,10 @@ class MemberDialer:
         self.cluster.cursor_reaper.add(cursor)
 
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
-        compared = self._replica_set and self.cluster.replica_set(self.target)
-        host = None if compared else self.host
-        replica_set = await self.cluster.find_replica_set(self.target, host, fresh=fresh)
+        compare = self._replica_set is None
+        replica_set = await self.cluster.find_replica_set(
+            self.target, self.host, fresh=fresh, compare=compare
+        )
         self._replica_set = replica_set
         address = await replica_set.select(self.preference, timeout)
         try:
