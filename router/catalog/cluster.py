@@ -214,13 +214,17 @@ class Cluster:
         async with self.lend(target, host) as connection:
             return await connection.command(database, command, timeout=timeout)
 
-    async def find_replica_set(self, target: str, host: str | None, *, fresh: bool) -> ReplicaSet:
+    async def find_replica_set(
+        self, target: str, host: str | None, *, fresh: bool, compare: bool = True
+    ) -> ReplicaSet:
         """Return the replica set that serves ``target`` according to the newest shard list.
 
-        The list is read again if ``host`` differs from it, since an old event may contain outdated
-        hosts, or if ``fresh`` is set. Raises CommandError (70 ShardNotFound).
+        With ``compare``, the list is read again if ``host`` differs from it, since an old event may
+        contain outdated hosts; with ``fresh``, in any case. ``host`` serves a target that is not in
+        the list. Raises CommandError (70 ShardNotFound).
         """
-        if target != CONFIG and (fresh or (host is not None and host != self._hosts.get(target))):
+        differs = compare and host is not None and host != self._hosts.get(target)
+        if target != CONFIG and (fresh or differs):
             try:
                 await self.shards(_REFRESH_TIMEOUT)
             except CommandError as error:
@@ -344,7 +348,7 @@ class MemberDialer:
 
     ``connect`` locates the target each time, so that it finds a shard that has moved to other hosts
     (docs/design.md#a-remote-cursor). ``target`` is a shard's id or ``"config"``, ``host`` the
-    shard's host string if the caller knows it.
+    shard's host string if the caller knows it: after the first comparison the list is newer.
     """
 
     cluster: Cluster
@@ -398,7 +402,10 @@ class MemberDialer:
         self.cluster.cursor_reaper.add(cursor)
 
     async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
-        replica_set = await self.cluster.find_replica_set(self.target, self.host, fresh=fresh)
+        compare = self._replica_set is None
+        replica_set = await self.cluster.find_replica_set(
+            self.target, self.host, fresh=fresh, compare=compare
+        )
         self._replica_set = replica_set
         address = await replica_set.select(self.preference, timeout)
         try:

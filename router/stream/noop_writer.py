@@ -5,6 +5,7 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 """
 
 import asyncio
+from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, ExitStack
 from typing import Any, Final, Protocol
 
@@ -28,7 +29,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 
 _TAKES = 0.001
 """Initial estimate of the seconds that a no-op write takes; replaced by a moving average."""
-_MEMORY = 8
+_AVERAGED_WRITES = 8
 """Number of no-op writes over which that average is taken."""
 
 _MOST_MS = 1000
@@ -48,20 +49,20 @@ class NoOpClient(Protocol):
     """Requests no-op writes for its remotes, by number."""
 
     def noop_wanted(self, number: int) -> Timestamp | None:
-        """Return the time past which the write is to move the member; None if none is needed.
+        """Return the time past which the write is to move the member; None withdraws the request.
 
-        Called when the member's budget allows the write; if no client needs it, it is not sent.
+        Called when the member's budget allows the write. Nothing more is called for a withdrawn
+        request; if no other is left, nothing is sent.
         """
 
     def noop_sent(self, number: int, takes: float) -> None:
         """Record that the write is being sent; it is expected to take ``takes`` seconds."""
 
-    def noop_done(self, number: int, *, moved: bool | None) -> None:
+    def noop_done(self, number: int, *, moved: bool) -> None:
         """Record the result of the request.
 
         ``moved`` is whether the member's oplog is known to be past the time, though a majority may
-        not have replicated that yet. None if the write was not sent: no request still wanted it
-        when the member's budget allowed it.
+        not have replicated that yet.
         """
 
 
@@ -152,39 +153,37 @@ class NoOpTarget:
             self._task = None
 
     async def _serve(self) -> None:
-        """Make one no-op write for all requests so far, and pass its result on."""
-        waiting, self._waiting = self._waiting, []
+        """Make one no-op write for the requests so far that are still wanted; report its result."""
+        waiting, self._waiting = dict.fromkeys(self._waiting), []
+        times: list[Timestamp] = []
+        moved = False
         try:
-            moved = await self._write_for(waiting)
-        except Exception:
-            self._pass_on(False, waiting)
-            raise
-        self._pass_on(moved, waiting)
+            for client, number in list(waiting):
+                if (past := client.noop_wanted(number)) is None:
+                    del waiting[client, number]
+                else:
+                    times.append(past)
+            if times:
+                moved = await self._write_for(waiting, max(times))
+        finally:
+            with ExitStack() as results:  # one that raises keeps its own from no other client
+                for client, number in waiting:
+                    results.callback(client.noop_done, number, moved=moved)
         await self._learn_oplog_size()
 
-    @staticmethod
-    def _pass_on(moved: bool | None, waiting: list[tuple[NoOpClient, int]]) -> None:
-        with ExitStack() as results:  # one that raises keeps its own from no other client
-            for client, number in waiting:
-                results.callback(client.noop_done, number, moved=moved)
-
-    async def _write_for(self, waiting: list[tuple[NoOpClient, int]]) -> bool | None:
+    async def _write_for(self, waiting: Iterable[tuple[NoOpClient, int]], past: Timestamp) -> bool:
         """Make a no-op write for these requests; return the result as for ``noop_done``."""
         loop = asyncio.get_running_loop()
-        times = (client.noop_wanted(number) for client, number in waiting)
-        wanted = [past for past in times if past is not None]
-        if not wanted:
-            return None
         begun = loop.time()
         self.budget.spend(begun)
         for client, number in waiting:
             client.noop_sent(number, self._takes)
-        moved = await self._write(max(wanted))
+        moved = await self._write(past)
         if self._failing:
             self._not_before = loop.time() + self._backoff.next_pause()
         else:
             self._backoff.reset()
-            self._takes += (loop.time() - begun - self._takes) / _MEMORY
+            self._takes += (loop.time() - begun - self._takes) / _AVERAGED_WRITES
         return moved
 
     async def _wait_for_turn(self) -> None:

@@ -73,10 +73,10 @@ _DEBT: Final = 1.0
 """Tokens that a stream may owe, so that a round without events does not end the rounds."""
 
 
-class Rounds(TokenBucket):
+class Rounds:
     """Determines whether a stream is dense, and when its next round starts; does no I/O.
 
-    It holds ``round_burst`` tokens and gets one per round. Each batch that shows the end of a
+    A bucket holds ``round_burst`` tokens and gets one per round. Each batch that shows the end of a
     member's oplog takes one, or two if it has several events. The stream is dense while there is
     none: then its members are read once a round instead of once for each event. Rounds start when
     tokens for no-op writes are added too. There is one each ``round_interval``, or more if
@@ -85,15 +85,26 @@ class Rounds(TokenBucket):
 
     def __init__(self, settings: StreamSettings) -> None:
         most = settings.noops_per_second if settings.writes_noops else 0.0
-        super().__init__(max(most, 1 / settings.round_interval), settings.round_burst, debt=_DEBT)
+        per_second = max(most, 1 / settings.round_interval)
+        self.length = 1 / per_second
+        """Seconds from the start of a round to that of the next one."""
+        self._bucket = TokenBucket(per_second, settings.round_burst, debt=_DEBT)
 
     def charge(self, events: int, now: float) -> None:
         """Record a batch of ``events`` events after which the member's oplog had no more."""
-        self.spend(now, min(events, _MOST_CHARGE))
+        self._bucket.spend(now, min(events, _MOST_CHARGE))
 
     def is_dense(self, now: float) -> bool:
         """Return whether the members are to be read in rounds."""
-        return self.tokens(now) < 1.0
+        return self._bucket.tokens(now) < 1.0
+
+    def number(self, now: float) -> int:
+        """Return the number of the current round."""
+        return self._bucket.interval_number(now)
+
+    def next_start(self, now: float) -> float:
+        """Return the time at which the next round starts."""
+        return self._bucket.next_start(now)
 
 
 _FILTERED_PART: Final = 4
@@ -101,26 +112,26 @@ _FILTERED_PART: Final = 4
 events itself then, as fast as it can."""
 _LIVELY = 1.0
 """Seconds after its last event during which a stream is expected to deliver more."""
-_COLLECTED: Final = 0.004
+_FIRST_OF_ROUND: Final = 0.004
 """Seconds for which the first getMore of a round waits for events: about as long as a no-op write
 takes, so that a member without events shows its progress."""
-_ALONE: Final = 0.005
+_SINGLE_REMOTE_PAUSE: Final = 0.005
 """Seconds from a reply to the next getMore of a dense stream with a single remote, for whose
 watermark no other waits, for each open remote of its user: all of these streams together send 200
 getMores a second at most, or one a round each."""
-COLLECTING: Final = 0.01
+COLLECTING_TIME: Final = 0.01
 """Seconds from the start of a round until members that keep events back get no-op writes, if not
 all batches of the round have arrived before."""
 
 
 class Wait(NamedTuple):
-    """How long a remote's next getMore waits for events, in seconds.
+    """How long a remote's next getMore waits for events, and when it is sent; both in seconds.
 
-    ``delay`` is the time for which the getMore is not sent at all, unless a no-op write is.
+    ``send_after`` is the time after which it is sent, or with a no-op write before.
     """
 
-    seconds: float
-    delay: float = 0.0
+    await_for: float
+    send_after: float = 0.0
 
 
 class FlowControl:
@@ -205,9 +216,9 @@ class FlowControl:
     def noop_delay(self, now: float, remotes: Iterable[PacedRemote]) -> float:
         """Return the time to wait before the members that keep events back get no-op writes."""
         if self.rounds.is_dense(now):
-            number = self.rounds.interval_number(now)
+            number = self.rounds.number(now)
             collects = any(remote.collecting == number for remote in remotes)
-            return COLLECTING if collects else 0.0
+            return COLLECTING_TIME if collects else 0.0
         return self._settings.noop_delay
 
     def next_wait(
@@ -224,48 +235,63 @@ class FlowControl:
 
         ``watermark`` is the remote's, and ``needed`` whether events need it to advance;
         ``next_noop`` is the time until the member's next no-op write, if the budgets allow no
-        watermark before it. ``alone`` is whether the stream has no other remote.
+        watermark before it. ``alone`` is whether the stream has no other remote. A watermark is
+        due if it is needed, and the member's oplog is past it or is getting a no-op write. The
+        first line that holds decides; ``pause`` is the next pause of the remote's ``waits``.
+
+        - read in rounds: as ``_wait_in_rounds``
+        - needed, without no-op writes: ``pause``
+        - the last reply did not reach the oplog's end: ``await_unknown``
+        - watches config.shards, due: ``pause``
+        - watches config.shards: ``await_watermark``, sent after ``await_quiet``
+        - over budget, due: ``pause``
+        - over budget: up to ``next_noop``, ``await_quiet`` at most
+        - any other: ``await_quiet``
         """
-        if watermark is not None:
-            wait = self._wait_for_round(remote, watermark, now, alone=alone)
-            if wait is not None:
-                return wait
-        settings = self._settings
-        quiet = settings.await_quiet
-        if needed and not settings.writes_noops:
-            return Wait(min(quiet, remote.waits.next_pause()))
-        # Whether the member's oplog is already past the watermark, or gets a no-op write.
+        if watermark is not None and self._is_in_rounds(remote, watermark, now):
+            return self._wait_in_rounds(remote, watermark, now, alone=alone)
+        settings, quiet = self._settings, self._settings.await_quiet
         moves = watermark is None or remote.is_beyond(watermark) or remote.noops.state == "sent"
         due = needed and moves
-        if not remote.idle:
+        if needed and not settings.writes_noops:
+            await_for = remote.waits.next_pause()
+        elif not remote.idle:
             # A getMore that waits cannot be distinguished from one that scans: keep the wait short.
-            return Wait(min(quiet, settings.await_unknown))
-        if remote.topology:
+            await_for = settings.await_unknown
+        elif due and (remote.topology or next_noop is not None):
+            await_for = remote.waits.next_pause()
+        elif remote.topology:
             # It has no events that could end a wait, so it need not wait on the config server.
-            if due:
-                return Wait(remote.waits.next_pause())
-            return Wait(settings.await_watermark, delay=quiet)
-        if next_noop is not None:
-            return Wait(min(quiet, remote.waits.next_pause() if due else next_noop))
-        return Wait(quiet)
+            return Wait(settings.await_watermark, send_after=quiet)
+        else:
+            await_for = quiet if next_noop is None else next_noop
+        return Wait(min(quiet, await_for))
 
-    def _wait_for_round(
+    def _is_in_rounds(self, remote: PacedRemote, watermark: Timestamp, now: float) -> bool:
+        """Return whether a remote is read in rounds; batches of a backlog follow at once."""
+        dense = remote.idle and not remote.topology and self.rounds.is_dense(now)
+        return dense and not remote.is_in_backlog(watermark)
+
+    def _wait_in_rounds(
         self, remote: PacedRemote, watermark: Timestamp, now: float, *, alone: bool
-    ) -> Wait | None:
-        """Return the wait of a remote that is read in rounds; None if it is not."""
+    ) -> Wait:
+        """Return the wait of a remote that is read in rounds, by the first line that holds.
+
+        - alone: ``await_quiet``, sent after a short pause
+        - a later watermark is asked for: ``pause``
+        - has had events lately: a short wait, sent at the start of the next round
+        - any other: ``await_quiet``, sent with the no-op write of the next round, or half a round
+          after its start if the stream has no events then
+        """
         rounds, quiet = self.rounds, self._settings.await_quiet
-        if remote.topology or not (remote.idle and rounds.is_dense(now)):
-            return None
-        if remote.is_in_backlog(watermark):
-            return None  # its batches are followed at once
         if alone:
-            return Wait(quiet, min(self._settings.round_interval, _ALONE * self._memory.remotes))
+            pause = _SINGLE_REMOTE_PAUSE * self._memory.remotes
+            return Wait(quiet, min(self._settings.round_interval, pause))
         if remote.is_asked_beyond(watermark):
             return Wait(remote.waits.next_pause())
         remote.waits.reset()
         until = rounds.next_start(now) - now
         if remote.is_busy(now):
-            remote.collect_in(rounds.interval_number(now) + 1)
-            return Wait(min(quiet, _COLLECTED), until)
-        # The no-op write in the next round ends the delay, unless the stream has no events then.
-        return Wait(quiet, until + 0.5 / rounds.per_second)
+            remote.collect_in(rounds.number(now) + 1)
+            return Wait(min(quiet, _FIRST_OF_ROUND), until)
+        return Wait(quiet, until + rounds.length / 2)

@@ -7,7 +7,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.stream.merged_stream import MergedStream
-from router.stream.pacing import COLLECTING, FlowControl
+from router.stream.pacing import COLLECTING_TIME, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
 from shard_client.bson.resume_token import cluster_time_of
@@ -17,14 +17,19 @@ log = structlog.get_logger()
 
 _TRANSIT = 0.0003
 """Seconds by which a getMore's reply arrives after the end of its wait."""
-_LONG = 0.1
+_LONG_WAIT = 0.1
 """Seconds: if a getMore waits longer than this, its member is probed regardless of the cost."""
-_SOONEST = 0.02
-"""Minimum number of seconds before members that still keep events back are checked again."""
+_LEAST_INTERVAL = 0.02
+"""Least seconds until members that still keep events back are checked again."""
 
 
 class ReadScheduler:
     """Applies flow control to the remotes of one stream, and moves idle members past its events.
+
+    After each reply of a remote (``batch_arrived``), flow control decides when the next getMore is
+    sent, and how long it waits. When events may be kept back (``check_laggards``), the remotes
+    that keep them back are determined. Each is asked for its watermark if its member's oplog is
+    past the events. Otherwise the member gets a no-op write, and is asked when that is sent.
 
     The rules are in docs/design.md#a-remote-cursor and docs/design.md#idle-shards. ``waiting``
     has its readers. Must be created in a running loop.
@@ -48,11 +53,10 @@ class ReadScheduler:
         self._loop = asyncio.get_running_loop()
         self._suspended = False
         """Whether no client has read for so long that remotes are paused and get no no-ops."""
-        self._next_check: asyncio.Handle | None = None
-        self._next_check_at = 0.0
-        """When to look which members keep events back, if that is scheduled."""
-        self._recheck: asyncio.TimerHandle | None = None
-        """The same for those that still keep events back; a scheduled check comes first."""
+        self._check: asyncio.Handle | None = None
+        """The next check for remotes that keep events back."""
+        self._check_asked_at = inf
+        """Its time if it was asked for; infinity if it repeats the last one, or there is none."""
 
     def resume_prefetch(self) -> None:
         """Record client activity and resume prefetching if it had stopped."""
@@ -63,9 +67,8 @@ class ReadScheduler:
 
     def close(self) -> None:
         """Write no more no-ops, once the remotes are closed."""
-        for timer in (self._next_check, self._recheck):
-            if timer is not None:
-                timer.cancel()
+        if self._check is not None:
+            self._check.cancel()
 
     # GetMores.
 
@@ -87,7 +90,7 @@ class ReadScheduler:
         cursor.aim_at(min(flow.batch_bytes(len(self._remotes)), self._memory.batch_bytes))
         needed = self._stream.is_needed(number)
         if events or needed:
-            self.write_noops(now, arriving=True)
+            self.check_laggards(arriving=True)
         if not needed:
             remote.waits.reset()
             remote.noops.pauses.reset()
@@ -108,9 +111,9 @@ class ReadScheduler:
         wait = self._flow.next_wait(
             remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone
         )
-        if wait.delay:
-            remote.delay(wait.delay, self._end_delay)
-        remote.cursor.set_await(wait.seconds)
+        if wait.send_after:
+            remote.delay(wait.send_after, self._end_delay)
+        remote.cursor.set_await(wait.await_for)
 
     def read_on(self) -> None:
         """Resume the paused remotes for which the budgets allow another batch."""
@@ -151,60 +154,57 @@ class ReadScheduler:
             )
             remote.cursor.leave_member()
 
-    # No-op writes.
+    # Members that keep events back.
 
-    def write_noops(self, now: float, *, arriving: bool = False) -> None:
-        """Schedule no-op writes to the members that keep events back.
+    def check_laggards(self, *, arriving: bool = False) -> None:
+        """Check for remotes that keep events back, after the delay that flow control determines.
 
-        ``arriving`` is set while a batch is processed: a write without a delay is then scheduled in
+        ``arriving`` is set while a batch is processed: a check without a delay then takes place in
         the next iteration of the event loop, since more batches may have arrived.
         """
-        self._schedule(self._flow.noop_delay(now, self._remotes), arriving=arriving)
+        self._check_in(self._flow.noop_delay(self._loop.time(), self._remotes), arriving=arriving)
 
-    def _schedule(self, delay: float, *, arriving: bool) -> None:
+    def _check_in(self, delay: float, *, arriving: bool) -> None:
+        """Check after ``delay`` seconds, unless an earlier check has been asked for."""
         at = self._loop.time() + delay
-        if self._next_check is not None:
-            if self._next_check_at <= at:
-                return
-            self._next_check.cancel()
-            self._next_check = None
-        if self._stream.awaits_watermarks:
-            self._next_check_at = at
-            if delay > 0:
-                self._next_check = self._loop.call_later(delay, self._check_laggards)
-            elif arriving:
-                self._next_check = self._loop.call_soon(self._check_laggards)
-            else:
-                self._check_laggards()
-
-    def _check_laggards(self) -> None:
-        """Move the members on that keep events back, and look again when one may still do so."""
-        self._next_check = None
-        if self._suspended:
+        if at >= self._check_asked_at or not self._stream.awaits_watermarks:
             return
+        if delay > 0 or arriving:
+            self._set_check(at)
+            self._check_asked_at = at
+        else:
+            self._move_laggards()
+
+    def _set_check(self, at: float) -> None:
+        """Set the time of the next check, a past one for at once, infinity for never."""
+        if self._check is not None:
+            self._check.cancel()
+        self._check, self._check_asked_at = None, inf
+        if at <= self._loop.time():
+            self._check = self._loop.call_soon(self._move_laggards)
+        elif at < inf:
+            self._check = self._loop.call_at(at, self._move_laggards)
+
+    def _move_laggards(self) -> None:
+        """Move the members on that keep events back, and check again when one may still do so."""
+        self._set_check(inf)
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
-        dense, number = rounds.is_dense(now), rounds.interval_number(now)
-        for laggard, latest in self._stream.laggards().items():
+        dense, number = rounds.is_dense(now), rounds.number(now)
+        laggards = {} if self._suspended else self._stream.laggards()
+        for laggard, latest in laggards.items():
             remote = self._remotes.get(laggard)
             # A remote that fails, or is getting a no-op write, is checked again when that is over.
             if remote is None or remote.cursor.failing_for is not None:
                 continue
             if dense and remote.asked_in == number:
-                again = min(again, rounds.next_start(now) + COLLECTING)
+                again = min(again, rounds.next_start(now) + COLLECTING_TIME)
                 continue
             if remote.noops.state == "none":
                 remote.ask_in(number, latest)
                 self._move_past(remote, latest, now)
             if remote.noops.state == "none":
-                again = min(again, max(remote.noops.again, now + _SOONEST))
-        if self._recheck is not None:
-            self._recheck.cancel()
-        self._recheck = None if again == inf else self._loop.call_at(again, self._check_again)
-
-    def _check_again(self) -> None:
-        self._recheck = None
-        if self._next_check is None:
-            self._check_laggards()
+                again = min(again, max(remote.noops.again, now + _LEAST_INTERVAL))
+        self._set_check(again)
 
     def _move_past(self, remote: Remote, latest: Timestamp, now: float) -> None:
         """Write a no-op, or only ask for the watermark if the oplog is past the events already."""
@@ -226,10 +226,13 @@ class ReadScheduler:
         More events may wait for the member than when the no-op write was requested.
         """
         remote = self._remotes.get(number)
-        if remote is None or self._suspended:
+        if remote is None:
             return None
-        latest = self._stream.laggards().get(number)
+        latest = None if self._suspended else self._stream.laggards().get(number)
         if latest is None or remote.is_beyond(latest):
+            remote.noops.withdraw()
+            remote.ask_again()
+            self._check_in(0.0, arriving=True)
             return None
         remote.noops.extend(latest)
         return latest
@@ -245,20 +248,15 @@ class ReadScheduler:
             remote.waits.reset()
             self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
-    def noop_done(self, number: int, *, moved: bool | None) -> None:
+    def noop_done(self, number: int, *, moved: bool) -> None:
         """Record the result of a no-op write, and look whether members still keep events back."""
         remote = self._remotes.get(number)
-        if remote is None:
-            return
-        if moved is None:
-            remote.noops.withdraw()
-            remote.ask_again()
-        else:
+        if remote is not None:
             now = self._loop.time()
             past = remote.noops.record_end(now)
             if moved:
                 remote.record_noop(past, now)
-        self._schedule(0.0, arriving=True)
+            self._check_in(0.0, arriving=True)
 
     def _ask(self, remote: Remote, takes: float | None = None) -> None:
         """Request the remote's watermark, as of now or of ``takes`` seconds from now.
@@ -274,5 +272,5 @@ class ReadScheduler:
         if remote.idle and not remote.topology:
             soon = (takes or 0.0) + self._settings.probe_worth
             may_probe = remote.may_probe(self._loop.time())
-            if cursor.can_probe(soon if may_probe else max(soon, _LONG)):
+            if cursor.can_probe(soon if may_probe else max(soon, _LONG_WAIT)):
                 self._remotes.probe(remote, remote.waits.next_pause() if takes is None else takes)

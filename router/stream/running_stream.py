@@ -142,7 +142,7 @@ class RunningStream:
     async def close(self) -> None:
         """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
 
-        Idempotent.
+        No task of the stream is left. Idempotent.
         """
         self._closed = True
         self._opened.cancel()
@@ -156,6 +156,8 @@ class RunningStream:
             self._memory.size = 0
             self.merged.close()
             await self._remotes.wait_closed()
+            while self._tasks:
+                await asyncio.wait(self._tasks)
         finally:
             self._ticket.end()
 
@@ -287,7 +289,7 @@ class RunningStream:
         if not self.waiting or log_reader.part is None:
             # A resumed stream may just have dropped events that its client has, which frees budget.
             scheduler.read_on()
-            scheduler.write_noops(self._loop.time())
+            scheduler.check_laggards()
         timer = self._loop.call_later(timeout, complete, waiter)
         try:
             self.waiting.add(log_reader, waiter)
@@ -306,7 +308,7 @@ class RunningStream:
         self._stop_if_broken()
         self._count_memory()
         self._read_scheduler.read_on()
-        self._read_scheduler.write_noops(self._loop.time())
+        self._read_scheduler.check_laggards()
 
     def stop_reading(self) -> None:
         """Kill the remote cursors; released events can still be read."""
@@ -377,7 +379,7 @@ class RunningStream:
             if self.merged.error is None:
                 self.merged.membership.apply_list(listed.hosts.keys(), listed.draining, listed.by)
                 self._remotes.follow_merge()
-            self._read_scheduler.write_noops(self._loop.time(), arriving=True)
+            self._read_scheduler.check_laggards(arriving=True)
             self._pass_on()
         self._draining = None
 

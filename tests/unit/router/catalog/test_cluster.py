@@ -8,7 +8,7 @@ import pytest
 from bson import Timestamp
 
 from router.catalog import upstream
-from router.catalog.cluster import Cluster
+from router.catalog.cluster import Cluster, MemberDialer
 from router.catalog.upstream import CatalogPrimary
 from router.limits.memory import Holding, Memory
 from router.lookup.upstream_reads import Result, UpstreamReads
@@ -80,6 +80,20 @@ async def test_the_token_version_is_that_of_the_oldest_shard(
     assert cluster.token_version == version
     for member in members:
         await member.stop()
+
+
+async def test_an_outdated_host_string_causes_the_list_to_be_read_once(
+    config: ScriptedMember, cluster: Cluster
+):
+    """A stream keeps the host string of its opening, or of an event, for as long as it lives."""
+    member = await ScriptedMember("rs0").start()
+    config.documents["shards"] = [{"_id": "a", "host": f"{member.host},127.0.0.1:1"}]
+    await cluster.shards()
+    dialer = MemberDialer(cluster, "a", member.host)
+    for _ in range(3):
+        cluster.pool.give_back(await dialer.connect(PATIENCE))
+    assert config.commands["find"] == 2
+    await member.stop()
 
 
 async def test_a_config_server_can_be_a_shard(config: ScriptedMember, cluster: Cluster) -> None:

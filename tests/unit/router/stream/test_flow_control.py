@@ -127,8 +127,8 @@ def wait_of(flow: FlowControl, remote: PacedRemote, **state: Any) -> Wait:
         ({}, {"next_noop": 5.0}, Wait(QUIET)),
         ({"due": True}, {"next_noop": 0.02, "needed": True}, Wait(GATE)),
         ({"due": True}, {"next_noop": 0.02}, Wait(0.02)),
-        ({"topology": True}, {}, Wait(GATE, delay=QUIET)),
-        ({"topology": True}, {"needed": True}, Wait(GATE, delay=QUIET)),
+        ({"topology": True}, {}, Wait(GATE, send_after=QUIET)),
+        ({"topology": True}, {"needed": True}, Wait(GATE, send_after=QUIET)),
         ({"topology": True, "due": True}, {"needed": True}, Wait(GATE)),
         ({"topology": True, "idle": False}, {}, Wait(UNKNOWN)),
     ],
@@ -140,11 +140,11 @@ def test_the_wait_of_a_get_more_depends_on_the_remote_s_state(remote, state, wai
 def test_without_noop_writes_the_waits_for_a_watermark_double_up_to_a_limit():
     limits = StreamSettings(noop_writes=False)
     flow, remote = flow_control(limits, MIB), remote_of(limits)
-    waits = [wait_of(flow, remote, needed=True).seconds for _ in range(12)]
+    waits = [wait_of(flow, remote, needed=True).await_for for _ in range(12)]
     assert waits[:3] == [GATE, 2 * GATE, 4 * GATE]
     assert waits[-1] == limits.await_watermark_max
     remote.waits.reset()
-    assert wait_of(flow, remote, needed=True).seconds == GATE
+    assert wait_of(flow, remote, needed=True).await_for == GATE
 
 
 def dense(remote: PacedRemote) -> FlowControl:

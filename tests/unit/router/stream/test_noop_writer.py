@@ -30,9 +30,10 @@ class Requests:
         cluster.noop_writers.append(self.noop_writer)
         self.host = cluster.shards["s1"].host
         self.done = 0
-        self.sent: list[float] = []
+        self.sent: list[int] = []
         self.wanted: list[Timestamp | Exception | None] = []
-        self.results: list[bool | None] = []
+        self.withdrawn: list[int] = []
+        self.results: list[bool] = []
 
     def ask(self, past: Timestamp | Exception | None) -> None:
         self.wanted.append(past)
@@ -42,12 +43,15 @@ class Requests:
         wanted = self.wanted[number]
         if isinstance(wanted, Exception):
             raise wanted
+        if wanted is None:
+            self.done += 1
+            self.withdrawn.append(number)
         return wanted
 
     def noop_sent(self, number: int, takes: float) -> None:
-        self.sent.append(takes)
+        self.sent.append(number)
 
-    def noop_done(self, number: int, *, moved: bool | None) -> None:
+    def noop_done(self, number: int, *, moved: bool) -> None:
         self.done += 1
         self.results.append(moved)
 
@@ -136,8 +140,17 @@ async def test_a_noop_write_that_is_no_longer_needed_is_skipped(cluster: Scripte
     requests, member = Requests(cluster, noop_burst=1.0), cluster.shards["s1"]
     for past in (Timestamp(200, 1), None, None):
         await requests.once(past)
-    assert requests.results == [True, None, None]
+    assert (requests.withdrawn, requests.results) == ([1, 2], [True])
     assert len(requests.sent) == member.commands["appendOplogNote"] == 1
+
+
+async def test_a_withdrawn_request_gets_no_result_of_a_write_for_others(cluster: ScriptedCluster):
+    """It may once have wanted a later time, which the write for the others does not reach."""
+    requests = Requests(cluster)
+    requests.ask(None)
+    await requests.once(Timestamp(200, 1))
+    await until(lambda: requests.results)
+    assert (requests.withdrawn, requests.sent, requests.results) == ([0], [1], [True])
 
 
 async def test_a_delayed_noop_write_uses_the_latest_requested_time(cluster: ScriptedCluster):

@@ -104,6 +104,17 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     assert running.merged.held_bytes == 0
 
 
+async def test_a_closed_stream_leaves_no_task(cluster: ScriptedCluster):
+    registry = cluster.registry(share_linger=0.0)
+    cursor, _ = await registry.open(stream(), OWNER)
+    running = cursor.running_stream
+    assert running is not None
+    tasks = set(running._tasks)
+    assert tasks
+    await running.close()
+    assert all(task.done() for task in tasks)
+
+
 async def test_events_that_the_low_watermark_holds_back_are_measured(
     cluster: ScriptedCluster,
 ) -> None:

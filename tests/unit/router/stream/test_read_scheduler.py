@@ -1,0 +1,232 @@
+"""The read scheduler: what a remote is asked after each reply, and what moves a member on."""
+
+import asyncio
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from bson import Timestamp
+
+from router.limits.memory import Memory
+from router.stream.fan_out import FanOut
+from router.stream.pacing import FlowControl, TokenBucket
+from router.stream.read_scheduler import ReadScheduler
+from router.stream.remotes import Remote
+from router.stream.waiting_readers import WaitingReaders
+from router.stream_settings import StreamSettings
+from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_of
+from tests.doubles.scripted_streams import PrivateStream, hwm
+from tests.harness.until import until
+from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, at, opened
+
+LIMITS = StreamSettings()
+
+
+@dataclass
+class Cursor:
+    """A remote cursor that records what it is told."""
+
+    waits: list[float] = field(default_factory=list)
+    paused: bool = False
+    left: int = 0
+    waiting: bool = True
+    failing_for: float | None = None
+    address: str = "h:1"
+
+    @property
+    def wants_pause(self) -> bool:
+        return self.paused
+
+    def aim_at(self, size: int) -> None: ...
+
+    def set_await(self, seconds: float) -> None:
+        self.waits.append(seconds)
+
+    def pause(self) -> None:
+        self.paused = True
+
+    def resume(self) -> None:
+        self.paused = False
+
+    def can_probe(self, seconds: float) -> bool:
+        return self.waiting
+
+    def take_probe_cost(self) -> float:
+        return 0.0
+
+    def leave_member(self) -> None:
+        self.left += 1
+
+
+class Remotes(dict[int, Remote]):
+    """The open remotes of a stream, which are not read."""
+
+    def __init__(self, stream: PrivateStream, settings: StreamSettings) -> None:
+        queues = stream.merger.remotes.items()
+        super().__init__({n: Remote(queue, Cursor(), settings) for n, queue in queues})  # type: ignore[arg-type]
+        self.probed: list[int] = []
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.values())
+
+    def probe(self, remote: Remote, seconds: float) -> None:
+        self.probed.append(remote.number)
+
+
+class Scheduled:
+    """A stream of two shards, with its read scheduler; all members have shown their progress."""
+
+    def __init__(self, **changes: Any) -> None:
+        settings = replace(LIMITS, **changes)
+        self.loop = asyncio.get_running_loop()
+        self.stream = opened()
+        self.remotes = Remotes(self.stream, settings)
+        self.written: list[int] = []
+        target = SimpleNamespace(
+            budget=TokenBucket(20, 100),
+            next_done=lambda now: now,
+            write=lambda _, number: self.written.append(number),
+        )
+        resources: Any = SimpleNamespace(
+            noop_writer=SimpleNamespace(target=lambda *_: target),
+            settings=settings,
+            memory=Memory(1 << 40),
+        )
+        self.flow = FlowControl(settings, resources.memory, lambda: False)
+        self.waiting = WaitingReaders(self.stream, FanOut(self.stream, 0))
+        remotes: Any = self.remotes
+        self.scheduler = ReadScheduler(self.stream, remotes, self.waiting, self.flow, resources)
+        self.scheduler.resume_prefetch()
+        for number in (CONFIG, A, B, CONFIG, A, B):
+            self.reply(number, 11)
+
+    def reply(self, number: int, time: int, *events: int) -> None:
+        """Process a remote's reply up to ``time``, after which its member's oplog ends."""
+        made = [at(event, number) for event in events]
+        reached = KeyedToken.of(token_of(made[-1][1]) if made else hwm(time))
+        batch = CursorBatch(7, made, reached, sum(len(raw) for _, raw in made))
+        batch.operation_time = Timestamp(time, 1)
+        self.stream.batch_arrived(number, batch)
+        self.scheduler.batch_arrived(self.remotes[number], batch, self.loop.time(), opening=False)
+
+    def cursor(self, number: int) -> Any:
+        return self.remotes[number].cursor
+
+
+@pytest.fixture
+async def scheduled() -> AsyncIterator[Scheduled]:
+    scheduled = Scheduled()
+    yield scheduled
+    scheduled.scheduler.close()
+
+
+@pytest.mark.parametrize(
+    ("oplog_end", "noop_writes", "written", "probed"),
+    [
+        (10, True, [B, CONFIG], []),
+        (99, True, [CONFIG], [B]),
+        (10, False, [], [B]),
+        (99, False, [], [B]),
+    ],
+)
+async def test_a_member_is_moved_past_the_events_or_only_asked(
+    oplog_end: int, noop_writes: bool, written: list[int], probed: list[int]
+):
+    scheduled = Scheduled(noop_writes=noop_writes)
+    scheduled.remotes[B].record_reply(0, Timestamp(oplog_end, 1), 0.0, complete=True)
+    scheduled.reply(A, 20, 20)
+    await asyncio.sleep(0)
+    assert sorted(scheduled.written) == sorted(written)
+    assert scheduled.remotes.probed == probed
+    scheduled.scheduler.close()
+
+
+async def test_the_watermark_is_asked_for_when_the_write_is_sent(scheduled: Scheduled):
+    scheduled.reply(A, 20, 20)
+    await asyncio.sleep(0)
+    assert scheduled.scheduler.noop_wanted(B) == Timestamp(20, 1)
+    scheduled.reply(A, 30, 30)
+    assert scheduled.scheduler.noop_wanted(B) == Timestamp(30, 1), "more events have arrived"
+    scheduled.scheduler.noop_sent(B, 0.001)
+    assert scheduled.remotes.probed == [B]
+    scheduled.scheduler.noop_done(B, moved=True)
+    assert scheduled.remotes[B].is_beyond(Timestamp(30, 1))
+
+
+async def test_a_request_that_no_event_needs_any_more_is_withdrawn(scheduled: Scheduled):
+    scheduled.reply(A, 20, 20)
+    await asyncio.sleep(0)
+    scheduled.reply(B, 25)
+    assert scheduled.scheduler.noop_wanted(B) is None
+    assert scheduled.remotes[B].noops.state == "none"
+    scheduled.reply(A, 30, 30)
+    await asyncio.sleep(0)
+    assert scheduled.written.count(B) == 2
+
+
+async def test_a_write_without_effect_is_repeated(scheduled: Scheduled):
+    scheduled.reply(A, 20, 20)
+    await asyncio.sleep(0)
+    assert scheduled.scheduler.noop_wanted(B) is not None
+    scheduled.scheduler.noop_sent(B, 0.001)
+    scheduled.scheduler.noop_done(B, moved=False)
+    await until(lambda: scheduled.written.count(B) == 2)
+
+
+async def test_several_replies_cause_one_check_and_the_earliest_counts():
+    scheduled = Scheduled(noop_delay=30.0)
+    for time in (20, 21, 22):
+        scheduled.reply(A, time, time)
+    await asyncio.sleep(0.01)
+    assert not scheduled.written, "an idle member gets a no-op after the delay"
+    scheduled.scheduler.noop_done(CONFIG, moved=False)
+    scheduled.reply(A, 23, 23)
+    await asyncio.sleep(0.01)
+    assert sorted(scheduled.written) == [CONFIG, B], "the end of a write causes a check at once"
+    scheduled.scheduler.close()
+
+
+async def test_a_remote_that_fails_gets_no_noop(scheduled: Scheduled):
+    scheduled.cursor(B).failing_for = 1.0
+    scheduled.reply(A, 20, 20)
+    await asyncio.sleep(0)
+    assert scheduled.written == [CONFIG]
+
+
+async def test_without_clients_remotes_pause_and_get_no_noops():
+    scheduled = Scheduled(prefetch_time=0.0)
+    await asyncio.sleep(0.001)
+    scheduled.reply(A, 20, 20)
+    await asyncio.sleep(0.01)
+    assert (scheduled.cursor(A).paused, scheduled.written) == (True, [])
+    scheduled.scheduler.resume_prefetch()
+    scheduled.scheduler.check_laggards()
+    await asyncio.sleep(0)
+    assert (scheduled.cursor(A).paused, sorted(scheduled.written)) == (False, [CONFIG, B])
+    scheduled.scheduler.close()
+
+
+async def test_a_remote_over_budget_is_paused_until_its_events_are_read(scheduled: Scheduled):
+    scheduled.flow._settings = replace(LIMITS, remote_buffer_bytes=1)
+    scheduled.reply(A, 20, 20)
+    assert scheduled.cursor(A).paused
+    scheduled.scheduler.read_on()
+    assert scheduled.cursor(A).paused
+    for number in (B, CONFIG):
+        scheduled.reply(number, 30)
+    while scheduled.stream.release():
+        pass
+    scheduled.scheduler.read_on()
+    assert not scheduled.cursor(A).paused
+
+
+async def test_a_member_whose_watermark_stands_still_is_left():
+    scheduled = Scheduled(watermark_timeout=0.01)
+    scheduled.reply(A, 20, 20)
+    scheduled.remotes[B].record_noop(Timestamp(20, 1), scheduled.loop.time())
+    await asyncio.sleep(0.02)
+    scheduled.reply(B, 15)
+    assert scheduled.cursor(B).left == 1
+    scheduled.scheduler.close()
