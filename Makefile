@@ -15,7 +15,7 @@ REAL_JOBS ?= 3
 # The longest first: what is left at the end are many short ones.
 REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers \
 	tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration \
-	tests/recordings/test_workload.py tests/conformance
+	tests/conformance
 
 # A wait that expires is tried once more, since the machine may have been busy, and is reported; so is Spark's wait of ten
 # seconds for a Python process. Other failures are final.
@@ -85,7 +85,8 @@ driver-tests: install  ## pymongo's own change stream tests, through the router
 	$(BIN)/pytest tests/drivers --mongos-too $(ARGS)
 
 conformance: install  ## each rule, the test that holds it: build/conformance.md
-	$(BIN)/pytest tests/conformance tests/recordings/test_workload.py --conformance-report $(ARGS)
+	$(BIN)/pytest tests/conformance tests/recordings/test_workload.py tests/simulation/test_load.py \
+		--conformance-report $(ARGS)
 
 help:  ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(firstword $(MAKEFILE_LIST)) | sort | expand -t 16

@@ -164,9 +164,12 @@ class EmbeddedCluster:
         """
         if name in self._running:
             raise bad_value(f"a shard server {name!r} is already running")
-        mongod = self._make(name, is_config=False)
-        await mongod.start()
-        self._running[name] = mongod
+        mongod = self._running[name] = self._make(name, is_config=False)
+        try:
+            await mongod.start()
+        except BaseException:
+            del self._running[name]
+            raise
         log.info("shard server started", shard=name, host=mongod.host_string)
         return mongod
 

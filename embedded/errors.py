@@ -117,6 +117,11 @@ def object_too_large(size: int) -> CommandError:
     )
 
 
+def internal_error(error: Exception) -> CommandError:
+    """Return error 1: a defect of the embedded cluster, which is this command's error alone."""
+    return CommandError(ErrorCode.InternalError, f"{type(error).__name__}: {error}")
+
+
 def not_implemented(message: str) -> CommandError:
     """Return error 238: the embedded cluster lacks what the command needs."""
     return CommandError(238, message, code_name="NotImplemented")

@@ -11,7 +11,7 @@ import structlog
 from bson.errors import InvalidDocument
 
 from embedded.clients import Client
-from embedded.errors import CommandError, ErrorCode
+from embedded.errors import CommandError, ErrorCode, internal_error
 from embedded.storage.bson_values import Document, without_dbrefs
 from shard_client.errors import ProtocolError
 from shard_client.wire.documents import encode
@@ -276,9 +276,7 @@ class _Connection(asyncio.Protocol):
         except Exception as error:
             # A bug in a command must not end this connection or others.
             log.exception("command failed", command=next(iter(command)), peer=self._client.peer)
-            return CommandError(
-                ErrorCode.InternalError, f"{type(error).__name__}: {error}"
-            ).to_reply()
+            return internal_error(error).to_reply()
 
     async def _write(self, frame: bytes) -> None:
         await self._writable.wait()

@@ -46,7 +46,7 @@ _ENDS = frozenset({"commitTransaction", "abortTransaction"})
 async def execute(mongod: Member, database: str, command: Document, client: Client) -> Document:
     """Run one command on ``mongod`` and return its reply.
 
-    An error aborts the transaction that the command is part of.
+    An error, or the end of the client's connection, aborts the command's transaction.
 
     Raises:
         CommandError: the command fails.
@@ -69,10 +69,10 @@ async def execute(mongod: Member, database: str, command: Document, client: Clie
         raise not_in_transactions(name)
     try:
         return await handler(request)
-    except CommandError as error:
+    except BaseException as error:
         if transaction.is_open:
             mongod.journal.abort(transaction)
-        if error.code in TRANSIENT_CODES:
+        if isinstance(error, CommandError) and error.code in TRANSIENT_CODES:
             error.labels |= {TRANSIENT_TRANSACTION}
         raise
 

@@ -175,7 +175,9 @@ async def _update_many(
     unit, collection = request.unit, request.collection
     documents = list(select(unit.view(collection), matcher)) if collection is not None else []
     if not documents and upsert:
-        return update_first(request, matcher, change, number, upsert=True).summary()
+        return await when_unlocked(
+            lambda: update_first(request, matcher, change, number, upsert=True).summary()
+        )
     matched = modified = 0
     for done, document in enumerate(documents):
         await take_turns(done)

@@ -136,6 +136,12 @@ class ClusterCatalog:
             database.name for database in self.databases.values() if database.primary == shard.id
         ]
 
+    def chunks_on(self, shard: Shard) -> int:
+        """Return the number of chunks of sharded collections that this shard owns."""
+        return sum(
+            chunk.shard == shard.id for each in self.collections.values() for chunk in each.chunks
+        )
+
     async def create_database(self, name: str, primary: Shard | None = None) -> Shard:
         """Return the primary shard of ``name``, creating the database if necessary.
 

@@ -72,13 +72,10 @@ class Mongos:
         assert transaction is not None
         try:
             reply = await COMMANDS[request.name](request)
-        except CommandError as error:
+        except BaseException as error:
             self._state.transactions.abort(transaction)
-            if error.code in TRANSIENT_CODES:
+            if isinstance(error, CommandError) and error.code in TRANSIENT_CODES:
                 error.labels |= {TRANSIENT_TRANSACTION}
-            raise
-        except BaseException:
-            self._state.transactions.abort(transaction)
             raise
         if reply.get("writeErrors"):
             self._state.transactions.abort(transaction)

@@ -14,7 +14,7 @@ from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.chunk_map import Chunk, order
 from embedded.mongos.request import RoutedRequest
 from embedded.mongos.shards import Shard, raise_write_error
-from embedded.storage.bson_values import Document
+from embedded.storage.bson_values import Document, id_key
 from embedded.storage.collection import Collection
 
 _BATCH = 500
@@ -28,7 +28,8 @@ async def move_chunk(
     The caller must hold the namespace exclusively.
 
     Raises:
-        CommandError: a shard's error.
+        CommandError: the recipient's error, and nothing has moved; or the donor's, and the chunk
+            has moved, but reads also find the documents that the donor has kept.
     """
     donor = request.catalog.shard(chunk.shard)
     if donor is to:
@@ -45,7 +46,7 @@ async def move_chunk(
     ]
     await insert_documents(to, namespace, moving)
     collection.chunks.move(chunk, to.id)
-    await _delete(donor, local, moving)
+    await _delete(donor, namespace, moving)
 
 
 async def clone_database(
@@ -60,26 +61,31 @@ async def clone_database(
     Returns the donor's copied collections, which the caller must drop.
 
     Raises:
-        CommandError: a shard's error.
+        CommandError: a shard's error; the copies have been dropped.
     """
     views, kept = f"{database}.system.views", set(sharded)
-    copied = []
-    for collection in donor.mongod.catalog.collections(database):
-        if collection.ns == views or to.mongod.catalog.get(collection.ns) is not None:
-            continue
-        is_kept = collection.ns in kept
-        await _create_like(collection, to, collection.uuid if is_kept else donor.mongod.new_uuid())
-        if not is_kept:
-            await insert_documents(to, collection.ns, list(collection.documents()))
+    copied: list[Collection] = []
+    try:
+        for collection in donor.mongod.catalog.collections(database):
+            if collection.ns == views or to.mongod.catalog.get(collection.ns) is not None:
+                continue
+            if collection.ns in kept:
+                await _create_like(collection, to, collection.uuid)
+                continue
+            await _create_like(collection, to, donor.mongod.new_uuid())
             copied.append(collection)
-    for name, view in _views_of(donor, database):
-        options = {field: value for field, value in view.items() if field != "_id"}
-        await to.execute(database, {"create": name, **options}, from_migrate=True)
+            await insert_documents(to, collection.ns, list(collection.documents()))
+        for name, view in _views_of(donor, database):
+            options = {field: value for field, value in view.items() if field != "_id"}
+            await to.execute(database, {"create": name, **options}, from_migrate=True)
+    except BaseException:
+        await drop_cloned(to, database, copied)
+        raise
     return copied
 
 
-async def drop_cloned(donor: Shard, database: str, copied: Iterable[Collection]) -> None:
-    """Drop the collections that ``clone_database`` copied, and the views.
+async def drop_cloned(shard: Shard, database: str, copied: Iterable[Collection]) -> None:
+    """Drop the collections that ``clone_database`` copied, and the views, on either shard.
 
     Change streams show the drops of collections, but not of views.
 
@@ -87,11 +93,11 @@ async def drop_cloned(donor: Shard, database: str, copied: Iterable[Collection])
         CommandError: the shard's error.
     """
     for collection in copied:
-        await donor.execute(database, {"drop": collection.name})
-    for name, _ in _views_of(donor, database):
-        await donor.execute(database, {"drop": name}, from_migrate=True)
-    if donor.mongod.catalog.get(f"{database}.system.views") is not None:
-        await donor.execute(database, {"drop": "system.views"}, from_migrate=True)
+        await shard.execute(database, {"drop": collection.name})
+    for name, _ in _views_of(shard, database):
+        await shard.execute(database, {"drop": name}, from_migrate=True)
+    if shard.mongod.catalog.get(f"{database}.system.views") is not None:
+        await shard.execute(database, {"drop": "system.views"}, from_migrate=True)
 
 
 def _views_of(shard: Shard, database: str) -> list[tuple[str, Document]]:
@@ -123,24 +129,32 @@ async def _create_like(
 
 
 async def insert_documents(to: Shard, namespace: str, documents: list[Document]) -> None:
-    """Insert documents with writes that change streams skip.
+    """Insert all of these documents or none, with writes that change streams skip.
 
     Raises:
         CommandError: the shard's error.
     """
     database, _, name = namespace.partition(".")
-    for batch in _batches(documents):
-        await asyncio.sleep(0)  # let other tasks run between batches
-        reply = await to.execute(database, {"insert": name, "documents": batch}, from_migrate=True)
-        raise_write_error(reply)
+    stored = to.mongod.catalog.require(namespace)
+    new = [each for each in documents if stored.get(id_key(each["_id"])) is None]
+    try:
+        for batch in _batches(documents):
+            await asyncio.sleep(0)  # let other tasks run between batches
+            insert = {"insert": name, "documents": batch}
+            raise_write_error(await to.execute(database, insert, from_migrate=True))
+    except BaseException:
+        await _delete(to, namespace, new)
+        raise
 
 
-async def _delete(donor: Shard, local: Collection, documents: list[Document]) -> None:
+async def _delete(shard: Shard, namespace: str, documents: list[Document]) -> None:
+    """Delete those of these documents that the shard has."""
+    database, _, name = namespace.partition(".")
     for batch in _batches(documents):
         await asyncio.sleep(0)
         deletes = [{"q": {"_id": {"$eq": document["_id"]}}, "limit": 1} for document in batch]
-        command = {"delete": local.name, "deletes": deletes}
-        raise_write_error(await donor.execute(local.database, command, from_migrate=True))
+        delete = {"delete": name, "deletes": deletes}
+        raise_write_error(await shard.execute(database, delete, from_migrate=True))
 
 
 def _batches(documents: Iterable[Document]) -> Iterable[list[Document]]:

@@ -88,8 +88,10 @@ async def remove_shard(request: RoutedRequest) -> Document:
         to_move = request.catalog.databases_on(shard)
         return _drain_state("started", "draining started successfully", shard, to_move)
     await _move_chunks_away(request, shard)
-    if to_move := request.catalog.databases_on(shard):
-        left = {"chunks": 0, "dbs": len(to_move), "jumboChunks": 0}
+    to_move = request.catalog.databases_on(shard)
+    chunks = request.catalog.chunks_on(shard)  # others may have come meanwhile
+    if chunks or to_move:
+        left = {"chunks": chunks, "dbs": len(to_move), "jumboChunks": 0}
         state = _drain_state("ongoing", "draining ongoing", shard, to_move)
         return {"remaining": left, **state}
     for database in shard.mongod.catalog.databases():
@@ -139,8 +141,8 @@ async def move_primary(request: RoutedRequest) -> Document:
         CommandError: 26 NamespaceNotFound if the database does not exist; a shard's error.
     """
     database = str(request.command["movePrimary"])
-    to = request.catalog.shard(request.field("to", str))
     async with request.state.locks.exclusive_databases(database):
+        to = request.catalog.shard(request.field("to", str))
         donor = request.catalog.primary_of(database)
         if donor is None:
             raise namespace_not_found(f"Database {database} could not be found")
@@ -173,8 +175,8 @@ async def move(request: RoutedRequest) -> Document:
             shard's error.
     """
     namespace = str(request.command["moveChunk"])
-    to = request.catalog.shard(request.field("to", str))
     async with request.state.locks.exclusive(namespace):
+        to = request.catalog.shard(request.field("to", str))  # it may have left during the wait
         collection = _sharded(request, namespace)
         chunk = _named_chunk(request, collection)
         await move_chunk(request, collection, chunk, to)

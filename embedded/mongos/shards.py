@@ -4,13 +4,16 @@ import asyncio
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import structlog
 from bson.timestamp import Timestamp
 
 from embedded.clients import Client
-from embedded.errors import CommandError
+from embedded.errors import CommandError, internal_error
 from embedded.logical_clock import LogicalClock
 from embedded.mongod import Mongod
 from embedded.storage.bson_values import Document
+
+log = structlog.get_logger()
 
 _PLAIN = Client(in_process=True)
 _MIGRATION = Client(in_process=True, from_migrate=True)
@@ -64,7 +67,14 @@ class Shard:
     ) -> Document:
         """Run a command without exchanging cluster times; see ``execute``."""
         client = _MIGRATION if from_migrate else _PLAIN
-        return await self.mongod.execute(database, dict(command), client)
+        try:
+            return await self.mongod.execute(database, dict(command), client)
+        except CommandError:
+            raise
+        except Exception as error:
+            # As over a connection: a defect of one server does not cancel commands on the others.
+            log.exception("command failed", command=next(iter(command)), shard=self.id)
+            raise internal_error(error) from error
 
     def adopt_time(self) -> None:
         """Advance this server's clock to the mongos's cluster time."""

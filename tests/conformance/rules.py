@@ -19,6 +19,7 @@ RULES: dict[str, dict[str, str]] = {
         "$_passthroughToShard gives one shard's events alone": "passthrough",
     },
     "Resume tokens": {
+        "the high water mark's token names the time alone": "future",
         "40647: _data missing or not a string": "token-empty token-data-int",
         "40648: _typeBits not BinData": "token-typebits",
         "9 FailedToParse: not a hex string": "token-nothex token-odd",

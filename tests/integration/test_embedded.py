@@ -6,7 +6,6 @@ Conformance and the recordings compare its shards' events.
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -108,21 +107,6 @@ def test_only_an_update_by_itself_moves_a_document(orders: Any) -> None:
     assert error.value.details["writeErrors"][0]["code"] == 72
     assert orders.bulk_write([to_move]).modified_count == 1
     assert [(d["_id"], d["region"]) for d in orders.find().sort("_id")] == [(0, "z"), (1, "a")]
-
-
-def test_a_migration_waits_for_transactions(client: Client, orders: Any) -> None:
-    orders.insert_many([{"_id": i, "region": "ahpz"[i % 4], "n": i} for i in range(12)])
-    mover = threading.Thread(target=move, args=(client, "a", "shard1"))
-    with client.start_session() as session:
-        session.start_transaction()
-        orders.insert_one({"_id": 60, "region": "a"}, session=session)
-        mover.start()
-        mover.join(0.3)
-        assert mover.is_alive()
-        session.commit_transaction()
-    mover.join(PATIENCE)
-    assert not mover.is_alive()
-    assert sorted(d["_id"] for d in orders.find({"region": "a"})) == [0, 4, 8, 60]
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

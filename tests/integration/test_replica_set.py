@@ -125,18 +125,6 @@ def now(client: Client) -> Any:
     return type(time)(time.time, time.inc + 1)
 
 
-def test_watermarks_of_an_idle_stream_are_those_of_the_set(fronted: Fronted) -> None:
-    shapes = []
-    for client in (fronted.behind, fronted.through):
-        with client.watch(max_await_time_ms=10) as stream:
-            stream.try_next()
-            first = str((stream.resume_token or {})["_data"])
-            client.idle.c.insert_one({})
-            assert stream.next()["_id"]["_data"] > first
-            shapes.append(first[18:])
-    assert shapes[0] == shapes[1]
-
-
 def test_many_watchers_share_one_cursor_which_needs_no_no_op_writes(fronted: Fronted) -> None:
     through = fronted.through
     streams = [through.shared.c.watch(max_await_time_ms=100) for _ in range(10)]

@@ -1,7 +1,4 @@
-"""The recorded workload gives the recorded events on embedded shards and through the router.
-
-On real servers, mongos and the router give the same events of it.
-"""
+"""The recorded workload gives the recorded events on embedded shards and through the router."""
 
 import random
 import re
@@ -16,7 +13,7 @@ import pytest
 from bson import Timestamp
 
 from tests.conformance.rules import rules_of
-from tests.harness.clusters import Client, EmbeddedProcess, TestCluster, start_real_cluster
+from tests.harness.clusters import Client, EmbeddedProcess, TestCluster
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
 from tests.recordings import recorded
@@ -46,13 +43,13 @@ Event = dict[str, Any]
 class Run:
     """The events of one run of the workload.
 
-    ``live`` has those that a watcher of a server received meanwhile; ``drained`` has each stream as
-    a server returned it afterwards.
+    ``live`` has those that a watcher received meanwhile; ``drained`` has each stream as a server
+    returned it afterwards.
     """
 
     start: Timestamp
     end: Timestamp
-    live: dict[str, list[Event]]
+    live: list[Event]
     drained: dict[tuple[str, str], Drained] = field(default_factory=dict)
 
     def drain(self, client: Client, via: str) -> None:
@@ -61,10 +58,8 @@ class Run:
             self.drained[name, via] = drain(client, name, self.start, self.end)
 
 
-def run_workload(
-    cluster: TestCluster, client: Client, watched: dict[str, Client] | None = None
-) -> Run:
-    """Run the workload by ``client`` while a watcher reads from each server of ``watched``."""
+def run_workload(cluster: TestCluster, client: Client, *, watched: bool = False) -> Run:
+    """Run the workload by ``client``, with ``watched`` while a watcher reads from its server."""
 
     def add_shard() -> tuple[str, str]:
         name, host = cluster.start_shard()
@@ -79,17 +74,14 @@ def run_workload(
     setup(client, shards)
     begun = now()
     start = Timestamp(begun.time, begun.inc + 1)
-    live: dict[str, list[Event]] = {via: [] for via in watched or ()}
-    watchers = [
-        threading.Thread(target=_watch, args=(each, start, live[via]), daemon=True)
-        for via, each in (watched or {}).items()
-    ]
-    for watcher in watchers:
+    live: list[Event] = []
+    watcher = threading.Thread(target=_watch, args=(client, start, live), daemon=True)
+    if watched:
         watcher.start()
     workload(client, shards, add_shard, random.Random(1))
-    for watcher in watchers:
+    if watched:
         watcher.join(PATIENCE)
-        assert not watcher.is_alive(), {via: len(events) for via, events in live.items()}
+        assert not watcher.is_alive(), len(live)
     return Run(start, now(), live)
 
 
@@ -109,7 +101,7 @@ def run() -> Iterator[Run]:
         cluster = owned.enter_context(EmbeddedProcess(3, {"noop_interval": 0.2}))
         router = owned.enter_context(start_router(cluster.configdb, cluster.mongos_uri))
         client = owned.enter_context(Client(router.uri))
-        ran = run_workload(cluster, client, {ROUTER: client})
+        ran = run_workload(cluster, client, watched=True)
         ran.drain(client, ROUTER)
         for via in SHARDS:
             ran.drain(owned.enter_context(cluster.direct(via)), via)
@@ -121,25 +113,6 @@ def run() -> Iterator[Run]:
             ran.end,
         )
         yield ran
-
-
-@pytest.fixture(scope="module")
-def beside_mongos() -> Iterator[Run]:
-    """Run the workload through the router on real servers, beside their mongos."""
-    with ExitStack() as owned:
-        cluster = owned.enter_context(start_real_cluster(3, noop_interval=1))
-        router = owned.enter_context(start_router(cluster.configdb, cluster.mongos_uri))
-        both = {
-            via: owned.enter_context(Client(uri))
-            for via, uri in ((MONGOS, cluster.mongos_uri), (ROUTER, router.uri))
-        }
-        ran = run_workload(cluster, both[ROUTER], both)
-        for via, client in both.items():
-            ran.drain(client, via)
-        yield ran
-
-
-# On the embedded cluster, beside the recording.
 
 
 def recorded_as(via: str) -> str:
@@ -167,10 +140,14 @@ def real() -> Normaliser:
 
 
 def test_a_live_watcher_gets_all_events(run: Run, ours: Normaliser, real: Normaliser) -> None:
-    texts = [ours.text(event) for event in settled(run.live[ROUTER])]
+    texts = [ours.text(event) for event in settled(run.live)]
     assert texts == [real.text(event) for event in settled(recorded_events(EVERYTHING, ROUTER))]
 
 
+@pytest.mark.rule("Sharded cluster", "the recorded workload gives the recorded events")
+@pytest.mark.rule(
+    "Resume tokens", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them"
+)
 @pytest.mark.parametrize("via", [*SHARDS, ROUTER])
 @pytest.mark.parametrize("name", WITH_RULES)
 def test_each_stream_returns_the_recorded_events(
@@ -252,53 +229,3 @@ def _without_tokens(normaliser: Normaliser, events: list[Event]) -> list[Event]:
             event.pop(name, None)
         event.get("updateDescription", {}).pop("disambiguatedPaths", None)
     return result
-
-
-# On real servers, through the router beside their mongos.
-
-
-def assert_same(found: list[Event], expected: list[Event]) -> None:
-    """Require the same events in the same order.
-
-    Events of several shards for one operation may have equal tokens. Their order is arbitrary,
-    for mongos and the router alike, so they are sorted by wall time.
-    """
-
-    def token(event: Event) -> str:
-        return str(event["_id"]["_data"])
-
-    assert list(map(token, found)) == list(map(token, expected))
-    found, expected = (
-        sorted(events, key=lambda event: (token(event), event.get("wallTime")))
-        for events in (found, expected)
-    )
-    assert found == expected
-    assert list(map(list, found)) == list(map(list, expected))
-
-
-def test_live_watchers_get_the_same_events(beside_mongos: Run) -> None:
-    assert len(beside_mongos.live[ROUTER]) > 500
-    assert_same(beside_mongos.live[ROUTER], beside_mongos.live[MONGOS])
-
-
-@pytest.mark.parametrize("name", WITH_RULES)
-def test_streams_return_the_same_and_end_in_the_same_way(beside_mongos: Run, name: str) -> None:
-    found, expected = (beside_mongos.drained[name, via] for via in (ROUTER, MONGOS))
-    assert_same(found.events, expected.events)
-    assert _error(found) == _error(expected)
-    assert found.closed == expected.closed
-
-
-def _error(drained: Drained) -> tuple[int, str] | None:
-    """Return the error without the event's size, which internal fields for mongos change."""
-    if drained.error is None:
-        return None
-    code, message = drained.error
-    return code, _SIZE.sub("size: …", message)
-
-
-def test_the_workload_covers_all_ways_to_end(beside_mongos: Run) -> None:
-    """The comparisons above include streams that end with an error and with an invalidate."""
-    drained = [beside_mongos.drained[name, MONGOS] for name in STREAMS]
-    assert {code for code, _ in filter(None, (each.error for each in drained))} >= {10334, 280}
-    assert any(each.closed for each in drained)

@@ -6,7 +6,6 @@ from typing import Any
 
 from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster
-from tests.harness.node import NodePrograms
 from tests.harness.ports import free_port
 from tests.harness.routers import RouterProcess, run_command
 
@@ -57,11 +56,6 @@ def test_pymongo_reads_and_writes_over_tls(uri: str, router: Any) -> None:
         with collection.watch() as stream:
             collection.insert_one({"_id": "large", "value": large})
             assert stream.next()["fullDocument"]["value"] == large
-
-
-def test_node_s_driver_reads_and_writes_over_tls(uri: str, router: Any, node: NodePrograms) -> None:
-    seen = node.run("transaction.js", uri, "db", f"node{router.port}")
-    assert seen == ["written", "first", "second"]
 
 
 def check(cluster: TestCluster, key_file: Path, folder: Path, tls: str) -> tuple[int, str]:

@@ -234,8 +234,9 @@ def test_changed_settings_restart_the_routers() -> None:
         metadata = render(values)["Deployment"]["spec"]["template"]["metadata"]
         return str(metadata["annotations"]["checksum/config"])
 
-    assert checksum(LEAST) == checksum(LEAST)
-    assert checksum(LEAST) != checksum(MOST)
+    changed = {**LEAST["settings"], "workers": 2}
+    assert checksum({**LEAST, "replicas": 5}) == checksum(LEAST)
+    assert checksum({**LEAST, "settings": changed}) != checksum(LEAST)
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import re
 import shutil
 import ssl
 import subprocess
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -117,8 +118,13 @@ def test_the_unit_names_pages_of_the_same_site() -> None:
 
 def test_the_dashboard_s_panels_do_not_overlap() -> None:
     panels = json.loads(DASHBOARD.read_text())["panels"]
-    places = [(panel["gridPos"]["x"], panel["gridPos"]["y"]) for panel in panels]
-    assert len(set(places)) == len(places) == len({panel["id"] for panel in panels})
+    assert len({panel["id"] for panel in panels}) == len(panels)
+    cells = [
+        (grid["x"] + right, grid["y"] + down)
+        for grid in (panel["gridPos"] for panel in panels)
+        for right, down in product(range(grid["w"]), range(grid["h"]))
+    ]
+    assert len(set(cells)) == len(cells)
 
 
 def promtool(*arguments: str) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 
 import yaml
 
-from tests.harness.clusters import DOCKER_IMAGE
 from tests.release import problems, versions
 
 ROOT = Path(__file__).parents[3]
@@ -39,29 +38,3 @@ def test_each_command_is_a_target_or_a_module_that_exists() -> None:
             module = re.match(r"python -m (tests\.\w+) ", command)
             assert module is not None, command
             assert (ROOT / f"{module[1].replace('.', '/')}.py").exists()
-
-
-def test_the_tests_run_on_each_version_of_the_servers() -> None:
-    job = yaml.safe_load(WORKFLOW.with_name("servers.yaml").read_text())["jobs"]["test"]
-    assert job["strategy"]["matrix"] == {"mongo": ["6.0", "7.0", "8.0"]}
-    assert job["steps"][-1] == {
-        "run": "make test-all",
-        "env": {DOCKER_IMAGE: "mongo:${{ matrix.mongo }}"},
-    }
-
-
-def test_wheel_and_image_are_attested_with_their_parts() -> None:
-    used = {
-        name: {step.get("uses", "").partition("@")[0] for step in job["steps"]}
-        for name, job in jobs().items()
-    }
-    assert {"actions/attest-build-provenance", "actions/attest-sbom"} <= used["wheel"]
-    assert "actions/attest-build-provenance" in used["image"]
-    (push,) = [step for step in steps() if "build-push" in step.get("uses", "")]
-    assert push["with"]["sbom"] is True
-
-
-def test_no_job_may_more_than_it_needs() -> None:
-    assert yaml.safe_load(WORKFLOW.read_text())["permissions"] == {"contents": "read"}
-    assert {name for name, job in jobs().items() if job["permissions"].get("packages")} == {"image"}
-    assert {name for name, job in jobs().items() if job["permissions"].get("pages")} == {"site"}

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -113,6 +114,82 @@ async def test_a_migration_fails_if_the_donor_keeps_documents(
     move = {"moveChunk": "shop.orders", "find": {"region": "a"}, "to": "shard1"}
     reply = await cluster.mongos.run_command("admin", move, Client())
     assert (reply["ok"], reply["code"], reply["errmsg"]) == (0, 96, "refused")
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        {"moveChunk": "shop.orders", "find": {"_id": 1}, "to": "shard1"},
+        {"movePrimary": "shop", "to": "shard1"},
+    ],
+    ids=lambda command: next(iter(command)),
+)
+async def test_a_migration_that_fails_half_way_leaves_no_copies(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, command: dict[str, Any]
+) -> None:
+    if "moveChunk" in command:
+        await run(cluster, {"shardCollection": "shop.orders", "key": {"_id": 1}}, "admin")
+    await run(cluster, {"insert": "orders", "documents": MANY})
+    recipient = cluster.shard("shard1")
+    execute, inserts = recipient.execute, count()
+
+    async def fail_later(database: str, command: Any, client: Client) -> Any:
+        if "insert" in command and next(inserts) == 1:
+            raise ValueError("a defect")
+        return await execute(database, command, client)
+
+    monkeypatch.setattr(recipient, "execute", fail_later)
+    reply = await cluster.mongos.run_command("admin", dict(command), Client())
+    assert (reply["ok"], reply["errmsg"]) == (0, "ValueError: a defect")
+    left = recipient.catalog.get("shop.orders")
+    assert not left or not len(left)
+    await run(cluster, command, "admin")
+    assert (await run(cluster, {"count": "orders"}))["n"] == len(MANY)
+
+
+async def test_a_defect_of_one_shard_does_not_end_a_write_on_another(
+    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await run(cluster, {"shardCollection": "shop.orders", "key": {"_id": 1}}, "admin")
+    await run(cluster, {"split": "shop.orders", "middle": {"_id": 0}}, "admin")
+    move = {"moveChunk": "shop.orders", "find": {"_id": -1}, "to": "shard1"}
+    await run(cluster, move, "admin")
+    await run(cluster, {"insert": "orders", "documents": MANY})
+
+    async def fail(*_: Any) -> Any:
+        raise ValueError("a defect")
+
+    monkeypatch.setattr(cluster.shard("shard1"), "execute", fail)
+    change = {"q": {}, "u": {"$set": {"v": 1}}, "multi": True}
+    update = {"update": "orders", "updates": [change]}
+    [error] = (await run(cluster, update))["writeErrors"]
+    assert (error["code"], error["errmsg"]) == (1, "ValueError: a defect")
+    documents = cluster.shard("shard0").catalog.require("shop.orders").documents()
+    assert sum(document["v"] for document in documents) == len(MANY)
+
+
+async def test_a_shard_that_leaves_gets_no_chunk(cluster: EmbeddedCluster) -> None:
+    await run(cluster, {"shardCollection": "shop.orders", "key": {"_id": 1}}, "admin")
+    transaction = {"lsid": LSID, "txnNumber": Int64(1), "autocommit": False}
+    await run(cluster, {"find": "orders", "startTransaction": True, **transaction})
+    remove = {"removeShard": "shard1"}
+    await run(cluster, dict(remove), "admin")
+    move = {"moveChunk": "shop.orders", "find": {"_id": 1}, "to": "shard1"}
+    removing = asyncio.create_task(run(cluster, remove, "admin"))
+    await asyncio.sleep(0)
+    moving = asyncio.create_task(cluster.mongos.run_command("admin", move, Client()))
+    await asyncio.sleep(0)
+    await run(cluster, {"commitTransaction": 1, **transaction}, "admin")
+    states = [(await removing)["state"], (await moving).get("codeName")]
+    assert states in (["completed", "ShardNotFound"], ["ongoing", None])
+    assert (await run(cluster, {"find": "orders"}))["cursor"]["firstBatch"] == []
+
+
+async def test_two_shards_of_one_name_are_not_started_at_once(cluster: EmbeddedCluster) -> None:
+    start = {"startShard": "shard2"}
+    starting = [cluster.mongos.run_command("admin", dict(start), Client()) for _ in range(2)]
+    replies = await asyncio.gather(*starting)
+    assert sorted(reply["ok"] for reply in replies) == [0, 1]
 
 
 async def test_a_read_at_a_time_before_the_oplog_is_refused(cluster: EmbeddedCluster) -> None:
