@@ -22,7 +22,7 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
-from router.commands.node import NOW, Node
+from router.commands.serving_process import NOW, ServingProcess
 from router.commands.topology_version import TopologyVersion
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
@@ -44,7 +44,7 @@ log = structlog.get_logger(component="CONTROL")
 
 _IDENTITY_WAIT = 3.0
 
-Parts = tuple[Node, Listener, FeedPort | None]
+Parts = tuple[ServingProcess, Listener, FeedPort | None]
 """The parts of one process that answer clients."""
 
 
@@ -66,18 +66,18 @@ async def serve_process(
         OSError: if a port cannot be opened, or such a file not be read.
     """
     async with AsyncExitStack() as owned:
-        node, listener, feed = await owned.enter_async_context(parts)
+        process, listener, feed = await owned.enter_async_context(parts)
         ports = {"port": await listener.listen(settings.net.hosts, settings.net.port)}
-        collect = partial(collect_own, node)
+        collect = partial(collect_own, process)
         ports |= await owned.enter_async_context(
-            admin_port(settings.net, node.certificates, collect)
+            admin_port(settings.net, process.certificates, collect)
         )
         if feed is not None and settings.feed.port is not None:
             ports["feedPort"] = await feed.listen([settings.feed.bind_ip], settings.feed.port)
         log.info("Waiting for connections", component="NETWORK", **ports)
-        if node.certificates is not None:
+        if process.certificates is not None:
             loop = asyncio.get_running_loop()
-            loop.add_signal_handler(signal.SIGHUP, node.certificates.rotate)
+            loop.add_signal_handler(signal.SIGHUP, process.certificates.rotate)
         await stop.wait()
         drain_time = settings.process.drain_time
         log.info("Shutting down", drainSeconds=drain_time)
@@ -154,7 +154,7 @@ async def process_parts(
             from router.commands.fail_points import FailPoints  # no other router loads them
 
             fail_points = FailPoints()
-        node = Node(
+        process = ServingProcess(
             clock=servers.cluster.clock,
             cursors=cursors,
             cluster=servers.cluster,
@@ -175,11 +175,11 @@ async def process_parts(
             access=access,
             certificates=certificates,
         )
-        report = node.become if peers is None else peers.announce
+        report = process.become if peers is None else peers.announce
         version, known = ClusterVersion(*servers, report), asyncio.Event()
         # The first process keeps the version current for all.
         tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
-        yield await owned.enter_async_context(_ports(settings, node, known))
+        yield await owned.enter_async_context(_ports(settings, process, known))
 
 
 class _Servers(NamedTuple):
@@ -264,26 +264,28 @@ def _cursors(
 
 
 @asynccontextmanager
-async def _ports(settings: Settings, node: Node, known: asyncio.Event) -> AsyncIterator[Parts]:
+async def _ports(
+    settings: Settings, process: ServingProcess, known: asyncio.Event
+) -> AsyncIterator[Parts]:
     """Provide the ports of a process for a block, none listening yet, once its version is known.
 
     They wait some seconds for ``known``.
     """
     handshakes = None
-    if node.certificates is not None:
-        contexts, required = node.certificates.contexts, settings.net.tls.mode == "requireTLS"
-        timeout = node.client_limits.login_time
+    if process.certificates is not None:
+        contexts, required = process.certificates.contexts, settings.net.tls.mode == "requireTLS"
+        timeout = process.client_limits.login_time
         handshakes = Handshakes(lambda: contexts.incoming, required=required, timeout=timeout)
     async with AsyncExitStack() as owned:
-        listener = await owned.enter_async_context(Listener(node, handshakes=handshakes))
+        listener = await owned.enter_async_context(Listener(process, handshakes=handshakes))
         feed = None
         if settings.feed.port is not None:
             most = supported_connections(MOST_CLIENTS, part=FOR_FEEDS)
-            port = FeedPort(node, settings.feed, most=most, handshakes=handshakes)
+            port = FeedPort(process, settings.feed, most=most, handshakes=handshakes)
             feed = await owned.enter_async_context(port)
         with anyio.move_on_after(_IDENTITY_WAIT):
             await known.wait()
-        yield node, listener, feed
+        yield process, listener, feed
 
 
 async def check_servers(settings: Settings) -> Sequence[Check]:

@@ -7,8 +7,8 @@ from functools import cached_property
 from math import inf
 from typing import Any, Final
 
-from router.commands.node import Node
 from router.commands.process_status import process_status
+from router.commands.serving_process import ServingProcess
 from router.request.stream_request import CONFIG
 from router.status.sums import Histogram, sum_statuses
 
@@ -102,9 +102,9 @@ Collect = Callable[[bool], Awaitable[RouterStatus]]
 """Returns the router's status; with True, also lists of streams, cursors and failures."""
 
 
-async def collect_own(node: Node, details: bool) -> RouterStatus:
+async def collect_own(process: ServingProcess, details: bool) -> RouterStatus:
     """Return the status of a router that is a single process, as ``Collect``."""
-    return RouterStatus([await process_status(node, details=details, checks=True)], 1)
+    return RouterStatus([await process_status(process, details=details, checks=True)], 1)
 
 
 LAG_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)

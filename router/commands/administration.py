@@ -10,9 +10,9 @@ every client of the router as such a client, so the router has to distinguish th
 from typing import Final
 
 from router.commands.call import Call, answers
-from router.commands.node import Node
 from router.commands.other_workers import change_other_workers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
+from router.commands.serving_process import ServingProcess
 from shard_client.errors import CommandError, ErrorCode
 
 # The localhost exception, which applies while authentication is on and there are no users.
@@ -70,9 +70,9 @@ async def rotate_certificates(call: Call) -> AnyAnswer:
 
     Raises CommandError: a file is unusable; the former certificates stay in use.
     """
-    if call.node.certificates is None:
+    if call.process.certificates is None:
         return PASS_THROUGH
-    problem = call.node.certificates.rotate()
+    problem = call.process.certificates.rotate()
     if problem is not None:
         raise CommandError(ErrorCode.InvalidSSLConfiguration, problem)
     await change_other_workers(call)
@@ -92,12 +92,12 @@ CHANGES_USERS: Final = frozenset(
 """The commands after which mongos forgets what it knows of users."""
 
 
-async def reread_users(node: Node) -> None:
+async def reread_users(process: ServingProcess) -> None:
     """Read the users again, here and in the other workers."""
-    if node.access is not None:
-        await node.access.users.invalidate()
-        if node.peers is not None:
-            await node.peers.ask_all("admin", {_INVALIDATE: 1})
+    if process.access is not None:
+        await process.access.users.invalidate()
+        if process.peers is not None:
+            await process.peers.ask_all("admin", {_INVALIDATE: 1})
 
 
 @answers(_INVALIDATE, help="read users and roles again", admin_only=True, action=_INVALIDATE)
@@ -105,8 +105,8 @@ async def invalidate_user_cache(call: Call) -> AnyAnswer:
     """Read the users again; with an upstream, it gets the command too."""
     if call.upstream is not None:
         return PASS_THROUGH  # the users are read again when its reply arrives
-    if call.client.is_worker and call.node.access is not None:
-        await call.node.access.users.invalidate()
+    if call.client.is_worker and call.process.access is not None:
+        await call.process.access.users.invalidate()
     else:
-        await reread_users(call.node)
+        await reread_users(call.process)
     return Answer({})

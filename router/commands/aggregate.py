@@ -71,7 +71,7 @@ async def aggregate(call: Call) -> AnyAnswer:
 
     Raises CommandError: as mongos answers the same request, with the labels of change streams.
     """
-    node = call.node
+    process = call.process
     request = _parsed(call, call.command)
     if isinstance(request, PassThrough):
         return request
@@ -82,9 +82,9 @@ async def aggregate(call: Call) -> AnyAnswer:
         async with asyncio.timeout(limit):
             after = (call.command.get("readConcern") or {}).get("afterClusterTime")
             if after is not None:
-                await node.cursors.streams.cluster_time.check_reached(after, request)
+                await process.cursors.streams.cluster_time.check_reached(after, request)
             owner = Owner(call.lsid, call.user_name, call.client.host, call.client.label)
-            cursor, batch = await node.cursors.open(
+            cursor, batch = await process.cursors.open(
                 request, owner, user=call.user, api=api_parameters(call.command),
                 request_bytes=len(call.raw or b""),
             )  # fmt: skip
@@ -98,11 +98,11 @@ async def aggregate(call: Call) -> AnyAnswer:
             # Without shards there is nothing to watch: mongos returns an exhausted cursor.
             empty = {"id": Int64(0), "ns": request.namespace, "firstBatch": list[Any]()}
             return Answer({"cursor": empty})
-        raise node.as_mongos_says(error) from error
+        raise process.as_mongos_says(error) from error
     # mongos returns the reply of one shard, if the stream reads no others, unchanged.
     from_one = request.passthrough_to_shard is not None
     ids = cursor.cursor_id, request.namespace
-    times = node.reply_times
+    times = process.reply_times
     return build_cursor_reply("firstBatch", batch, *ids, times, identity_first=from_one)
 
 
@@ -174,15 +174,15 @@ def _parsed(call: Call, command: Mapping[str, Any]) -> StreamRequest | PassThrou
 async def _explained(
     call: Call, request: StreamRequest, command: Mapping[str, Any], verbosity: Any
 ) -> Answer:
-    node = call.node
-    build = node.identity.build_info
+    process = call.process
+    build = process.identity.build_info
     server = {
-        "host": node.host,
-        "port": node.port,
-        "version": node.identity.version,
+        "host": process.host,
+        "port": process.port,
+        "version": process.identity.version,
         "gitVersion": build["gitVersion"],
     }
-    plan = await explain_stream(request, verbosity, node.cursors.streams)
+    plan = await explain_stream(request, verbosity, process.cursors.streams)
     named = {name: command[name] for name in ("aggregate", "pipeline")}
     shown = {**named, "cursor": command.get("cursor", {})}
     return Answer({"serverInfo": server, **plan, "command": shown})

@@ -10,8 +10,8 @@ from router.access.login import Login
 from router.access.signing import check_drift
 from router.access.users import User
 from router.catalog.upstream import CatalogPrimary, Reachable, ServerLink, UpstreamMongos
-from router.commands.node import Node
 from router.commands.reply_bodies import AnyAnswer
+from router.commands.serving_process import ServingProcess
 from router.privileges import CLUSTER
 from router.request.accepted import OF_ANY_COMMAND, brief, is_cluster_time
 from router.request.fields import check_api
@@ -99,7 +99,7 @@ class Call:
     database: str
     command: Mapping[str, Any]
     client: Client
-    node: Node
+    process: ServingProcess
     exhaust: bool = False
     raw: bytes | None = None
     on_behalf_of: str | None = None
@@ -116,7 +116,7 @@ class Call:
     @property
     def upstream(self) -> UpstreamMongos | CatalogPrimary | None:
         """The upstream, None if there is none or the client is another worker."""
-        return None if self.client.is_worker else self.node.upstream
+        return None if self.client.is_worker else self.process.upstream
 
     @property
     def upstream_link(self) -> ServerLink | None:
@@ -186,8 +186,8 @@ class Call:
         value = self.command["$clusterTime"]
         if not is_cluster_time(value):
             return
-        check_drift(value["clusterTime"], self.node.now().timestamp())
-        access, user = self.node.access, self.user
+        check_drift(value["clusterTime"], self.process.now().timestamp())
+        access, user = self.process.access, self.user
         if access is None or user is None or user.privileges.allow(CLUSTER, "advanceClusterTime"):
             return
         await access.times.check(value)

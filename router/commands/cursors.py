@@ -62,12 +62,12 @@ async def get_more(call: Call) -> AnyAnswer:
 
     Raises CommandError: invalid fields, an unknown cursor or another client's, or a failed stream.
     """
-    command, node = call.command, call.node
+    command, process = call.command, call.process
     cursor_id = command["getMore"]
     if not isinstance(cursor_id, Int64):
         text(command, "getMore", "collection")  # mongos looks at the first field last
         raise wrong_type("getMore.getMore", cursor_id, "long")
-    is_own = cursor_id in node.cursors
+    is_own = cursor_id in process.cursors
     if call.client.is_worker:
         pass  # the client's own worker has checked the fields
     elif call.upstream is None:
@@ -86,17 +86,17 @@ async def get_more(call: Call) -> AnyAnswer:
     max_time_ms = at_least_zero(command, "getMore", "maxTimeMS")
     wait = DEFAULT_AWAIT_MS if max_time_ms is None else min(max_time_ms, LONGEST_TIME)
     owner = Owner(call.lsid, call.user_name)
-    with node.cursors.checkout(cursor_id, owner) as cursor:
+    with process.cursors.checkout(cursor_id, owner) as cursor:
         call.cursor_id = cursor_id
         check_same_api(cursor.api, command)
         try:
-            if node.fail_points is not None:
-                node.fail_points.after_checkout(call, cursor)
+            if process.fail_points is not None:
+                process.fail_points.after_checkout(call, cursor)
             batch = await cursor.next_batch(batch_size or None, wait * _SECONDS_PER_MS)
         except CommandError as error:
-            raise node.as_mongos_says(error) from error
+            raise process.as_mongos_says(error) from error
     namespace = f"{call.database}.{collection}"
-    return build_cursor_reply("nextBatch", batch, cursor_id, namespace, node.reply_times)
+    return build_cursor_reply("nextBatch", batch, cursor_id, namespace, process.reply_times)
 
 
 def _is_usual(item: tuple[str, Any]) -> bool:
@@ -112,7 +112,7 @@ async def kill_cursors(call: Call) -> AnyAnswer:
 
     Raises CommandError: invalid fields, or the upstream refuses.
     """
-    command, node = call.command, call.node
+    command, process = call.command, call.process
     cursor_ids = required(command, "killCursors", "cursors")
     if type(collection := command["killCursors"]) is not str:
         message = f"collection name has invalid type {type_name(collection)}"
@@ -129,10 +129,10 @@ async def kill_cursors(call: Call) -> AnyAnswer:
         anybody = any(
             call.user.privileges.allow(resource, "killAnyCursor") for resource in resources
         )
-    ours = [identifier for identifier in cursor_ids if identifier in node.cursors]
-    if not anybody and node.cursors.has_another_users(ours, owner):
+    ours = [identifier for identifier in cursor_ids if identifier in process.cursors]
+    if not anybody and process.cursors.has_another_users(ours, owner):
         raise not_authorized(call.database, command, call.user_name)
-    others = [identifier for identifier in cursor_ids if identifier not in node.cursors]
+    others = [identifier for identifier in cursor_ids if identifier not in process.cursors]
     lists: _Lists = {name: [] for name in _KILL_LISTS}
     for reply in await kill_at_owners(call, others, anybody=anybody):
         del reply["cursorsNotFound"]
@@ -142,7 +142,7 @@ async def kill_cursors(call: Call) -> AnyAnswer:
     if call.upstream is not None and not ours and not done:
         return PASS_THROUGH
     asked_here = ours if call.upstream is not None else [*ours, *others]
-    killed, not_found = node.cursors.kill(asked_here, owner, anybody=anybody)
+    killed, not_found = process.cursors.kill(asked_here, owner, anybody=anybody)
     lists["cursorsKilled"] += map(Int64, killed)
     lists["cursorsNotFound"] += map(Int64, not_found)
     if others and (link := call.upstream_link) is not None:
@@ -165,7 +165,7 @@ async def end_sessions(call: Call) -> AnyAnswer:
     sessions are not a list of documents with an id.
     """
     busy = call.name == "killSessions"
-    call.node.cursors.end_sessions(_session_ids(call), call.user_name, busy=busy)
+    call.process.cursors.end_sessions(_session_ids(call), call.user_name, busy=busy)
     return await _everywhere_else(call)
 
 
@@ -175,7 +175,7 @@ async def refresh_sessions(call: Call) -> AnyAnswer:
 
     Raises CommandError: the sessions are not a list of documents with an id.
     """
-    call.node.cursors.refresh_sessions(_session_ids(call), call.user_name)
+    call.process.cursors.refresh_sessions(_session_ids(call), call.user_name)
     return await _everywhere_else(call)
 
 

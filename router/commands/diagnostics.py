@@ -19,13 +19,13 @@ async def ping(call: Call) -> Answer:
 @answers("buildInfo", "buildinfo", help="the version of the cluster", before_login=True)
 async def build_info(call: Call) -> Answer:
     """Return the version of the cluster's servers in the form of mongos's buildInfo."""
-    return Answer(call.node.identity.build_info)
+    return Answer(call.process.identity.build_info)
 
 
 @answers("getCmdLineOpts", help="the command line", admin_only=True, action="getCmdLineOpts")
 async def get_cmd_line_opts(call: Call) -> Answer:
     """Return the command line as given and as parsed."""
-    return Answer({"argv": call.node.arguments, "parsed": call.node.options})
+    return Answer({"argv": call.process.arguments, "parsed": call.process.options})
 
 
 @answers("getLog", help="the last log lines", admin_only=True, action="getLog")
@@ -52,9 +52,9 @@ async def get_log(call: Call) -> Answer:
 @answers("listShards", "listshards", help="the shards", admin_only=True, action="listShards")
 async def list_shards(call: Call) -> AnyAnswer:
     """Return the shards from config.shards, or the replica set; pass through to a mongos."""
-    if call.node.upstream is not None and call.node.cluster.sharded:
+    if call.process.upstream is not None and call.process.cluster.sharded:
         return PASS_THROUGH
-    shards = (await call.node.cluster.shards()).hosts
+    shards = (await call.process.cluster.shards()).hosts
     return Answer(
         {"shards": [{"_id": name, "host": host, "state": 1} for name, host in shards.items()]}
     )

@@ -170,7 +170,7 @@ async def configure_fail_point(call: Call) -> AnyAnswer:
     The upstream also gets those with a mode or data that the router does not know, and acts on the
     commands that pass through.
     """
-    fail_points = call.node.fail_points
+    fail_points = call.process.fail_points
     if fail_points is None:
         return PASS_THROUGH
     name = text(call.command, CONFIGURE, CONFIGURE)

@@ -8,8 +8,8 @@ from bson.objectid import ObjectId
 
 from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, answers
-from router.commands.node import Node
 from router.commands.reply_bodies import Answer
+from router.commands.serving_process import ServingProcess
 from router.request.fields import at_least_zero, of_type, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.compression import negotiate
@@ -97,20 +97,20 @@ async def hello(call: Call) -> Answer:
 
     Raises CommandError: invalid fields or metadata, metadata sent twice, or the router shuts down.
     """
-    command, node, client = call.command, call.node, call.client
+    command, process, client = call.command, call.process, call.client
     _accept_metadata(client, command)
     known = _known_version(command)
     if known is not None:
         most_ms = at_least_zero(command, "hello", "maxAwaitTimeMS") or 0
         timeout = min(most_ms * _SECONDS_PER_MS, _LONGEST_WAIT)
-        node.counters.awaiting_hellos += 1
+        process.counters.awaiting_hellos += 1
         try:
-            await node.topology.wait_beyond(known, timeout)
+            await process.topology.wait_beyond(known, timeout)
         finally:
-            node.counters.awaiting_hellos -= 1
+            process.counters.awaiting_hellos -= 1
     else:
-        await node.topology.wait_beyond(None, 0)
-    reply = {**_describe(call.name, command, node, client), **await fields_of_hello(call)}
+        await process.topology.wait_beyond(None, 0)
+    reply = {**_describe(call.name, command, process, client), **await fields_of_hello(call)}
     if not call.exhaust:
         return Answer(reply)
     if known is None:
@@ -118,7 +118,7 @@ async def hello(call: Call) -> Answer:
             51763, "A hello/isMaster request with exhaust must specify 'maxAwaitTimeMS'"
         )
     following = {key: value for key, value in command.items() if key != "client"}
-    following["topologyVersion"] = node.topology.document()
+    following["topologyVersion"] = process.topology.document()
     return Answer(reply, next_command=following)
 
 
@@ -154,12 +154,14 @@ def _known_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
     return dict(known)
 
 
-def _describe(name: str, command: Mapping[str, Any], node: Node, client: Client) -> dict[str, Any]:
+def _describe(
+    name: str, command: Mapping[str, Any], process: ServingProcess, client: Client
+) -> dict[str, Any]:
     primary = "isWritablePrimary" if name == "hello" else "ismaster"
     reply: dict[str, Any] = {
         primary: True,
         "msg": "isdbgrid",
-        "topologyVersion": node.topology.document(),
+        "topologyVersion": process.topology.document(),
     }
     if command.get("helloOk") is not None:
         reply["helloOk"] = True
@@ -167,15 +169,15 @@ def _describe(name: str, command: Mapping[str, Any], node: Node, client: Client)
         "maxBsonObjectSize": MAX_DOCUMENT_SIZE,
         "maxMessageSizeBytes": MAX_MESSAGE_SIZE,
         "maxWriteBatchSize": MAX_WRITE_BATCH_SIZE,
-        "localTime": node.now(),
+        "localTime": process.now(),
         "logicalSessionTimeoutMinutes": SESSION_TIMEOUT_MINUTES,
         "connectionId": client.connection_id,
-        "maxWireVersion": node.identity.max_wire_version,
+        "maxWireVersion": process.identity.max_wire_version,
         "minWireVersion": 0,
     }
     offered = command.get("compression")
     if isinstance(offered, list):
-        common = negotiate(offered, node.compressors)
+        common = negotiate(offered, process.compressors)
         if common:
             reply["compression"] = common
     return reply

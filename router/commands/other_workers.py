@@ -53,7 +53,7 @@ async def get_more_from_owner(call: Call, cursor_id: int) -> RawAnswer | None:
         return None
     assert call.raw is not None
     call.cursor_id = cursor_id
-    call.node.counters.passed_on += 1
+    call.process.counters.passed_on += 1
     body = call.raw if call.user_name is None else encode(_for_user(call, call.command))
     frame = build_msg(body, request_id=0)
     try:
@@ -64,7 +64,7 @@ async def get_more_from_owner(call: Call, cursor_id: int) -> RawAnswer | None:
         return None
     if code_of(reply) == ErrorCode.CursorNotFound:
         return None
-    call.node.advance_clock(reply)
+    call.process.advance_clock(reply)
     return RawAnswer([reply[BODY_OFFSET:]])
 
 
@@ -102,7 +102,7 @@ async def kill_unread(call: Call | None) -> None:
     """
     if call is None or call.cursor_id is None:
         return
-    call.node.cursors.kill((call.cursor_id,), Owner(), anybody=True)
+    call.process.cursors.kill((call.cursor_id,), Owner(), anybody=True)
     owner = _owner(call, call.cursor_id)
     if owner is not None:
         with anyio.CancelScope(shield=True):
@@ -117,7 +117,7 @@ def take_user(document: Mapping[str, Any]) -> str | None:
 
 
 def _peers(call: Call) -> Peers | None:
-    return None if call.client.is_worker else call.node.peers
+    return None if call.client.is_worker else call.process.peers
 
 
 def _owner(call: Call, cursor_id: int) -> Peer | None:

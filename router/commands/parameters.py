@@ -29,7 +29,7 @@ async def get_parameter(call: Call) -> AnyAnswer:
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
-    own: dict[str, Any] = {**call.node.parameters, **log_parameters()}
+    own: dict[str, Any] = {**call.process.parameters, **log_parameters()}
     if not everything:
         own = {name: own[name] for name in call.command if name in own}
     values = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
@@ -67,7 +67,7 @@ def _detailed(name: str, value: Any) -> dict[str, Any]:
 
 def _is_others(call: Call, name: str) -> bool:
     return (
-        name not in (call.name, *call.node.parameters, *LOG_PARAMETERS)
+        name not in (call.name, *call.process.parameters, *LOG_PARAMETERS)
         and name not in GENERIC_FIELDS
         and name not in _MONGOD_ALONE
     )
@@ -76,7 +76,7 @@ def _is_others(call: Call, name: str) -> bool:
 async def _ask_others(call: Call, names: list[str]) -> dict[str, Any]:
     """Return a server's values of ``names``, or all of the upstream's if ``names`` is empty."""
     command = {call.name: call.command[call.name], **dict.fromkeys(names, 1)}
-    cluster = call.node.cluster
+    cluster = call.process.cluster
     try:
         if (link := call.upstream_link) is not None:
             reply = await link.command("admin", command)

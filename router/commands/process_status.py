@@ -12,9 +12,9 @@ from router.access.authorization import require_stream
 from router.allocator import resident_bytes
 from router.commands.call import Call, answers
 from router.commands.job_reports import JobReport
-from router.commands.node import Node
 from router.commands.reply_bodies import Answer
 from router.commands.server_status import described_streams, own_status
+from router.commands.serving_process import ServingProcess
 from router.config.log_lines import RECENT
 from router.config.problems import wanted_value
 from router.privileges import WHOLE
@@ -29,33 +29,33 @@ _FARTHEST = 5
 """Number of the cursors farthest behind that metrics name."""
 
 
-async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str, Any]:
+async def process_status(process: ServingProcess, *, details: bool, checks: bool) -> dict[str, Any]:
     """Return the status of this process alone (docs/admin.md).
 
     Args:
-        node: the process's state.
+        process: the process's state.
         details: include lists of streams, cursors, jobs and recent failures, for the page.
         checks: include checks of the servers that the settings name.
     """
-    cursors = node.cursors
-    number = 1 if node.peers is None else node.peers.number
+    cursors = process.cursors
+    number = 1 if process.peers is None else process.peers.number
     waiting, targets = 0, defaultdict[str, dict[str, Any]](_no_figures)
     streams: list[Mapping[str, Any]] = []
-    async for stream in described_streams(node):
+    async for stream in described_streams(process):
         waiting += stream["waiting"]
         _add(targets, stream)
         if details and len(streams) < _MOST_STREAMS:
             streams.append({**stream, "worker": number})
     listed = cursors.describe_cursors(
-        _MOST_CURSORS if details else _FARTHEST, node.now().timestamp()
+        _MOST_CURSORS if details else _FARTHEST, process.now().timestamp()
     )
     status: dict[str, Any] = {
         "worker": number,
-        "now": node.now(),
-        "started": node.started,
-        "quiescing": node.topology.quiescing,
-        "status": own_status(node),
-        "clusterTime": node.clock.time,
+        "now": process.now(),
+        "started": process.started,
+        "quiescing": process.topology.quiescing,
+        "status": own_status(process),
+        "clusterTime": process.clock.time,
         "waitingStreams": waiting,
         "targets": dict(targets),
         "cursors": len(cursors),
@@ -66,7 +66,7 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "delivered": {"events": cursors.loads.delivered, "bytes": cursors.loads.delivered_bytes},
         "lowWatermarkWaits": cursors.loads.low_watermark_waits.to_document(),
         "replyDelays": cursors.loads.reply_delays.to_document(),
-        "errors": _by_name(node.counters.errors),
+        "errors": _by_name(process.counters.errors),
         "places": {
             "cursor": cursors.earliest_resume_time,
             "departed": cursors.earliest_departed_resume_time,
@@ -74,14 +74,14 @@ async def process_status(node: Node, *, details: bool, checks: bool) -> dict[str
         "cpuTime": time.process_time(),
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
-        "loopLag": None if node.lag is None else node.lag.to_document(),
+        "loopLag": None if process.lag is None else process.lag.to_document(),
     }
-    if checks and node.checks is not None:
-        status["checks"] = list(map(asdict, await node.checks.results()))
+    if checks and process.checks is not None:
+        status["checks"] = list(map(asdict, await process.checks.results()))
     if details:
         status["streams"] = streams
         status["failures"] = list(RECENT.failures)
-        status["jobs"] = list(map(asdict, node.jobs.current(node.now())))
+        status["jobs"] = list(map(asdict, process.jobs.current(process.now())))
     return status
 
 
@@ -121,7 +121,7 @@ async def _report(call: Call) -> Answer:
     if not call.client.is_worker:
         raise CommandError(ErrorCode.CommandNotFound, f"no such command: '{call.name}'")
     details, checks = bool(call.command.get("details")), bool(call.command.get("checks"))
-    return Answer(await process_status(call.node, details=details, checks=checks))
+    return Answer(await process_status(call.process, details=details, checks=checks))
 
 
 REPORT_JOB: Final = "mergerouterReportJob"
@@ -144,12 +144,12 @@ async def report_job(call: Call) -> Answer:
     host, namespace = call.client.host, f"{call.database}.{collection or WHOLE}"
     owner = host if call.user_name is None else f"{call.user_name}, {host}"
     try:
-        report = JobReport(owner=owner, namespace=namespace, arrived=call.node.now(), **said)
+        report = JobReport(owner=owner, namespace=namespace, arrived=call.process.now(), **said)
     except ValidationError as error:
         problem = error.errors()[0]
         absent = problem["type"] == "missing"
         wanted = "given" if absent else wanted_value(problem) or "of another type"
         message = f"{call.name}: {problem['loc'][0]} must be {wanted}"
         raise CommandError(ErrorCode.BadValue, message) from None
-    call.node.jobs.add(report)
+    call.process.jobs.add(report)
     return Answer({})

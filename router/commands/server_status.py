@@ -12,9 +12,9 @@ from bson.int64 import Int64
 
 from router.allocator import resident_bytes
 from router.commands.call import UNKNOWN, Call, answers
-from router.commands.node import Counters, Node
 from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import Answer
+from router.commands.serving_process import Counters, ServingProcess
 from router.status.sums import sum_statuses
 from shard_client.wire.connection import format_address
 
@@ -37,7 +37,7 @@ _ADDED = frozenset({"ok", "$clusterTime", "operationTime"})
 @answers("serverStatus", help="counters of this process", action="serverStatus")
 async def server_status(call: Call) -> Answer:
     """Report connections, traffic, cursors and memory, summed over all workers."""
-    reply = own_status(call.node, [stream async for stream in described_streams(call.node)])
+    reply = own_status(call.process, [stream async for stream in described_streams(call.process)])
     for section, wanted in call.command.items():
         if section in reply and wanted in (0, False):
             del reply[section]
@@ -47,61 +47,66 @@ async def server_status(call: Call) -> Answer:
     return Answer(reply)
 
 
-async def described_streams(node: Node) -> AsyncIterator[dict[str, Any]]:
+async def described_streams(process: ServingProcess) -> AsyncIterator[dict[str, Any]]:
     """Yield the descriptions of this process's streams; other tasks run between two of them."""
-    for stream in node.cursors.describe():
+    for stream in process.cursors.describe():
         yield stream
         await asyncio.sleep(0)
 
 
-def own_status(node: Node, streams: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
+def own_status(
+    process: ServingProcess, streams: Sequence[Mapping[str, Any]] = ()
+) -> dict[str, Any]:
     """Return the status of this process alone, with the descriptions of its ``streams``."""
     return {
-        "host": f"{node.host}:{node.port}",
-        "version": node.identity.version,
+        "host": f"{process.host}:{process.port}",
+        "version": process.identity.version,
         "process": "mongos",
-        "pid": Int64(os.getpid() if node.peers is None else os.getppid()),
-        **_uptime(node),
-        "localTime": node.now(),
+        "pid": Int64(os.getpid() if process.peers is None else os.getppid()),
+        **_uptime(process),
+        "localTime": process.now(),
         "asserts": {
             "regular": 0,
             "warning": 0,
             "msg": 0,
-            "user": node.counters.user_asserts,
+            "user": process.counters.user_asserts,
             "tripwire": 0,
             "rollovers": 0,
         },
-        "connections": _connections(node),
+        "connections": _connections(process),
         "extra_info": _extra_info(),
         "network": {
-            "bytesIn": Int64(node.counters.bytes_in),
-            "bytesOut": Int64(node.counters.bytes_out),
-            "physicalBytesIn": Int64(node.counters.bytes_in),
-            "physicalBytesOut": Int64(node.counters.bytes_out),
-            "numRequests": Int64(node.counters.requests),
+            "bytesIn": Int64(process.counters.bytes_in),
+            "bytesOut": Int64(process.counters.bytes_out),
+            "physicalBytesIn": Int64(process.counters.bytes_in),
+            "physicalBytesOut": Int64(process.counters.bytes_out),
+            "numRequests": Int64(process.counters.requests),
         },
-        "opcounters": _opcounters(node.counters),
-        "security": _security(node),
-        "sharding": {"configsvrConnectionString": node.options["sharding"]["configDB"]}
-        if "sharding" in node.options
+        "opcounters": _opcounters(process.counters),
+        "security": _security(process),
+        "sharding": {"configsvrConnectionString": process.options["sharding"]["configDB"]}
+        if "sharding" in process.options
         else {},
         # The upstream, or the set, coordinates transactions: the router has none of its own.
         "transactions": dict.fromkeys(_TRANSACTIONS, Int64(0)),
         "mem": {"bits": 64, "resident": _resident_mb(), "supported": True},
         "metrics": {
-            "commands": _commands(node.counters),
+            "commands": _commands(process.counters),
             "cursor": {
-                "open": {"multiTarget": Int64(len(node.cursors)), "total": Int64(len(node.cursors))}
+                "open": {
+                    "multiTarget": Int64(len(process.cursors)),
+                    "total": Int64(len(process.cursors)),
+                }
             },
-            "passedThrough": Int64(node.counters.passed_through),
+            "passedThrough": Int64(process.counters.passed_through),
         },
-        "mergerouter": _mergerouter(node, streams),
+        "mergerouter": _mergerouter(process, streams),
     }
 
 
-def _security(node: Node) -> dict[str, Any]:
+def _security(process: ServingProcess) -> dict[str, Any]:
     """Return the section about the router's certificate, if any; logins are not counted."""
-    described = {} if node.certificates is None else node.certificates.describe()
+    described = {} if process.certificates is None else process.certificates.describe()
     return {**described, "authentication": {"mechanisms": {}}}
 
 
@@ -124,11 +129,11 @@ def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in status.items() if name not in _ADDED}
 
 
-def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
-    whose = {} if node.peers is None else {"worker": node.peers.number}
-    to_shared, to_own = node.cursors.moves
-    loads = node.cursors.loads.by_target
+    whose = {} if process.peers is None else {"worker": process.peers.number}
+    to_shared, to_own = process.cursors.moves
+    loads = process.cursors.loads.by_target
     return {
         "streams": [{**stream, **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream["bufferedBytes"] for stream in streams)),
@@ -140,30 +145,32 @@ def _mergerouter(node: Node, streams: Sequence[Mapping[str, Any]]) -> dict[str, 
                 "available": counts.available,
                 "created": Int64(counts.created),
             }
-            for address, counts in node.cursors.connections.items()
+            for address, counts in process.cursors.connections.items()
         },
         "moves": {"toShared": Int64(to_shared), "toOwn": Int64(to_own)},
-        "differentStreams": node.cursors.admission.streams,
-        "refused": {name: Int64(count) for name, count in node.cursors.admission.refused.items()},
-        "users": [{**share, **whose} for share in node.cursors.admission.users(_MOST_USERS)],
-        **({} if node.peers is None else {"workers": [_worker(node, node.peers.number)]}),
+        "differentStreams": process.cursors.admission.streams,
+        "refused": {
+            name: Int64(count) for name, count in process.cursors.admission.refused.items()
+        },
+        "users": [{**share, **whose} for share in process.cursors.admission.users(_MOST_USERS)],
+        **({} if process.peers is None else {"workers": [_worker(process, process.peers.number)]}),
     }
 
 
-def _worker(node: Node, number: int) -> dict[str, Any]:
+def _worker(process: ServingProcess, number: int) -> dict[str, Any]:
     return {
         "worker": number,
         "pid": Int64(os.getpid()),
-        "connections": node.counters.connections,
-        "cursors": len(node.cursors),
-        "passedOn": Int64(node.counters.passed_on),
+        "connections": process.counters.connections,
+        "cursors": len(process.cursors),
+        "passedOn": Int64(process.counters.passed_on),
         "cpuMillis": Int64(time.process_time() * 1000),
         "residentMb": _resident_mb(),
     }
 
 
-def _uptime(node: Node) -> dict[str, Any]:
-    seconds = (node.now() - node.started).total_seconds()
+def _uptime(process: ServingProcess) -> dict[str, Any]:
+    seconds = (process.now() - process.started).total_seconds()
     return {
         "uptime": float(int(seconds)),
         "uptimeMillis": Int64(seconds * 1000),
@@ -171,11 +178,11 @@ def _uptime(node: Node) -> dict[str, Any]:
     }
 
 
-def _connections(node: Node) -> dict[str, Any]:
-    counters = node.counters
+def _connections(process: ServingProcess) -> dict[str, Any]:
+    counters = process.counters
     return {
         "current": counters.connections,
-        "available": node.client_limits.connections - counters.connections,
+        "available": process.client_limits.connections - counters.connections,
         "totalCreated": Int64(counters.connections_created),
         "awaitingTopologyChanges": counters.awaiting_hellos,
     }

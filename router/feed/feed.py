@@ -11,7 +11,7 @@ from bson import json_util
 
 from router.access.login import AccessControl, Login
 from router.access.users import User
-from router.commands.node import Node
+from router.commands.serving_process import ServingProcess
 from router.config.settings import Feed
 from router.cursors.cursor import Owner
 from router.feed.lines import Lines, check_rights, log_client_in
@@ -47,7 +47,7 @@ class FeedPort(AcceptingPort):
     (docs/feed.md). Use it as an async context manager.
 
     Args:
-        node: the process; the limits of clients apply to their logins.
+        process: the process; the limits of clients apply to their logins.
         settings: the wait for a client's request, and the request of one that sends none.
         most: maximum number of connections.
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
@@ -55,18 +55,18 @@ class FeedPort(AcceptingPort):
 
     def __init__(
         self,
-        node: Node,
+        process: ServingProcess,
         settings: Feed,
         *,
         most: int = MOST_CLIENTS,
         handshakes: Handshakes | None = None,
     ) -> None:
         super().__init__(handshakes, self._arriving, ConnectionCounts(most))
-        self._cursors = node.cursors
+        self._cursors = process.cursors
         self._request_wait = settings.request_wait_ms * _MS
         self._default = settings.watch
-        self._access = node.access
-        self._limits = node.client_limits
+        self._access = process.access
+        self._limits = process.client_limits
         # A client can make the router hold twice as many bytes while none of its lines is read.
         self._held = self._limits.message_size_before_login
 

@@ -104,11 +104,6 @@ class Admission:
         """Number of refusals by the parameter that caused them."""
 
     @property
-    def cursors(self) -> int:
-        """Cursors that are open or being opened."""
-        return self._cursors.count()
-
-    @property
     def streams(self) -> int:
         """Streams that are open or being opened."""
         return self._streams.count()

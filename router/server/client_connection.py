@@ -12,7 +12,6 @@ from router.access.authorization import login_required, not_for_certificates
 from router.catalog.upstream import CatalogPrimary, LoginLostError
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
 from router.commands.call import COMMANDS, Call, Client, counted_name
-from router.commands.node import Node
 from router.commands.other_workers import kill_unread, take_user
 from router.commands.reply_bodies import (
     PASS_THROUGH,
@@ -26,6 +25,7 @@ from router.commands.reply_bodies import (
     reply_document,
     with_retry_labels,
 )
+from router.commands.serving_process import ServingProcess
 from router.server.client_deadlines import ClientDeadlines
 from router.server.client_message import ClientMessage, off_loop
 from router.server.incoming import Incoming, PortShares
@@ -69,15 +69,17 @@ class ClientConnection:
 
     Args:
         stream: the frames of the connection.
-        node: the state that all commands share.
+        process: the state that all commands share.
         client: the client's state, as commands see it.
         shared: what the connection shares with others.
     """
 
-    def __init__(self, stream: FrameStream, node: Node, client: Client, shared: PortShares) -> None:
+    def __init__(
+        self, stream: FrameStream, process: ServingProcess, client: Client, shared: PortShares
+    ) -> None:
         self.client = client
         self._stream = stream
-        self._node = node
+        self._process = process
         self._counters = shared.counters
         self._incoming = Incoming(stream, client, shared)
         self.idle = self._incoming.idle
@@ -203,11 +205,11 @@ class ClientConnection:
     async def _run(self, request: ClientMessage, again: Mapping[str, Any] | None) -> AnyAnswer:
         """Find the command and run it, with the document ``again`` instead if that is given."""
         command = COMMANDS.get(request.name)
-        if self._node.topology.quiescing and not (command and command.while_quiescing):
+        if self._process.topology.quiescing and not (command and command.while_quiescing):
             raise at_shutdown(ErrorCode.ShutdownInProgress, request.name, request.body())
         if command is not None and command.is_ours is not None and request.query is None:
             command = command if command.is_ours(request.body()) else None
-        fail_points = self._node.fail_points
+        fail_points = self._process.fail_points
         if command is None and fail_points is None:
             return PASS_THROUGH
         own = command is not None
@@ -220,7 +222,7 @@ class ClientConnection:
             database=request.database(dict(document)) if again is None else "admin",
             command=document,
             client=self.client,
-            node=self._node,
+            process=self._process,
             exhaust=bool(request.flags & EXHAUST_ALLOWED),
             on_behalf_of=take_user(document) if self.client.is_worker else None,
             raw=request.body() if again is None else None,
@@ -241,7 +243,7 @@ class ClientConnection:
 
         ``answer`` holds the refusal to send if the upstream does not know the command.
         """
-        upstream = self._node.upstream
+        upstream = self._process.upstream
         if upstream is None or request.query is not None:
             login = self.client.login
             if login is not None and login.user is None:
@@ -265,12 +267,12 @@ class ClientConnection:
         first = True
         async with aclosing(link.relay(request.frame)) as replies:
             async for reply in replies:
-                self._node.advance_clock(reply)
+                self._process.advance_clock(reply)
                 if isinstance(upstream, CatalogPrimary):
                     upstream.note_reply(link.address, code_of(reply))
                     reply = upstream.as_mongos(request.body(), reply)
                 if request.name in CHANGES_USERS:
-                    await reread_users(self._node)
+                    await reread_users(self._process)
                 if answer.refusal is not None and code_of(reply) == ErrorCode.CommandNotFound:
                     raise answer.refusal
                 await self._write(request, _relayed_frame(request, reply) if first else reply)
@@ -282,7 +284,7 @@ class ClientConnection:
         more = False
         if isinstance(answer, Answer):
             more = answer.next_command is not None
-            answer = [encode(reply_document(answer.fields, self._node.times()))]
+            answer = [encode(reply_document(answer.fields, self._process.times()))]
         assert isinstance(answer, list)
         reply_id = _new_id()
         if request.wants_reply:
@@ -307,7 +309,7 @@ class ClientConnection:
         counters.user_asserts += 1
         counters.failures[counted_name(request.name)] += 1
         counters.errors[error.code] = counters.errors.get(error.code, 0) + 1
-        document = encode(error_document(error, self._node.times()))
+        document = encode(error_document(error, self._process.times()))
         await self._send(request, RawAnswer([document]), response_to)
 
     async def _legacy_allowed(self, request: ClientMessage) -> bool:

@@ -5,7 +5,7 @@ from collections import deque
 from typing import Final
 
 from router.commands.call import Client
-from router.commands.node import Counters
+from router.commands.serving_process import Counters
 from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
 from router.server.client_message import ClientMessage, read_message, uncompressed_size

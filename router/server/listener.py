@@ -12,7 +12,7 @@ import structlog
 
 from router.access.login import Login
 from router.commands.call import Client
-from router.commands.node import Counters, Node
+from router.commands.serving_process import Counters, ServingProcess
 from router.limits.client_limits import ConnectionCounts
 from router.ports import BACKLOG, AcceptingPort, uncounted
 from router.server.client_connection import ClientConnection
@@ -43,23 +43,27 @@ class Listener(AcceptingPort):
     """Listens for drivers and owns their connections; use it as an async context manager.
 
     Args:
-        node: the state that all commands share.
+        process: the state that all commands share.
         for_workers: the clients are the other workers of this router; the worker that accepted
             the client has already counted and limited the requests that they pass on.
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
     """
 
     def __init__(
-        self, node: Node, *, for_workers: bool = False, handshakes: Handshakes | None = None
+        self,
+        process: ServingProcess,
+        *,
+        for_workers: bool = False,
+        handshakes: Handshakes | None = None,
     ) -> None:
-        limits = node.client_limits
+        limits = process.client_limits
         counts = ConnectionCounts(limits.connections, limits.connections_per_client, limits.exempt)
         if for_workers:
             counts = ConnectionCounts(sys.maxsize)
         super().__init__(handshakes, self._stream, counts)
-        self._node = node
+        self._process = process
         self._for_workers = for_workers
-        self._counters = Counters() if for_workers else node.counters
+        self._counters = Counters() if for_workers else process.counters
         self._connections: set[ClientConnection] = set()
         self._ids = count(1)
         self._shared = PortShares(limits, self._counters)
@@ -69,8 +73,8 @@ class Listener(AcceptingPort):
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen as any port does, and report the port to the commands; raises OSError."""
-        self._node.port = await super().listen(hosts, port)
-        return self._node.port
+        self._process.port = await super().listen(hosts, port)
+        return self._process.port
 
     async def listen_privately(self, path: str) -> None:
         """Listen on the Unix socket ``path``; raises OSError."""
@@ -110,7 +114,7 @@ class Listener(AcceptingPort):
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        self._node.topology.quiesce(deadline)
+        self._process.topology.quiesce(deadline)
         self.close()
         await self._until_idle(timeout)
         for connection in self._connections:
@@ -166,10 +170,10 @@ class Listener(AcceptingPort):
             is_worker=self._for_workers,
             is_local=is_loopback(peername),
         )
-        if self._node.access is not None and not self._for_workers:
+        if self._process.access is not None and not self._for_workers:
             certificate = peer_certificate(stream.transport)
-            client.login = Login(self._node.access, name, certificate)
-        connection = ClientConnection(stream, self._node, client, self._shared)
+            client.login = Login(self._process.access, name, certificate)
+        connection = ClientConnection(stream, self._process, client, self._shared)
         self._counters.connections += 1
         self._counters.connections_created += 1
         self._log("Connection accepted", 22943, client)

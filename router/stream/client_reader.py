@@ -12,11 +12,11 @@ from router.catalog.cluster import may_be_view
 from router.limits.admission import Quota
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
-from router.stream.candidates import ALWAYS, Candidates, Source
 from router.stream.log_reader import Batch, LogReader
 from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
+from router.stream.sharing import ALWAYS, Candidates, Source
 from router.stream.views import PartialView
 from router.stream.waiting_readers import Waiter, complete
 from shard_client import spans

@@ -16,14 +16,13 @@ from router.limits.admission import Admission, Quota
 from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
 from router.status.loads import MemberLoads
-from router.stream.candidates import Candidates, Source
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
 from router.stream.opening import ClusterTimeFetcher, locate
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
-from router.stream.sharing import SharingPolicy
+from router.stream.sharing import Candidates, SharingPolicy, Source
 from router.stream_settings import StreamSettings
 from router.tasks.owned_tasks import AwaitedTasks
 from router.tasks.shared_answer import result_of

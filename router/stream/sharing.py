@@ -1,28 +1,184 @@
-"""The choice of the stream that serves a client (docs/sharing.md)."""
+"""The streams that can serve a client, and the choice of one (docs/sharing.md)."""
 
-from collections.abc import Callable
-from dataclasses import replace
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from router.filters.match_compiler import Declined
-from router.filters.stream_filter import compile_filter
+from router.filters.stream_filter import StreamFilter, compile_filter
 from router.request.stream_request import StreamRequest
-from router.stream.candidates import (
-    ALWAYS,
-    AUTO,
-    NEVER,
-    Candidates,
-    Source,
-    WayOfSharing,
-    mode_of,
-    why_not_filters,
-    why_not_scopes,
-    wider_streams,
-)
 from router.stream.failed_streams import FailedStreams
+from router.stream.fan_out import FanOut
 from router.stream.sharing_demand import SharingDemand
+from router.stream.views import Namespace, View
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError, ErrorCode
+
+AUTO, ALWAYS, NEVER = "auto", "always", "never"
+MODES: Final = (AUTO, ALWAYS, NEVER)
+
+_IN_COMMENT: Final = re.compile(r"\b(shareFilters|shareScopes)=(auto|always|never)\b")
+
+_SHAREABLE_OPTIONS: Final = {
+    "fullDocument": ("default", "whenAvailable", None),
+    "fullDocumentBeforeChange": ("off", "whenAvailable", None),
+    "showRawUpdateDescription": (True, False),
+    "showExpandedEvents": (False,),
+    "showSystemEvents": (False,),
+    "matchCollectionUUIDForUpdateLookup": (True, False),
+}
+"""The options and values with which a wider stream has exactly the narrower one's events.
+
+A required image that is missing fails the wider stream, for another collection's event. Expanded
+events of a database include those of its views, which a stream of that name does not have.
+"""
+
+_SHAREABLE_EXTRAS: Final = frozenset({"comment", "let", "allowDiskUse"})
+
+
+@dataclass(frozen=True, slots=True)
+class Source:
+    """A stream that can serve a client.
+
+    ``request`` opens it. Of its events the client gets those that belong to ``namespace``, if that
+    is given, and that ``filter`` lets through; None for its own stream, which has exactly the
+    client's events. ``key`` is the request's identity.
+    """
+
+    request: StreamRequest
+    filter: StreamFilter | None = None
+    namespace: Namespace | None = None
+    key: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Compute the key."""
+        object.__setattr__(self, "key", self.request.sharing_key)
+
+    @property
+    def part(self) -> bytes:
+        """The part of the stream that counts: a filter, a database or a collection."""
+        if self.namespace is None:
+            return b"" if self.filter is None else self.filter.identity
+        if self.request.of_cluster:
+            return self.namespace.database
+        return self.namespace.collection or b""
+
+    @property
+    def cost(self) -> int:
+        """The conditions of its filter that are tried on every event, where no namespace helps."""
+        if self.filter is None or self.namespace is not None:
+            return 0
+        return self.filter.condition.tried
+
+    def open(self, fan_out: FanOut, after: bytes) -> View:
+        """Return the client's view of the stream of ``fan_out``, beyond the sort key ``after``."""
+        if self.filter is None and self.namespace is None:
+            return fan_out.stream
+        return fan_out.open(self.filter, after, self.namespace)
+
+
+@dataclass(slots=True)
+class WayOfSharing:
+    """One way of sharing: the streams that can serve in it, or the ``reason`` why none can.
+
+    ``parameter`` sets the ``mode``; ``demand`` counts the clients of all such streams.
+    """
+
+    parameter: str
+    mode: str
+    demand: SharingDemand
+    sources: tuple[Source, ...] = ()
+    reason: str = ""
+
+
+@dataclass(slots=True)
+class Candidates:
+    """The streams that can serve a client.
+
+    ``own`` has exactly its events. ``scopes`` has streams of wider scopes, widest first, and is
+    preferred to ``filters``, which has that of its own scope without a filter.
+    """
+
+    own: Source
+    filters: WayOfSharing
+    scopes: WayOfSharing
+
+    @property
+    def ways(self) -> tuple[WayOfSharing, WayOfSharing]:
+        """Both ways of sharing, the preferred one first."""
+        return self.scopes, self.filters
+
+    def way_of(self, source: Source) -> WayOfSharing:
+        """Return the way in which ``source`` is shared, which is not the client's own stream."""
+        return self.filters if source.namespace is None else self.scopes
+
+
+def wider_streams(request: StreamRequest, compiled: StreamFilter | None) -> tuple[Source, ...]:
+    """Return the streams of wider scopes, widest first."""
+    database = request.database.encode()
+    collection = None if request.collection is None else request.collection.encode()
+    namespace = Namespace(database, collection)
+    options = {**request.change_stream_options, "allChangesForCluster": True}
+    whole = replace(request, collection=None, stages=())
+    cluster = replace(whole, database="admin", change_stream_options=options)
+    requests = (cluster,) if collection is None else (cluster, whole)
+    return tuple(Source(wider, compiled, namespace) for wider in requests)
+
+
+def mode_of(request: StreamRequest, name: str, default: str) -> str:
+    """Return the mode that the stream's comment names for the parameter ``name``, or the default.
+
+    A comment is a string like "reporting; shareFilters=never" or a document with such a field. No
+    comment overrides the default ``never``, which the operator has set.
+    """
+    if default == NEVER:
+        return NEVER
+    comment = request.extras.get("comment")
+    if isinstance(comment, str):
+        modes: dict[str, str] = dict(_IN_COMMENT.findall(comment))
+        return modes.get(name, default)
+    if isinstance(comment, Mapping):
+        named = comment.get(name)
+        return named if named in MODES else default
+    return default
+
+
+def why_not_filters(request: StreamRequest, mode: str) -> str:
+    """Return why the shards must evaluate the filter, without regard to its stages."""
+    if not request.stages:
+        return "it has no filter"
+    if mode == NEVER:
+        return "shareFilters is never"
+    if request.extras.get("collation") is not None:
+        return "it has a collation"
+    # Whether a shard's invalidate is skipped depends on what its filter lets through.
+    return _why_alone(request)
+
+
+def _why_alone(request: StreamRequest) -> str:
+    """Return why a stream is read for its own clients only, or an empty string."""
+    if request.passthrough_to_shard is not None:
+        return "it reads one shard"
+    return "it starts after an invalidate" if request.starts_after_invalidate else ""
+
+
+def why_not_scopes(request: StreamRequest, mode: str) -> str:
+    """Return why a stream has no wider one, without regard to its filter, or an empty string."""
+    if request.of_cluster:
+        return "it reads the whole cluster"
+    if mode == NEVER:
+        return "shareScopes is never"
+    if alone := _why_alone(request):
+        return alone
+    for name, value in request.change_stream_options.items():
+        if value not in _SHAREABLE_OPTIONS.get(name, ()):
+            return f"it has the option {name}"
+    for name in request.extras:
+        if name not in _SHAREABLE_EXTRAS:
+            return f"it has {name}"
+    return ""
+
 
 MOST_TRIED: Final = 200
 """Maximum of conditions that are tried on every event, of all filters on one scope: they cost an

@@ -145,8 +145,11 @@ class Supervisor:
     def _rotate(self) -> None:
         """Make all processes exchange their certificates."""
         self._rotate_own()
+        self._tell_all(rotate=True)
+
+    def _tell_all(self, **message: Any) -> None:
         for child in self._alive:
-            child.channel.send(rotate=True)
+            child.channel.send(**message)
 
     async def _keep_workers(self, stop: asyncio.Event, ports: Mapping[str, int]) -> None:
         async with anyio.create_task_group() as keepers:  # a failure ends the process
@@ -251,13 +254,11 @@ class Supervisor:
             case {"identity": identity} if identity != self._identity:
                 self._identity = identity
                 self._topology_counter += 1
-                for worker in self._alive:
-                    worker.channel.send(identity=identity, counter=self._topology_counter)
+                self._tell_all(identity=identity, counter=self._topology_counter)
             case {"upstream": choice}:
                 if self._upstream is None or choice["generation"] > self._upstream["generation"]:
                     self._upstream = choice
-                    for worker in self._alive:
-                        worker.channel.send(upstream=choice)
+                    self._tell_all(upstream=choice)
                 else:
                     child.channel.send(upstream=self._upstream)
             case {"changed": command, "verbosity": verbosity}:

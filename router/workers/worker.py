@@ -44,7 +44,7 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
 
     ``folder`` is the router's private folder; ``tasks`` connect the clients that are handed over.
     """
-    node, listener, feed = parts
+    process, listener, feed = parts
     busy = _Busy()
     channel.send(ready=True)
     while (received := await channel.receive()) is not None:
@@ -54,17 +54,17 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
                 port = listener if kind == DRIVER else feed
                 tasks.run(_adopt, channel, connection, number, port)
             case {"load": _}:
-                load = Load(len(node.cursors), node.counters.connections, busy.share())
+                load = Load(len(process.cursors), process.counters.connections, busy.share())
                 channel.send(load=asdict(load))
             case {"identity": identity, "counter": counter}:
-                node.identity = ServerIdentity(**identity)
-                node.topology.move_to(counter)
+                process.identity = ServerIdentity(**identity)
+                process.topology.move_to(counter)
             case {"upstream": choice}:
-                if isinstance(node.upstream, UpstreamMongos):
-                    node.upstream.follow(**choice)
+                if isinstance(process.upstream, UpstreamMongos):
+                    process.upstream.follow(**choice)
             case {"rotate": _}:
-                if node.certificates is not None:
-                    node.certificates.rotate()
+                if process.certificates is not None:
+                    process.certificates.rotate()
             case {"drain": seconds}:
                 await listener.drain(seconds)
                 channel.send(drained=True)
@@ -139,15 +139,15 @@ async def _run(start: WorkerStart, channel_end: int) -> None:
             topology=TopologyVersion(start.process_id),
             started=start.started,
         )
-        async with parts as (node, listener, feed), OwnedTasks() as tasks:
-            node.port = start.port
+        async with parts as (process, listener, feed), OwnedTasks() as tasks:
+            process.port = start.port
             address = private_address(start.folder, start.number)
             with suppress(FileNotFoundError):  # one that has died leaves it
                 os.unlink(address)
-            async with Listener(node, for_workers=True) as private:
+            async with Listener(process, for_workers=True) as private:
                 await private.listen_privately(address)
                 with closing(peers):
-                    await _handle_messages(start.folder, channel, (node, listener, feed), tasks)
+                    await _handle_messages(start.folder, channel, (process, listener, feed), tasks)
 
 
 if __name__ == "__main__":

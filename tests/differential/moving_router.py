@@ -11,9 +11,9 @@ from unittest import mock
 
 from router import cli
 from router.stream import failed_streams
-from router.stream.candidates import Source, wider_streams
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
+from router.stream.sharing import Source, wider_streams
 
 _chance = Random(1)
 _first_batch = ClientReader.first_batch

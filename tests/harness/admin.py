@@ -118,9 +118,9 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
             load.openings, load.get_mores, load.noop_commands = 2, 50, 2
         made.cursors.connections = {("north.example", 27018): PoolCounts(2, 1, 5)}
         made.cursors.admission.refused["maxStreams"] += 1
-        made.node.counters.errors = {43: 2, 99999: 1}
-        for report in jobs(made.node.now()):
-            made.node.jobs.add(report)
+        made.process.counters.errors = {43: 2, 99999: 1}
+        for report in jobs(made.process.now()):
+            made.process.jobs.add(report)
         yield made
 
 
@@ -129,5 +129,7 @@ async def admin_port(
     made: Facade, token: str | None = None, *, handshakes: Handshakes | None = None
 ) -> AsyncIterator[int]:
     """Serve a facade's admin port in the test's own loop; yield the port."""
-    async with AdminServer(partial(collect_own, made.node), token, handshakes=handshakes) as server:
+    async with AdminServer(
+        partial(collect_own, made.process), token, handshakes=handshakes
+    ) as server:
         yield await server.listen(["127.0.0.1"], 0)

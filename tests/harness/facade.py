@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from router.catalog.upstream import UpstreamMongos
-from router.commands.node import Node
+from router.commands.serving_process import ServingProcess
 from router.server.listener import Listener
 from router.tls.handshake import Handshakes
 from tests.doubles.fake_cursors import FakeCursors
@@ -18,7 +18,7 @@ from tests.harness.raw_client import RawClient
 class Facade:
     """A listening facade and its parts."""
 
-    node: Node
+    process: ServingProcess
     listener: Listener
     cursors: FakeCursors
     port: int
@@ -31,13 +31,15 @@ class Facade:
 async def facade(
     upstream: UpstreamMongos | None = None, *, handshakes: Handshakes | None = None, **fields: Any
 ) -> AsyncIterator[Facade]:
-    """Listen on a free port until the block ends; ``fields`` are fields of the Node."""
+    """Listen on a free port until the block ends; ``fields`` are fields of the process."""
     cursors = FakeCursors()
     untyped = cast(Any, cursors)
-    node = Node(clock=cursors.clock, cursors=untyped, cluster=untyped, upstream=upstream, **fields)
-    async with Listener(node, handshakes=handshakes) as listener:
+    process = ServingProcess(
+        clock=cursors.clock, cursors=untyped, cluster=untyped, upstream=upstream, **fields
+    )
+    async with Listener(process, handshakes=handshakes) as listener:
         port = await listener.listen(["127.0.0.1"], 0)
-        yield Facade(node, listener, cursors, port)
+        yield Facade(process, listener, cursors, port)
 
 
 @asynccontextmanager

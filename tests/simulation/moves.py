@@ -11,8 +11,8 @@ from random import Random
 from unittest import mock
 
 from router.stream import fan_out, sharing_demand
-from router.stream.candidates import Source
 from router.stream.client_reader import ClientReader
+from router.stream.sharing import Source
 from router.stream.sharing_demand import SharingDemand
 
 _CONSTANTS = {

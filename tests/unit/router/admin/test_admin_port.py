@@ -71,7 +71,7 @@ async def test_the_metrics_show_the_slowest_shard_and_reasons() -> None:
 
 async def test_a_worker_that_does_not_answer_changes_no_counter_of_the_others() -> None:
     async with watched_facade(now=_now) as made:
-        first = (await collect_own(made.node, False)).processes[0]
+        first = (await collect_own(made.process, False)).processes[0]
     both = [first, {**first, "worker": 2}]
     shown = [
         samples(exposition(RouterStatus(each, 2), "")[0].decode()) for each in (both, both[:1])
@@ -86,7 +86,7 @@ async def test_a_worker_that_does_not_answer_changes_no_counter_of_the_others() 
 
 async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:
     async with watched_facade(now=_now) as made:
-        checks: Any = made.node.checks
+        checks: Any = made.process.checks
         checks.found["south"] = Check(
             "shard south", "south", oldest=Timestamp(NOW - 60, 1), complete=True
         )
@@ -147,7 +147,7 @@ async def test_readiness_names_the_servers_that_do_not_answer(
     down: str, path: str, status: int
 ) -> None:
     async with watched_facade() as made, admin_port(made) as port:
-        checks: Any = made.node.checks
+        checks: Any = made.process.checks
         checks.fails(down, "no answer within 3 s")
         ready = await ask(port, path)
         assert (await ask(port, "/healthz")).status == 200
@@ -158,7 +158,7 @@ async def test_readiness_names_the_servers_that_do_not_answer(
 
 async def test_a_router_that_shuts_down_is_not_ready() -> None:
     async with watched_facade() as made, admin_port(made) as port:
-        made.node.topology.quiesce(asyncio.get_running_loop().time() + 10)
+        made.process.topology.quiesce(asyncio.get_running_loop().time() + 10)
         ready = await ask(port, "/readyz")
     assert (ready.status, ready.text) == (503, "the router is shutting down\n")
 

@@ -65,7 +65,7 @@ async def test_the_newest_report_of_all_workers_counts() -> None:
     now = _now()
     before = jobs(now)[2]
     async with watched_facade(now=_now) as made:
-        status = await collect_own(made.node, True)
+        status = await collect_own(made.process, True)
     worker = {**status.processes[0], "jobs": [asdict(before)]}
     ended = asdict(replace(before, arrived=now + timedelta(seconds=1), ended=True))
     other = {**worker, "worker": 2, "jobs": [ended]}
@@ -79,9 +79,9 @@ async def test_texts_of_servers_and_clients_are_escaped() -> None:
     text = "<script>alert(1)</script>"
     async with watched_facade() as made, admin_port(made) as port:
         made.cursors.streams = [stream(remote(text, behind=1), holder=text, reason="idle")]
-        checks: Any = made.node.checks
+        checks: Any = made.process.checks
         checks.fails(text, text)
-        made.node.jobs.add(JobReport(text, text, text, made.node.now(), error=text))
+        made.process.jobs.add(JobReport(text, text, text, made.process.now(), error=text))
         page = (await ask(port, "/")).text
     assert text not in page
     assert page.count("&lt;script&gt;alert(1)&lt;/script&gt;") >= 7
@@ -170,7 +170,7 @@ async def test_jobs_are_followed_in_a_browser() -> None:
         assert await page.evaluate(in_colour) == [True, True, False, False]
         # The silent job reports again, and the failed one works again: the colour goes.
         for report in jobs(_now()):
-            made.node.jobs.add(replace(report, arrived=_now(), error=None))
+            made.process.jobs.add(replace(report, arrived=_now(), error=None))
         await page.until(f"{rows}.length == 4 && !{in_colour}.some(Boolean)")
         await page.resize(390, 800)
         assert await page.evaluate("document.documentElement.scrollWidth") <= 390

@@ -58,7 +58,7 @@ async def test_a_report_is_cut_and_has_no_control_characters() -> None:
     async with facade(now=lambda: BEGIN) as made, await made.client() as client:
         assert (await client.command("shop", command))["ok"] == 1
         assert (await client.command("admin", {**command, "mergerouterReportJob": 1}))["ok"] == 1
-        one, whole = made.node.jobs.current(BEGIN)
+        one, whole = made.process.jobs.current(BEGIN)
     assert (one.job, one.namespace, one.owner) == ("out [2J ", "shop.orders", "127.0.0.1")
     assert (one.batch, one.rate, one.through) == (2**53, 2**53, Timestamp(5, 1))
     assert one.error is not None
@@ -87,4 +87,4 @@ async def test_wrong_fields_are_refused(fields: dict[str, Any], code: int, told:
         reply = await client.command("shop", command)
         assert (reply["ok"], reply["code"]) == (0, code)
         assert told in reply["errmsg"]
-        assert made.node.jobs.current(made.node.now()) == []
+        assert made.process.jobs.current(made.process.now()) == []

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
-from router.commands.node import Node
+from router.commands.serving_process import ServingProcess
 from router.config.settings import Feed
 from router.feed.feed import FeedPort
 from router.feed.watch import Watch, parse_watch
@@ -34,9 +34,9 @@ async def feed(
     request_wait: float = 0.02, access: Any = None, **limits: int
 ) -> AsyncIterator[tuple[FakeCursors, int]]:
     cursors: Any = FakeCursors()
-    node = Node(clock=cursors.clock, cursors=cursors, cluster=cursors, access=access)
+    process = ServingProcess(clock=cursors.clock, cursors=cursors, cluster=cursors, access=access)
     given = Feed.model_validate({"requestWaitMs": request_wait * 1000})
-    async with FeedPort(node, given, **limits) as listening:
+    async with FeedPort(process, given, **limits) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)
 
 

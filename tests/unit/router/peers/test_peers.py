@@ -53,7 +53,7 @@ async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
     async with facade(topology=topology) as router, await router.client() as client:
         ahead = {**topology.document(), "counter": Int64(topology.counter + 1)}
         client.send("admin", {"hello": 1, "topologyVersion": ahead, "maxAwaitTimeMS": 60_000})
-        await until(lambda: router.node.counters.awaiting_hellos == 1)
+        await until(lambda: router.process.counters.awaiting_hellos == 1)
         topology.move_to(topology.counter + 1)
         topology.move_to(topology.counter + 1)
         reply = await client.receive()
@@ -67,7 +67,7 @@ async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
     async with (
         facade(peers=peers[0]) as first,
         facade(peers=peers[1]) as second,
-        Listener(second.node, for_workers=True) as private,
+        Listener(second.process, for_workers=True) as private,
         await first.client() as reader,
         await second.client() as opener,
     ):
@@ -77,7 +77,7 @@ async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
         second.cursors.cursors[cursor_id].put(*(event(number, 2**20) for number in range(12)))
         reader.writer.transport.pause_reading()  # type: ignore[attr-defined]
         reader.send("db", get_more(cursor_id))
-        await until(lambda: first.node.counters.bytes_out > 2**20)
+        await until(lambda: first.process.counters.bytes_out > 2**20)
         assert cursor_id in second.cursors.cursors
         reader.writer.transport.abort()
         await until(lambda: not second.cursors.cursors)
@@ -94,7 +94,7 @@ async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_pat
         for cursor_id in ids[:2]:
             await other.kill_cursor(cursor_id, None)  # nobody listens
         assert len(router.cursors.cursors) == 3
-        async with Listener(router.node, for_workers=True) as private:
+        async with Listener(router.process, for_workers=True) as private:
             await private.listen_privately(private_address(tmp_path, 2))
             await other.kill_cursor(ids[2], None)
         assert not router.cursors.cursors

@@ -38,7 +38,7 @@ def batch(number: int, events: int) -> BatchProgress:
 
 
 def kept(made: Facade) -> list[JobReport]:
-    return made.node.jobs.current(NOW)
+    return made.process.jobs.current(NOW)
 
 
 async def test_batches_are_reported_with_their_rate() -> None:

@@ -57,8 +57,8 @@ class Counters:
 
 
 @dataclass(slots=True)
-class Node:
-    """The router as its commands see it.
+class ServingProcess:
+    """A process of the router that serves clients, as its commands see it.
 
     Args:
         clock: the cluster's time as reported by servers; replies carry it.
