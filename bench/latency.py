@@ -28,8 +28,10 @@ DENSE = 100
 """Events a second at which their number is varied."""
 IDLE, BUSY = "shard1", "shard0"
 """A shard without writes, and the shard that is written to."""
-_NOOP_RATE, _NOOP_BURST = 20, 100
-"""How many no-op writes a member gets by default: in a second, and at once."""
+_NOOP_RATE = 20
+"""No-op writes a second that a member may get by default, and that a dense stream asks for."""
+_SPENDING = 10
+"""Seconds in which a dense stream uses up a burst of 100 no-op writes, beyond 10 a second."""
 _BACKGROUND = 1_000_000_000  # the number of the first document that nobody waits for
 _COUNTERS = {
     "noop_writes": (IDLE, "noopWrites"),
@@ -133,7 +135,7 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
                 time.sleep(seconds)
             return row
         if rate > (allowed or _NOOP_RATE):
-            pauses = random_pauses(2 * _NOOP_BURST, 1 / rate)
+            pauses = random_pauses(_SPENDING * rate, 1 / rate)
             measure_latency(cluster.mongos_uri, first, pauses, *watcher)
             first += len(pauses)
         pauses = random_pauses(seconds * rate, 1 / rate)
