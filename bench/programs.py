@@ -13,6 +13,8 @@ from typing import Any, Self
 READY = "Waiting for connections"
 _PATIENCE = 900.0
 """Seconds in which a program prints what is awaited of it, or ends."""
+_GRACE = 30.0
+"""Seconds from a program's SIGTERM to its SIGKILL."""
 
 
 class Program:
@@ -42,7 +44,11 @@ class Program:
 
     def __exit__(self, *_: object) -> None:
         self._process.terminate()
-        self._process.wait(_PATIENCE)
+        try:
+            self._process.wait(_GRACE)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
     @property
     def pid(self) -> int:

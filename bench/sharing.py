@@ -1,16 +1,14 @@
 """Streams that share a scan of the oplogs: equal ones, one filter each, one collection each."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from typing import Any, NamedTuple
 
 from pymongo import MongoClient
 
 from bench.events import FIRST_SECOND, TENANTS
-from bench.kernel import cpu_seconds, listening, memory
-from bench.members import Members
+from bench.kernel import cpu_of, cpu_seconds, listening, memory
 from bench.programs import Program, port_of, results_of, router, started
 from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians
@@ -172,52 +170,57 @@ def _spread_collections(cluster: TestCluster) -> None:
 
 
 def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
-    members = Members.of(cluster)
-    mongos = int(port_of(cluster.mongos))
-    pids = {"mongos": listening("mongos", mongos)}
+    mongos, servers = port_of(cluster.mongos), [*cluster.shards.values(), cluster.configdb]
+    members = [listening("mongod", port_of(each)) for each in servers]
+    processes = {"shards": members, "mongos": [listening("mongos", mongos)]}
 
-    def row(case: Case, way: str, port: int, watchers: int, pids: dict[str, int]) -> dict[str, Any]:
+    def row(case: Case, way: str, port: str, watchers: int, *pids: int) -> dict[str, Any]:
         options.say(f"{watchers} watchers of a {case.watch} each: {way}")
-        taken = [_once(cluster, members, case, port, watchers, pids) for _ in range(options.runs)]
+        counted = {**processes, "router": pids} if pids else processes
+        taken = [_once(cluster, case, port, watchers, counted) for _ in range(options.runs)]
         figures = {"watchers": watchers, **case._asdict(), "way": way}
         return {**figures, **medians(taken)}
 
     for case in CASES[:2] if options.quick else CASES:
-        yield row(case, "nobody", 0, 0, pids)
+        yield row(case, "nobody", "", 0)
         for watchers in case.numbers[:2] if options.quick else case.numbers:
-            yield row(case, "mongos", mongos, watchers, pids)
+            yield row(case, "mongos", mongos, watchers)
             for mode in case.modes:
                 parameters = [f"--setParameter={mode}"]
                 parameters += [f"--setParameter=maxStreams{per}=1000" for per in ("", "PerClient")]
-                with router(cluster.configdb, f"--upstream={cluster.mongos_uri}", *parameters) as (
-                    port,
-                    pid,
-                ):
-                    name = f"router, {mode.partition('=')[2]}"
-                    yield row(case, name, port, watchers, {**pids, "router": pid})
-    members.close()
+                arguments = (f"--upstream={cluster.mongos_uri}", *parameters)
+                with router(cluster.configdb, *arguments) as (port, pid):
+                    yield row(case, f"router, {mode.partition('=')[2]}", str(port), watchers, pid)
 
 
 def _once(
     cluster: TestCluster,
-    members: Members,
     case: Case,
-    port: int,
+    port: str,
     watchers: int,
-    pids: dict[str, int],
+    processes: Mapping[str, Sequence[int]],
 ) -> dict[str, float]:
-    """Write once, watched by ``watchers`` streams through ``port``; return the costs."""
-    write = partial(_write, cluster, max(1, watchers), case)
-    if not watchers:
-        return members.cost_of_writes(write, WRITES, pids)
-    servers = [*cluster.shards.values(), cluster.configdb]
+    """Write once, watched by ``watchers`` streams through ``port``; return what it costs.
+
+    That is the CPU of ``processes`` in µs a write, and ``seconds`` until the streams have all
+    events.
+    """
+    servers, cursors = [*cluster.shards.values(), cluster.configdb], {}
     expected = round(WRITES * (1 - case.unwatched))
-    idle = _open_cursors(servers)
     arguments = ("--clients", str(watchers), "--watch", case.watch, "--expect", str(expected))
-    with started("bench.watchers", str(port), *arguments) as program:
-        time.sleep(_SETTLED)
-        cursors = _open_cursors(servers) - idle
-        return {**members.cost_of_writes(write, WRITES, pids, program), "cursors": cursors}
+    with ExitStack() as stack:
+        if watchers:
+            idle = _open_cursors(servers)
+            program = stack.enter_context(started("bench.watchers", port, *arguments))
+            time.sleep(_SETTLED)
+            cursors = {"cursors": _open_cursors(servers) - idle}
+        before, begun = cpu_of(processes), time.perf_counter()
+        _write(cluster, max(1, watchers), case)
+        if watchers:
+            program.line()  # when all events have arrived
+        after, took = cpu_of(processes), time.perf_counter() - begun
+    used = {name: (after[name] - before[name]) / WRITES * 1e6 for name in after}
+    return {"seconds": took, **used, **cursors}
 
 
 def _write(cluster: TestCluster, watchers: int, case: Case) -> None:

@@ -29,7 +29,8 @@ _WARM_UP = 2
 # Seconds between two looks at the CPU that the processes have used.
 _LOOK = 0.1
 _PLANNER = b"streaming_source"
-_PARTS = ("jvm", "compilers", "tasks", "planner", "driver", "router")
+_ENGINE = ("jvm", "tasks", "planner", "driver")
+_PARTS = (*_ENGINE, "compilers", "source_cpu")
 _DOCUMENT = "_id string, n long, tenant long, pad string"  # those of `bench.events`
 _COMPILERS = ("(C1 Comp", "(C2 Comp")
 
@@ -64,15 +65,15 @@ def main() -> None:
     rows = min(row["rows"] for row in measured), max(row["rows"] for row in measured)
     if rows[0] != rows[1]:
         raise RuntimeError(f"between {rows[0]} and {rows[1]} rows of one backlog")
-    print(json.dumps({**measured[-1], "cold_rate": measured[0]["parquet_rate"]}))
+    print(json.dumps({**measured[-1], "cold_rate": measured[0]["rate"]}))
 
 
 def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     """Write the backlog; return the number of rows, and figures of the batches of full size.
 
-    The figures are ``parquet_rate`` in events a second, ``planning_ms``, the median of a batch, and
-    the CPU of ``jvm``, ``tasks``, ``planner``, ``driver`` and ``router`` in µs per event;
-    ``compilers`` is the part of the JVM's that compiles its code.
+    The figures are ``rate`` in events a second, ``planning_ms``, the median of a batch, and the CPU
+    of ``jvm``, ``tasks``, ``planner``, ``driver``, all of them (``engine_cpu``) and the router
+    (``source_cpu``) in µs per event; ``compilers`` is the part of the JVM's that compiles its code.
     """
     count = CpuCount(args.router)
     begun = before = after = count.look()
@@ -99,11 +100,12 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
         report["durationMs"].get("latestOffset", 0) + report["durationMs"].get("queryPlanning", 0)
         for report, _ in warm
     ]
-    figures = {"rows": rows, "parquet_rate": events / seconds, "planning_ms": median(planning)}
+    figures = {"rows": rows, "rate": events / seconds, "planning_ms": median(planning)}
     counted = sum(size for _, size in progress[skipped:])
     if not counted:  # a few large batches
         before, counted = begun, sum(size for _, size in progress)
-    return figures | {name: (after[name] - before[name]) / counted * 1e6 for name in after}
+    figures |= {name: (after[name] - before[name]) / counted * 1e6 for name in after}
+    return {**figures, "engine_cpu": sum(figures[part] for part in _ENGINE)}
 
 
 def parquet(spark: SparkSession, args: argparse.Namespace, folder: Path) -> StreamingQuery:
@@ -169,7 +171,7 @@ class CpuCount:
 
     def look(self) -> dict[str, float]:
         """Return the CPU seconds that the parts have used so far."""
-        self._note("router", self._router, cpu_seconds(self._router))
+        self._note("source_cpu", self._router, cpu_seconds(self._router))
         for jvm in children(os.getpid()):
             with contextlib.suppress(OSError):  # it has just ended
                 self._note("jvm", jvm, own_cpu_seconds(jvm))

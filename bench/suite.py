@@ -1,14 +1,13 @@
 """The parts of a benchmark suite: options, tables and their columns; and what is kept of a run.
 
-A run's figures go to the terminal, and as JSON and Markdown to bench/results or build/bench.
+A run's tables go to the terminal, and as Markdown to bench/results or build/bench.
 """
 
-import json
 import os
 import platform
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from tests.harness.clusters import REAL_SERVERS
 
 PUBLISHED = Path(__file__).parent / "results"
 UNPUBLISHED = Path(__file__).parents[1] / "build" / "bench"
+_LEAST_RUNS = 3  # whose medians are published
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,8 +90,8 @@ def markdown_lines(table: Table) -> list[str]:
     return [*lines, "", *([table.note, ""] if table.note else [])]
 
 
-def conditions_now(quick: bool) -> dict[str, Any]:
-    """Return the conditions of a run: machine, versions, commit, load and time."""
+def conditions_now(options: Options) -> dict[str, Any]:
+    """Return the conditions of a run: machine, versions, commit, load, time and options."""
     lines = Path("/proc/cpuinfo").read_text().splitlines()
     models = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
     model = models[0] if models else "unknown processor"
@@ -104,26 +104,24 @@ def conditions_now(quick: bool) -> dict[str, Any]:
         "commit": commit.stdout.strip(),
         "load": round(os.getloadavg()[0], 2),
         "at": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": quick,
+        "quick": options.quick,
+        "runs": options.runs,
     }
 
 
 def write_results(
     suite: str, question: str, tables: list[Table], conditions: dict[str, Any]
-) -> list[Path]:
-    """Write a suite's figures and tables; return the paths of the files.
+) -> Path:
+    """Write a suite's tables and conditions as Markdown; return the file's path.
 
-    Only a whole run replaces published results: one that is not quick, and has real servers.
+    Only a whole run replaces published results: one on real servers that is not quick, and takes
+    each figure three times.
     """
-    is_whole = not conditions["quick"] and REAL_SERVERS in os.environ
-    folder = PUBLISHED if is_whole else UNPUBLISHED
+    is_whole = not conditions["quick"] and conditions["runs"] >= _LEAST_RUNS
+    folder = PUBLISHED if is_whole and REAL_SERVERS in os.environ else UNPUBLISHED
     folder.mkdir(parents=True, exist_ok=True)
-    figures = folder / f"{suite}.json"
-    listed = [asdict(table) for table in tables]
-    content = {"suite": suite, "question": question, **conditions, "tables": listed}
-    figures.write_text(json.dumps(content, indent=1, default=str) + "\n")
     page = folder / f"{suite}.md"
     lines = [line for table in tables for line in markdown_lines(table)]
     shown = ", ".join(f"{key} {value}" for key, value in conditions.items())
     page.write_text("\n".join([f"### {question}", "", *lines, f"({shown})", ""]))
-    return [figures, page]
+    return page

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from itertools import count
 from statistics import quantiles
 from typing import Any
@@ -63,12 +64,16 @@ def fill(cluster: TestCluster, documents: int, document: Callable[[int], dict[st
 
 
 def measure_latency(
-    mongos: str, first: int, pauses: Sequence[float], *follower: str, settle: float = 0.0
+    mongos: str,
+    first: int,
+    pauses: Sequence[float],
+    *follower: str,
+    settle: float = 0.0,
+    meanwhile: AbstractContextManager[object] | None = None,
 ) -> dict[str, float]:
     """Write a document on shard 0 after each pause; return ``percentiles`` their latencies.
 
-    A latency is the time from a write's acknowledgement by a majority to its arrival. ``seconds``
-    is the time from the first write to the last arrival.
+    A latency is the time from a write's acknowledgement by a majority to its arrival.
 
     Args:
         mongos: the URI that the writes go through.
@@ -78,6 +83,7 @@ def measure_latency(
             some need to see a write, and, when it has the event of document ``--until``, the times
             of ``arrivals`` by number as JSON.
         settle: seconds from that line to the first write.
+        meanwhile: a context from before the first write to the last arrival.
 
     Raises:
         RuntimeError: the follower ends before that, has not the event after two minutes, or lacks
@@ -94,11 +100,10 @@ def measure_latency(
             documents.insert_one({"_id": next(_earlier), "s": 0})
         program.line()
         time.sleep(settle)
-        begun = time.perf_counter()
-        acknowledged = write_paced(documents, first, pauses)
-        arrivals = json.loads(program.line(120))["arrivals"]
-    figures = percentiles(latencies(acknowledged, arrivals))
-    return {**figures, "seconds": max(arrivals.values()) - begun}
+        with meanwhile or nullcontext():
+            acknowledged = write_paced(documents, first, pauses)
+            arrivals = json.loads(program.line(120))["arrivals"]
+    return percentiles(latencies(acknowledged, arrivals))
 
 
 def write_paced(documents: Documents, first: int, pauses: Sequence[float]) -> dict[int, float]:

@@ -237,20 +237,3 @@ async def test_closed_streams_leave_no_cursors_on_the_shards() -> None:
         streams[1].until(lambda stream: not stream.id)
         client.admin.command("endSessions", [streams[2].session.session_id])
         await until(lambda: open_on_shards(cluster) <= before, PATIENCE)
-
-
-@rule("Cursor replies", "$_passthroughToShard gives one shard's events alone")
-def test_passthrough_to_a_shard_gives_that_shard_s_events(
-    client: Client, cluster: TestCluster, sharded: Documents
-) -> None:
-    shards = list(cluster.shards)[:3]
-    streams = [
-        Stream(client, sharded.database.name, 1, **{"$_passthroughToShard": {"shard": shard}})
-        for shard in shards
-    ]
-    sharded.insert_many([{"k": k} for k in (1, 11, 21)])
-    for stream, k in zip(streams, (1, 11, 21), strict=True):
-        with stream:
-            assert [event["fullDocument"]["k"] for event in stream.read(1)] == [k]
-            stream.more(50)
-            assert len(stream.events) == 1

@@ -5,8 +5,8 @@ from typing import Any
 import pytest
 from pymongo.database import Database
 
-from tests.conformance.data import Documents, shard_over_three
-from tests.conformance.streams import Event, Stream, kinds, now
+from tests.conformance.data import shard_over_three
+from tests.conformance.streams import Event, Stream, kinds
 from tests.harness.clusters import Client, TestCluster
 
 rule = pytest.mark.rule
@@ -49,49 +49,6 @@ def test_a_collection_stream_ends_with_a_drop_or_rename(client: Client, db: Data
     assert list(stream.reply["cursor"]) == ["id", "ns", "nextBatch", "postBatchResumeToken"]
     assert stream.reply["cursor"]["id"] == 0
     assert stream.pbrts == sorted(stream.pbrts)
-
-
-@rule("Events", ENDS)
-@rule("Events", "a sharded collection's DDL comes once per shard that has it")
-@rule(
-    "Events",
-    "a merged stream ends after what is ready at or below the invalidate: empty batch, id 0",
-)
-def test_a_sharded_collection_s_stream_ends_at_the_first_drop(
-    client: Client, sharded: Documents
-) -> None:
-    with Stream(client, sharded.database.name, sharded.name) as stream:
-        sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
-        sharded.drop()
-        events = to_the_end(stream)
-    assert kinds(events)[:4] == ["insert"] * 3 + ["drop"]
-    assert kinds(events)[-1] == "invalidate"
-    first = next(event for event in events if event["operationType"] == "invalidate")
-    causes = [event for event in events if event["operationType"] == "drop"]
-    # Only the drops at the first drop's cluster time are delivered.
-    assert {event["clusterTime"] for event in causes} == {first["clusterTime"]}
-    invalidates = [event for event in events if event["operationType"] == "invalidate"]
-    assert len(invalidates) == len(causes)
-    assert {event["_id"]["_data"] for event in invalidates} == {first["_id"]["_data"]}
-
-
-@rule("Resuming", SWALLOWED)
-def test_start_after_an_invalidate_skips_it(client: Client, sharded: Documents) -> None:
-    db = sharded.database
-    with Stream(client, db.name, sharded.name) as stream:
-        sharded.insert_many([{"_id": k, "k": k} for k in (1, 11, 21)])
-        sharded.drop()
-        ended = to_the_end(stream)[-1]
-    sharded.insert_one({"_id": "made anew"})
-    with Stream(client, db.name, sharded.name, {"startAfter": ended["_id"]}) as stream:
-        events = stream.past(now(client))
-        assert stream.id, "the other shards' drops do not end it again"
-        assert kinds(events)[-1] == "insert"
-        assert {*kinds(events)[:-1]} <= {"drop"}
-        sharded.insert_one({"_id": "and again"})
-        sharded.drop()
-        events = to_the_end(stream)
-    assert kinds(events)[-3:] == ["insert", "drop", "invalidate"]
 
 
 @rule("Resuming", SWALLOWED)

@@ -1,6 +1,7 @@
 """Random documents for messages: every BSON type, many forms of each, and ten kinds of `_id`."""
 
 import struct
+from collections.abc import Callable
 from random import Random
 from typing import Any
 from uuid import UUID
@@ -63,58 +64,35 @@ COLLECTIONS = (
 
 def value(chance: Random, depth: int = 3) -> Any:
     """Return a value of any type that pymongo writes."""
-    kinds = 24 if depth else 20
-    match chance.randrange(kinds):
-        case 0 | 1:
-            return chance.choice(DOUBLES)
-        case 2:
-            return chance.uniform(-1, 1) * 10.0 ** chance.randrange(-12, 25)
-        case 3 | 4:
-            return chance.choice(TEXTS)
-        case 5:
-            return Binary(
-                chance.randbytes(chance.randrange(9)), chance.choice((0, 1, 2, 3, 5, 6, 128))
-            )
-        case 6:
-            return Binary(UUID(int=chance.getrandbits(128)).bytes, 4)
-        case 7:
-            return object_id(chance)
-        case 8:
-            return chance.random() < 0.5
-        case 9:
-            return DatetimeMS(chance.choice(DATES))
-        case 10:
-            return None
-        case 11:
-            return Regex(
-                chance.choice(("^a", 'q"/\\d+', "", "é😀")), chance.choice(("", "i", "imsx", "xs"))
-            )
-        case 12:
-            return Code(chance.choice(("function() { return 'a\"'; }", "")))
-        case 13:
-            return Code("f(x)", {"x": value(chance, 0)})
-        case 14:
-            return chance.choice((0, -1, 7, 2**31 - 1, -(2**31)))
-        case 15:
-            return Int64(chance.choice((0, -1, 5, 2**40, 2**63 - 1, -(2**63), 2**53 + 1)))
-        case 16:
-            return Decimal128(chance.choice(_DECIMALS))
-        case 17:
-            return Timestamp(
-                chance.choice((0, 1_600_000_000, 2**32 - 1)), chance.choice((0, 1, 2**32 - 1))
-            )
-        case 18:
-            return chance.choice((MinKey(), MaxKey()))
-        case 19:
-            return DBRef("other", object_id(chance), chance.choice((None, "db")))
-        case 20:
-            return {}
-        case 21:
-            return []
-        case 22:
-            return [value(chance, depth - 1) for _ in range(chance.randrange(1, 4))]
-        case _:
-            return fields(chance, depth - 1)
+    return chance.choice(_SCALARS if depth == 0 else (*_SCALARS, *_NESTED))(chance, depth)
+
+
+_SCALARS: tuple[Callable[[Random, int], Any], ...] = (
+    *[lambda c, _: c.choice(DOUBLES)] * 2,
+    lambda c, _: c.uniform(-1, 1) * 10.0 ** c.randrange(-12, 25),
+    *[lambda c, _: c.choice(TEXTS)] * 2,
+    lambda c, _: Binary(c.randbytes(c.randrange(9)), c.choice((0, 1, 2, 3, 5, 6, 128))),
+    lambda c, _: Binary(UUID(int=c.getrandbits(128)).bytes, 4),
+    lambda c, _: object_id(c),
+    lambda c, _: c.random() < 0.5,
+    lambda c, _: DatetimeMS(c.choice(DATES)),
+    lambda _, __: None,
+    lambda c, _: Regex(c.choice(("^a", 'q"/\\d+', "", "é😀")), c.choice(("", "i", "imsx", "xs"))),
+    lambda c, _: Code(c.choice(("function() { return 'a\"'; }", ""))),
+    lambda c, _: Code("f(x)", {"x": value(c, 0)}),
+    lambda c, _: c.choice((0, -1, 7, 2**31 - 1, -(2**31))),
+    lambda c, _: Int64(c.choice((0, -1, 5, 2**40, 2**63 - 1, -(2**63), 2**53 + 1))),
+    lambda c, _: Decimal128(c.choice(_DECIMALS)),
+    lambda c, _: Timestamp(c.choice((0, 1_600_000_000, 2**32 - 1)), c.choice((0, 1, 2**32 - 1))),
+    lambda c, _: c.choice((MinKey(), MaxKey())),
+    lambda c, _: DBRef("other", object_id(c), c.choice((None, "db"))),
+)
+_NESTED: tuple[Callable[[Random, int], Any], ...] = (
+    lambda _, __: {},
+    lambda _, __: [],
+    lambda c, depth: [value(c, depth - 1) for _ in range(c.randrange(1, 4))],
+    lambda c, depth: fields(c, depth - 1),
+)
 
 
 def fields(chance: Random, depth: int = 2) -> dict[str, Any]:

@@ -146,6 +146,9 @@ def test_a_live_watcher_gets_all_events(run: Run, ours: Normaliser, real: Normal
 
 @pytest.mark.rule("Sharded cluster", "the recorded workload gives the recorded events")
 @pytest.mark.rule(
+    "Sharded cluster", "sorted by token, the shards' events are byte for byte the merged stream"
+)
+@pytest.mark.rule(
     "Resume tokens", "tokens are {_data: hex KeyString} of version 1, as 6.0 makes them"
 )
 @pytest.mark.parametrize("via", [*SHARDS, ROUTER])

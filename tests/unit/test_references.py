@@ -8,8 +8,7 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.harness.admin import admin_port, get, watched_facade
-from tests.reference import (
+from docs.reference import (
     COMMANDS_PAGE,
     METRICS,
     SETTINGS_PAGE,
@@ -17,6 +16,7 @@ from tests.reference import (
     metrics_reference,
     settings_reference,
 )
+from tests.harness.admin import admin_port, get, watched_facade
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("bench", "deploy", "docs", "embedded", "examples", "router", "shard_client",
@@ -99,7 +99,7 @@ def test_pages_that_name_versions_of_mongodb_lead_to_those_that_were_run() -> No
 
 
 def test_the_reference_of_metrics_is_up_to_date() -> None:
-    assert METRICS.read_text() == metrics_reference(), "run python -m tests.reference"
+    assert METRICS.read_text() == metrics_reference(), "run python -m docs.reference"
 
 
 async def test_each_metric_has_figures() -> None:
@@ -113,8 +113,8 @@ async def test_each_metric_has_figures() -> None:
 
 
 def test_the_reference_of_settings_is_up_to_date() -> None:
-    assert SETTINGS_PAGE.read_text() == settings_reference(), "run python -m tests.reference"
+    assert SETTINGS_PAGE.read_text() == settings_reference(), "run python -m docs.reference"
 
 
 def test_the_reference_of_commands_is_up_to_date() -> None:
-    assert COMMANDS_PAGE.read_text() == commands_reference(), "run python -m tests.reference"
+    assert COMMANDS_PAGE.read_text() == commands_reference(), "run python -m docs.reference"

@@ -1,4 +1,4 @@
-"""Pictures of the status page for the documentation: ``python -m tests.admin_pictures``.
+"""Pictures of the status page for the documentation: ``python -m docs.status_pictures``.
 
 They show a cluster of three shards with clients, a shared filter and a job: first while everything
 works, then while the idle shard does not answer.
@@ -20,7 +20,7 @@ from tests.harness.browser import Page, browser
 from tests.harness.clusters import Client, start_cluster
 from tests.harness.routers import RouterProcess, start_router
 
-_DOCS = Path(__file__).parents[1] / "docs" / "pictures"
+_FOLDER = Path(__file__).parent / "pictures"
 _FILTER = [{"$match": {"operationType": "insert"}}]
 _WATCHERS: tuple[tuple[str, str | None, list[dict[str, Any]], float], ...] = (
     ("billing", "orders", _FILTER, 0.0),
@@ -111,7 +111,7 @@ async def _take(page: Page, scene: str) -> None:
     for name, scheme, width, height in _PICTURES[scene]:
         await page.prefer(scheme)
         await page.resize(width, height)
-        (_DOCS / f"{name}.webp").write_bytes(await page.screenshot())
+        (_FOLDER / f"{name}.webp").write_bytes(await page.screenshot())
 
 
 async def _scenes(router: RouterProcess, cluster: Any, idle: str) -> None:

@@ -1,4 +1,4 @@
-"""Writes the references of metrics, settings and commands: ``python -m tests.reference``."""
+"""Writes the references of metrics, settings and commands: ``python -m docs.reference``."""
 
 import re
 from collections.abc import Iterable
@@ -14,14 +14,14 @@ from router.commands import fail_points  # noqa: F401 - adds its command
 from router.commands.call import COMMANDS
 from router.config.command_line import FLAGS, SETTINGS
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parent
 METRICS = DOCS / "metrics.md"
 SETTINGS_PAGE = DOCS / "settings.md"
 COMMANDS_PAGE = DOCS / "commands.md"
 
 _METRICS_HEAD = """# Metrics
 
-All metrics of `/metrics` on the [admin port](admin.md), written by `python -m tests.reference`. A
+All metrics of `/metrics` on the [admin port](admin.md), written by `python -m docs.reference`. A
 histogram has the suffixes `_bucket`, `_count` and `_sum`. Counters and histograms are those of each
 worker since its start, gauges without the label `worker` those of all workers together.
 
@@ -31,7 +31,7 @@ worker since its start, gauges without the label `worker` those of all workers t
 """
 _SETTINGS_HEAD = """# Settings
 
-All settings of `mergerouter serve`, written by `python -m tests.reference`.
+All settings of `mergerouter serve`, written by `python -m docs.reference`.
 
 A setting comes from a flag, else from the environment, else from the YAML file that `--config`
 names, else it has its default. In the file, `net.port` is `port` in the section `net`, or the
@@ -55,7 +55,7 @@ them with `getParameter`. With several workers, each has its share of the bounds
 """
 _COMMANDS_HEAD = """# Commands of MongoDB
 
-The commands that the router answers itself; written by `python -m tests.reference`. With
+The commands that the router answers itself; written by `python -m docs.reference`. With
 `--upstream`, all others pass through to the mongos, and so do those of these that concern nothing
 of the router's, such as an `aggregate` without `$changeStream`; without it, others get 59
 CommandNotFound. [Commands](cli.md) are those of the command line.
