@@ -9,7 +9,6 @@ from bson.objectid import ObjectId
 from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, answers
 from router.commands.reply_bodies import Answer
-from router.commands.serving_process import ServingProcess
 from router.request.fields import at_least_zero, of_type, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.compression import negotiate
@@ -110,7 +109,7 @@ async def hello(call: Call) -> Answer:
             process.counters.awaiting_hellos -= 1
     else:
         await process.topology.wait_beyond(None, 0)
-    reply = {**_describe(call.name, command, process, client), **await fields_of_hello(call)}
+    reply = {**_describe(call), **await fields_of_hello(call)}
     if not call.exhaust:
         return Answer(reply)
     if known is None:
@@ -154,10 +153,9 @@ def _known_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
     return dict(known)
 
 
-def _describe(
-    name: str, command: Mapping[str, Any], process: ServingProcess, client: Client
-) -> dict[str, Any]:
-    primary = "isWritablePrimary" if name == "hello" else "ismaster"
+def _describe(call: Call) -> dict[str, Any]:
+    command, process = call.command, call.process
+    primary = "isWritablePrimary" if call.name == "hello" else "ismaster"
     reply: dict[str, Any] = {
         primary: True,
         "msg": "isdbgrid",
@@ -171,7 +169,7 @@ def _describe(
         "maxWriteBatchSize": MAX_WRITE_BATCH_SIZE,
         "localTime": process.now(),
         "logicalSessionTimeoutMinutes": SESSION_TIMEOUT_MINUTES,
-        "connectionId": client.connection_id,
+        "connectionId": call.client.connection_id,
         "maxWireVersion": process.identity.max_wire_version,
         "minWireVersion": 0,
     }

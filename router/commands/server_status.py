@@ -58,6 +58,7 @@ def own_status(
     process: ServingProcess, streams: Sequence[Mapping[str, Any]] = ()
 ) -> dict[str, Any]:
     """Return the status of this process alone, with the descriptions of its ``streams``."""
+    cursors, counters = process.cursors, process.counters
     return {
         "host": f"{process.host}:{process.port}",
         "version": process.identity.version,
@@ -69,20 +70,20 @@ def own_status(
             "regular": 0,
             "warning": 0,
             "msg": 0,
-            "user": process.counters.user_asserts,
+            "user": counters.user_asserts,
             "tripwire": 0,
             "rollovers": 0,
         },
         "connections": _connections(process),
         "extra_info": _extra_info(),
         "network": {
-            "bytesIn": Int64(process.counters.bytes_in),
-            "bytesOut": Int64(process.counters.bytes_out),
-            "physicalBytesIn": Int64(process.counters.bytes_in),
-            "physicalBytesOut": Int64(process.counters.bytes_out),
-            "numRequests": Int64(process.counters.requests),
+            "bytesIn": Int64(counters.bytes_in),
+            "bytesOut": Int64(counters.bytes_out),
+            "physicalBytesIn": Int64(counters.bytes_in),
+            "physicalBytesOut": Int64(counters.bytes_out),
+            "numRequests": Int64(counters.requests),
         },
-        "opcounters": _opcounters(process.counters),
+        "opcounters": _opcounters(counters),
         "security": _security(process),
         "sharding": {"configsvrConnectionString": process.options["sharding"]["configDB"]}
         if "sharding" in process.options
@@ -91,14 +92,9 @@ def own_status(
         "transactions": dict.fromkeys(_TRANSACTIONS, Int64(0)),
         "mem": {"bits": 64, "resident": _resident_mb(), "supported": True},
         "metrics": {
-            "commands": _commands(process.counters),
-            "cursor": {
-                "open": {
-                    "multiTarget": Int64(len(process.cursors)),
-                    "total": Int64(len(process.cursors)),
-                }
-            },
-            "passedThrough": Int64(process.counters.passed_through),
+            "commands": _commands(counters),
+            "cursor": {"open": dict.fromkeys(("multiTarget", "total"), Int64(len(cursors)))},
+            "passedThrough": Int64(counters.passed_through),
         },
         "mergerouter": _mergerouter(process, streams),
     }
@@ -131,9 +127,10 @@ def _without_times(status: Mapping[str, Any]) -> dict[str, Any]:
 
 def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
-    whose = {} if process.peers is None else {"worker": process.peers.number}
-    to_shared, to_own = process.cursors.moves
-    loads = process.cursors.loads.by_target
+    cursors, peers = process.cursors, process.peers
+    whose = {} if peers is None else {"worker": peers.number}
+    to_shared, to_own = cursors.moves
+    loads = cursors.loads.by_target
     return {
         "streams": [{**stream, **whose} for stream in streams],
         "bufferedBytes": Int64(sum(stream["bufferedBytes"] for stream in streams)),
@@ -145,15 +142,13 @@ def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) 
                 "available": counts.available,
                 "created": Int64(counts.created),
             }
-            for address, counts in process.cursors.connections.items()
+            for address, counts in cursors.connections.items()
         },
         "moves": {"toShared": Int64(to_shared), "toOwn": Int64(to_own)},
-        "differentStreams": process.cursors.admission.streams,
-        "refused": {
-            name: Int64(count) for name, count in process.cursors.admission.refused.items()
-        },
-        "users": [{**share, **whose} for share in process.cursors.admission.users(_MOST_USERS)],
-        **({} if process.peers is None else {"workers": [_worker(process, process.peers.number)]}),
+        "differentStreams": cursors.admission.streams,
+        "refused": {name: Int64(count) for name, count in cursors.admission.refused.items()},
+        "users": [{**share, **whose} for share in cursors.admission.users(_MOST_USERS)],
+        **({} if peers is None else {"workers": [_worker(process, peers.number)]}),
     }
 
 

@@ -64,27 +64,17 @@ class OwnedTasks:
         self._group.start_soon(guarded, name=name)
 
 
-class AwaitedTasks:
-    """The tasks of a part that waits for them when it closes, where they may end by themselves.
-
-    ``len`` is the number of those that run. Must be created in a running loop.
-    """
-
-    def __init__(self) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._tasks: set[asyncio.Task[Any]] = set()
-
-    def __len__(self) -> int:
-        return len(self._tasks)
+class AwaitedTasks(set[asyncio.Task[Any]]):
+    """The running tasks of a part that, as it closes, waits for them: they end by themselves."""
 
     def start(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
         """Run ``work`` in a task, and return that; its result is the caller's to take."""
-        task = self._loop.create_task(work, name=name)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task = asyncio.get_running_loop().create_task(work, name=name)
+        self.add(task)
+        task.add_done_callback(self.discard)
         return task
 
     async def wait(self) -> None:
         """Wait until all have ended, also those that are started meanwhile."""
-        while self._tasks:
-            await asyncio.wait(self._tasks)
+        while self:
+            await asyncio.wait(self)

@@ -8,11 +8,8 @@ import asyncio
 import pytest
 from bson import Timestamp
 
-from router.tasks.shared_answer import SharedAnswer
-from shard_client.errors import CommandError
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import ScriptedMember
-from tests.harness.until import until
 
 
 async def test_concurrent_openings_share_one_request_for_the_time(cluster: ScriptedCluster):
@@ -32,47 +29,6 @@ async def test_concurrent_openings_share_one_request_for_the_time(cluster: Scrip
         # Each opening sends one, to check that the member is still primary.
         assert shard.commands["hello"] - before <= 2 + len(requests)
         assert shard.commands["aggregate"] == 1 + len(requests)
-
-
-async def test_nobody_waits_for_two_requests_that_fail() -> None:
-    asked, hanging = 0, asyncio.Event()
-
-    async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        await hanging.wait()
-        raise CommandError(133, "no answer within 30 s")
-
-    answer = SharedAnswer(ask, "ask the time")
-    callers = [asyncio.create_task(answer.get()) for _ in range(2)]
-    await until(lambda: asked == 1)
-    callers.append(asyncio.create_task(answer.get()))
-    await asyncio.sleep(0)
-    hanging.set()
-    await asyncio.wait(callers)
-    assert [str(each.exception()) for each in callers] == [str(callers[0].exception())] * 3
-    assert asked == 1
-
-
-async def test_closing_ends_the_call_and_starts_no_other() -> None:
-    asked = 0
-
-    async def ask() -> None:
-        nonlocal asked
-        asked += 1
-        await asyncio.Event().wait()
-
-    answer = SharedAnswer(ask, "ask the time")
-    callers = [asyncio.create_task(answer.get())]
-    await until(lambda: asked == 1)
-    callers.append(asyncio.create_task(answer.get()))  # which waits for the call to end
-    await asyncio.sleep(0)
-    await answer.close()
-    callers.append(asyncio.create_task(answer.get()))
-    await asyncio.wait(callers)
-    errors = [each.exception() for each in callers]
-    assert [error.code for error in errors if isinstance(error, CommandError)] == [91] * 3
-    assert asked == 1
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import anyio
 import pytest
 import structlog.testing
 
-from router.tasks.owned_tasks import OwnedTasks
+from router.tasks.owned_tasks import AwaitedTasks, OwnedTasks
 from tests.harness.until import until
 
 
@@ -101,3 +101,19 @@ async def test_a_cancelled_block_ends_its_tasks() -> None:
     await asyncio.wait({serving})
     assert serving.cancelled()
     assert closed == ["closed"]
+
+
+async def test_tasks_that_are_started_meanwhile_are_awaited_too() -> None:
+    tasks, ended = AwaitedTasks(), []
+
+    async def work(left: int) -> None:
+        await asyncio.sleep(0)
+        if left:
+            tasks.start(work(left - 1), "work")
+        ended.append(left)
+
+    tasks.start(work(3), "work")
+    assert len(tasks) == 1
+    await tasks.wait()
+    assert ended == [3, 2, 1, 0]
+    assert not tasks
