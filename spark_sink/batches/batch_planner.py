@@ -33,7 +33,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import TIME_DIGITS, cluster_time_of
 from spark_sink.batches.event_rate import EventRate, ReportInbox
-from spark_sink.batches.event_tasks import ReadTask, merged_tasks, shard_tasks
+from spark_sink.batches.event_tasks import EventsTask, merged_tasks, shard_tasks
 from spark_sink.batches.query_start import cluster_time_at, query_started
 from spark_sink.errors import StreamError
 from spark_sink.events.header import fragment_of
@@ -199,7 +199,7 @@ class BatchPlanner:
             self._plan = self._with_whole_transactions(self._planned(start, max_events, least))
         return self._plan
 
-    def tasks(self, batch: PlannedBatch) -> list[ReadTask]:
+    def tasks(self, batch: PlannedBatch) -> list[EventsTask]:
         """Return the tasks that read a batch, which may have been planned before a restart.
 
         Raises StreamError if the end of the batch does not follow its start.

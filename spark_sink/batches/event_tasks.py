@@ -26,7 +26,7 @@ Watch = Callable[[Position, "str | None"], StreamCursor]
 
 
 @dataclass(frozen=True)
-class ReadTask:
+class EventsTask:
     """The events after `start`, up to and including `end` if that is a token.
 
     Args:
@@ -46,7 +46,7 @@ class TaskReader:
     """Reads a task's events; `stats` then has their number, bytes and cluster times."""
 
     def __init__(
-        self, task: ReadTask, watch: Watch, retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
+        self, task: EventsTask, watch: Watch, retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY
     ) -> None:
         self._task = task
         self._watch = watch
@@ -127,13 +127,13 @@ class TaskReader:
         )
 
 
-def merged_tasks(start: Position, end: Position, bounds: list[Timestamp]) -> list[ReadTask]:
+def merged_tasks(start: Position, end: Position, bounds: list[Timestamp]) -> list[EventsTask]:
     """Return the tasks of the merged stream, divided at `bounds`, in order."""
     cuts: list[Position] = [start, *map(AtTime, bounds), end]
-    return [ReadTask(left, right) for left, right in pairwise(cuts)]
+    return [EventsTask(left, right) for left, right in pairwise(cuts)]
 
 
-def shard_tasks(sections: Iterable[ReadTask], shards: Iterable[Shard]) -> list[ReadTask]:
+def shard_tasks(sections: Iterable[EventsTask], shards: Iterable[Shard]) -> list[EventsTask]:
     """Return the tasks of each shard's stream in sections of the merged one.
 
     They begin with the shard's joining.
@@ -145,7 +145,7 @@ def shard_tasks(sections: Iterable[ReadTask], shards: Iterable[Shard]) -> list[R
             begin = _begin(section.start, shard)
             if key_of(begin) < key_of(section.end):
                 before = tuple(other.name for other in in_order[:number])
-                tasks.append(ReadTask(begin, section.end, shard.name, before))
+                tasks.append(EventsTask(begin, section.end, shard.name, before))
     return tasks
 
 

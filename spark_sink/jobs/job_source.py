@@ -17,7 +17,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
-from spark_sink.batches.event_tasks import ReadTask
+from spark_sink.batches.event_tasks import EventsTask
 from spark_sink.dataclass_json import from_document, from_json
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.jobs.job_tables import CURRENT
@@ -116,7 +116,7 @@ class JobStreamReader(MergerouterStreamReader):
         if not batch.is_small or reads_documents or self.options.max_bytes_per_trigger:
             return None
         added = self.added_tasks(before, end)
-        return [*([ReadTask(batch.read_from, batch.end)] if batch.events else []), *added]
+        return [*([EventsTask(batch.read_from, batch.end)] if batch.events else []), *added]
 
     def write(self, tasks: Sequence[Task], scope: Scope | None, number: int) -> TaskReport:
         """Write the files of tasks of a batch. Raises StreamError and OSError."""

@@ -164,7 +164,7 @@ class DocumentEvents:
 
 
 @dataclass(frozen=True)
-class SnapshotTask:
+class ChunkRead:
     """A chunk to read, its snapshot's time, a filter on documents, and `signal` for its events.
 
     `keys_only` reads the fields of the keys.
@@ -178,7 +178,7 @@ class SnapshotTask:
 
 
 class ChunkReader:
-    """Reads a task's documents, each key once, through a client that returns RawBSONDocument.
+    """Reads a chunk's documents, each key once, through a client that returns RawBSONDocument.
 
     In the order of `_id`, the keys of two replies show what a reply repeats, and a read goes on
     where another one has failed. Only a sharded collection costs more in this order, because a
@@ -189,7 +189,7 @@ class ChunkReader:
     def __init__(
         self,
         client: MongoClient[RawBSONDocument],
-        task: SnapshotTask,
+        read: ChunkRead,
         newest: Callable[[], Timestamp],
         *,
         retry_policy: RetryPolicy = DEFAULT_RETRY_POLICY,
@@ -197,10 +197,10 @@ class ChunkReader:
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
         self._client = client
-        self._task = task
+        self._chunk_read = read
         self._newest = newest
         self._retries = Retries(retry_policy, clock=clock, sleep=sleep)
-        self._in_order = not task.chunk.collection.key
+        self._in_order = not read.chunk.collection.key
         self._seen: set[bytes] = set()  # what was read in no order
         self._recent: set[bytes] = set()  # in the last reply in order
         self._last: bytes | None = None
@@ -223,32 +223,32 @@ class ChunkReader:
                 if self._fall_back(error):
                     continue
                 if not _is_transient(error):
-                    raise _refused(self._task, error) from None
+                    raise _refused(self._chunk_read, error) from None
                 if read:
                     self._retries.reset()
-                self._retries.wait(error, f"a server with {self._task.chunk.collection}")
+                self._retries.wait(error, f"a server with {self._chunk_read.chunk.collection}")
 
     def _read(self) -> Iterator[Run]:
-        task = self._task
-        collection = task.chunk.collection
+        read = self._chunk_read
+        collection = read.chunk.collection
         concern, point = self._read_concern()
         name = current_name(self._client, collection)
         if name is None:
             return  # dropped: the stream contains the event
-        condition = [task.condition] if task.condition else []
+        condition = [read.condition] if read.condition else []
         database = self._client[collection.database]
-        events = DocumentEvents(replace(collection, name=name), point, task.signal)
+        events = DocumentEvents(replace(collection, name=name), point, read.signal)
         order: dict[str, Any] = {"sort": [("_id", 1)]} if self._in_order else {}
         rest: list[dict[str, Any]] = []
         if self._last is not None:  # of any type, so that type bracketing does not apply
             begin = {"$literal": RawBSONDocument(self._last)["_id"]}
             rest = [{"$expr": {"$gte": ["$_id", begin]}}]
         paths = [path for path in collection.key if not path.startswith("_id.")]  # which collide
-        projection = dict.fromkeys(("_id", *paths), 1) if task.keys_only else None
+        projection = dict.fromkeys(("_id", *paths), 1) if read.keys_only else None
         is_empty = True
         source = database.get_collection(name, read_concern=_At(concern))
         cursor = source.find(
-            {"$and": [task.chunk.filter(), *condition, *rest]},
+            {"$and": [read.chunk.filter(), *condition, *rest]},
             projection,
             batch_size=_BATCH_SIZE_DOCUMENTS,
             **order,
@@ -269,7 +269,7 @@ class ChunkReader:
 
     def _read_concern(self) -> tuple[dict[str, Any], Timestamp]:
         """Return a read concern, and the time of which it reads: the snapshot's, or the newest."""
-        newest, begun = self._newest(), self._task.snapshot_time
+        newest, begun = self._newest(), self._chunk_read.snapshot_time
         if newest < begun:
             raise AutoReconnect("this router has not reached the snapshot's time yet")
         if self._fallbacks == _LAST_RESORT:
@@ -303,28 +303,28 @@ def _is_transient(error: PyMongoError) -> bool:
     return is_transient(error) or (isinstance(error, OperationFailure) and error.code in _TRANSIENT)
 
 
-def _refused(task: SnapshotTask, error: PyMongoError) -> StreamError:
+def _refused(read: ChunkRead, error: PyMongoError) -> StreamError:
     code = error.code if isinstance(error, OperationFailure) else None
     text = (
-        f"cannot read {task.chunk.collection} for a snapshot: a router passes such reads to the "
+        f"cannot read {read.chunk.collection} for a snapshot: a router passes such reads to the "
         "mongos that it is started with (--upstream)"
     )
     if code in (13, 18):
         text = (
-            f"not allowed to read {task.chunk.collection}: the user in option 'uri' needs the "
+            f"not allowed to read {read.chunk.collection}: the user in option 'uri' needs the "
             "privilege find on what a snapshot reads"
         )
-    elif task.condition and code not in (None, *_UNSUPPORTED):
+    elif read.condition and code not in (None, *_UNSUPPORTED):
         text = (
-            f"cannot read {task.chunk.collection} for a snapshot with a filter: correct the filter "
+            f"cannot read {read.chunk.collection} for a snapshot with a filter: correct the filter "
             "in option 'snapshotFilters', or the documents for which it fails"
         )
-        if task.signal is not None:
+        if read.signal is not None:
             remedy = "send stop-snapshot and start the query again"
-            if task.signal["type"] == "blocking":
+            if read.signal["type"] == "blocking":
                 remedy = "leave out the batch with job seek"
             text = (
-                f"cannot read {task.chunk.collection} with the filter of the signal "
-                f"{task.signal['id']}: {remedy}, or correct the documents for which it fails"
+                f"cannot read {read.chunk.collection} with the filter of the signal "
+                f"{read.signal['id']}: {remedy}, or correct the documents for which it fails"
             )
     return StreamError(text, error)

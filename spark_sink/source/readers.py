@@ -26,6 +26,7 @@ from spark_sink.signals.state import SignalState
 from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
+    GivenEvent,
     Task,
     TaskPartition,
     rows_of_task,
@@ -107,7 +108,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def added_tasks(self, before: Offset, end: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
-        tasks: list[Task] = [*heartbeats(before.heartbeat, end.heartbeat)]
+        tasks: list[Task] = [*map(GivenEvent, heartbeats(before.heartbeat, end.heartbeat))]
         if end.signals.reading is not None or end.signals.ending is not None:
             tasks += self.planner.snapshot_tasks(before, end)
         return tasks

@@ -16,7 +16,7 @@ from pyspark.sql.datasource import InputPartition
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_rate import report
-from spark_sink.batches.event_tasks import ReadTask, TaskReader
+from spark_sink.batches.event_tasks import EventsTask, TaskReader
 from spark_sink.events.header import SNAPSHOT_END, join_fragments
 from spark_sink.events.positions import AtTime, Position, Token, after, time_of
 from spark_sink.events.runs import Run, run_of, sort_key
@@ -29,14 +29,29 @@ from spark_sink.signals.requests import Chosen, SnapshotRequest
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Chunk
 from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.snapshot.reader import ChunkReader, SnapshotTask
+from spark_sink.snapshot.reader import ChunkRead, ChunkReader
 from spark_sink.snapshot.unread import Gained
 from spark_sink.source.schema import typed_documents
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.router_client import RouterClient
 
-Task = ReadTask | tuple[SnapshotTask, ...] | bytes
-"""What a task reads: a range of the stream, chunks of a snapshot, or an event that is given."""
+
+@dataclass(frozen=True)
+class SnapshotTask:
+    """Chunks of a snapshot to read, one after the other."""
+
+    reads: tuple[ChunkRead, ...]
+
+
+@dataclass(frozen=True)
+class GivenEvent:
+    """An event of the source's own, as BSON, for which nothing is read."""
+
+    event: bytes
+
+
+Task = EventsTask | SnapshotTask | GivenEvent
+"""What a task returns the rows of."""
 
 
 @dataclass
@@ -80,10 +95,10 @@ def require_maskable(client: RouterClient, options: StreamOptions) -> None:
                 raise key_is_masked(edit, str(collection))
 
 
-def chunk_task(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> SnapshotTask:
+def chunk_read(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> ChunkRead:
     """Return the task of a chunk, with the options' filter for its collection."""
     filters = options.snapshot.filters or {}
-    return SnapshotTask(chunk, snapshot_time, filters.get(str(chunk.collection)))
+    return ChunkRead(chunk, snapshot_time, filters.get(str(chunk.collection)))
 
 
 def snapshot_tasks(
@@ -103,15 +118,15 @@ def snapshot_tasks(
         signal = {"id": request.id, "type": request.kind, "streamed": _token_at(start)}
         shown = None if request.kind == "initial" else signal
 
-        def task_of(chunk: Chunk) -> SnapshotTask:
-            task = chunk_task(chunk, reading, options)
-            own, given = task.condition, request.reads.condition(str(chunk.collection))
+        def read_of(chunk: Chunk) -> ChunkRead:
+            read = chunk_read(chunk, reading, options)
+            own, given = read.condition, request.reads.condition(str(chunk.collection))
             both = {"$and": [own, given]} if own and given else own or given
-            return replace(task, condition=both, signal=shown)
+            return replace(read, condition=both, signal=shown)
 
         assert request.plan is not None
-        read = planner.tasks(request.plan, request.selection)
-        tasks += [tuple(map(task_of, chunks)) for chunks in read]
+        planned = planner.tasks(request.plan, request.selection)
+        tasks += [SnapshotTask(tuple(map(read_of, chunks))) for chunks in planned]
     if ended is not None:
         of_all = ended.kind == "initial" and ended.reads == Chosen()
         names = None if of_all else {*ended.unread, *planner.names(ended.reads_whole)}
@@ -119,7 +134,7 @@ def snapshot_tasks(
             gains = [each.reads for each in state.requests if isinstance(each.reads, Gained)]
             names = {name for name in names if not any(gain.accepts(*name) for gain in gains)}
         if names != set() or isinstance(ended.reads, Gained):
-            tasks.append(_end_of_snapshot(ended, names, present()))
+            tasks.append(GivenEvent(_end_of_snapshot(ended, names, present())))
     return tasks
 
 
@@ -134,12 +149,12 @@ def _token_at(position: Position) -> str:
 def rows_of_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
-    if isinstance(task, bytes):
-        yield from rows.batches([run_of([task])])
+    if isinstance(task, GivenEvent):
+        yield from rows.batches([run_of([task.event])])
         return
     with closing(RouterClient(options)) as client:
-        if isinstance(task, tuple):
-            yield from read_chunks(client, task, options)
+        if isinstance(task, SnapshotTask):
+            yield from read_chunks(client, task.reads, options)
             return
         if options.splits_large_events:
             start, end = (
@@ -157,21 +172,21 @@ def rows_of_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]
 
 
 def read_chunks(
-    client: RouterClient, chunks: Iterable[SnapshotTask], options: StreamOptions
+    client: RouterClient, reads: Iterable[ChunkRead], options: StreamOptions
 ) -> Iterator[pa.RecordBatch]:
     """Return the documents of chunks as rows, as Arrow batches. Raises StreamError."""
-    read = partial(_chunk_runs, client, policy=options.retry_policy)
-    read_ahead = one_ahead(run for chunk in chunks for run in read(chunk))
+    runs_of = partial(_chunk_runs, client, policy=options.retry_policy)
+    read_ahead = one_ahead(run for read in reads for run in runs_of(read))
     runs = FieldEdits(options.edits).runs(read_ahead)
     yield from rows_for(options).batches(runs)
 
 
-def _chunk_runs(client: RouterClient, task: SnapshotTask, policy: RetryPolicy) -> Iterator[Run]:
-    newest = partial(client.newest_time, task.snapshot_time)
-    return ChunkReader(client.mongo, task, newest, retry_policy=policy).runs()
+def _chunk_runs(client: RouterClient, read: ChunkRead, policy: RetryPolicy) -> Iterator[Run]:
+    newest = partial(client.newest_time, read.snapshot_time)
+    return ChunkReader(client.mongo, read, newest, retry_policy=policy).runs()
 
 
-def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) -> Position:
+def _in_fragments(position: Position, task: EventsTask, options: StreamOptions) -> Position:
     """Return a position in a stream that splits large events. Raises StreamError.
 
     Servers of 6.0 give events tokens of another version there, which sort above those of the same
@@ -181,7 +196,7 @@ def _in_fragments(position: Position, task: ReadTask, options: StreamOptions) ->
     if not isinstance(position, Token) or not position.is_of_version_1:
         return position
     time = position.cluster_time
-    section = ReadTask(AtTime(time), after(time), task.shard)
+    section = EventsTask(AtTime(time), after(time), task.shard)
     tokens = replace(options, pipeline=(*options.pipeline[:-1], {"$project": {"_id": 1}}))
     fragments: list[list[bytes]] = []
     for chosen in (tokens, options):

@@ -30,9 +30,9 @@ from spark_sink.rows.arrow_types import arrow_schema, batch_of
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, filter_of
-from spark_sink.snapshot.reader import SnapshotTask
+from spark_sink.snapshot.reader import ChunkRead
 from spark_sink.snapshot.unread import CollectionTokens, token_in
-from spark_sink.source.tasks import chunk_task, read_chunks
+from spark_sink.source.tasks import chunk_read, read_chunks
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import BASE, TABLE
@@ -149,7 +149,7 @@ class RangeTasks:
     def compare_keys(self, chunk: Chunk) -> MadeRows:
         """Look for the keys of a chunk of a collection in the table: SUSPECTS."""
         rows = size = 0
-        task = replace(chunk_task(chunk, self.time, self.options), keys_only=True)
+        task = replace(chunk_read(chunk, self.time, self.options), keys_only=True)
         with closing(RouterClient(self.options)) as client:
             for batch in read_chunks(client, [task], self.options):
                 keys = {place_of_row(row): row for row in self._prepared(batch)}
@@ -249,7 +249,7 @@ class RangeTasks:
                 suspects.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
         return suspects, size
 
-    def _tasks(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[SnapshotTask]:
+    def _tasks(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[ChunkRead]:
         """Return what reads the documents with the keys and `id`s of rows."""
         by_collection: dict[tuple[str, str], list[str]] = {}
         for row in rows:
@@ -257,7 +257,7 @@ class RangeTasks:
             ids += [row["id"]] if row["id"] else []
         key = () if self.keys == ("_id",) else self.keys
         for names, ids in by_collection.items():
-            task = chunk_task(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
+            task = chunk_read(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
             for start in range(0, len(ids), _KEYS):
                 chosen = filter_of(ids[start : start + _KEYS])
                 condition = {"$and": [chosen, task.condition or {}]}

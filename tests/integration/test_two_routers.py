@@ -13,8 +13,8 @@ from pymongo.change_stream import ChangeStream
 
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection
-from spark_sink.snapshot.reader import SnapshotTask
-from spark_sink.source.tasks import rows_of_task
+from spark_sink.snapshot.reader import ChunkRead
+from spark_sink.source.tasks import SnapshotTask, rows_of_task
 from spark_sink.stream.router_client import RouterClient
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port
@@ -126,5 +126,5 @@ def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Routers) ->
                 break
         else:
             pytest.fail("the other router always knows the time of the snapshot")
-        task = SnapshotTask(Chunk(SnapshotCollection("snapshots", "c")), time)
-        assert sum(batch.num_rows for batch in rows_of_task((task,), read)) == 1
+        task = ChunkRead(Chunk(SnapshotCollection("snapshots", "c")), time)
+        assert sum(batch.num_rows for batch in rows_of_task(SnapshotTask((task,)), read)) == 1

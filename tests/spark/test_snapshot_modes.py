@@ -219,7 +219,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
         request = SnapshotRequest.initial(plan.snapshot_time, plan, options.snapshot.collections)
         state = from_json(SignalState, to_json(SignalState(ending=request)))
         tasks = snapshot_tasks(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
-        assert [bson.decode(task).get("collections") for task in tasks] == ends
+        assert [bson.decode(task.event).get("collections") for task in tasks] == ends
 
 
 def test_a_snapshot_reads_the_collections_of_its_list_alone(shop: Shop) -> None:

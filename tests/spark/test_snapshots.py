@@ -24,7 +24,7 @@ from spark_sink.signals.state import SignalState
 from spark_sink.snapshot import reader as snapshot_reader
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.planner import Selection, SnapshotPlanner
-from spark_sink.snapshot.reader import ChunkReader, DocumentEvents, SnapshotTask
+from spark_sink.snapshot.reader import ChunkRead, ChunkReader, DocumentEvents
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
@@ -66,7 +66,7 @@ def read(
 ) -> list[dict[str, Any]]:
     reader = ChunkReader(
         router.mongo,
-        SnapshotTask(chunk, snapshot_time, **more),
+        ChunkRead(chunk, snapshot_time, **more),
         lambda: router.clocks().cluster_time,
     )
     return [bson.decode(event) for run in reader.runs() for event in run.events]
@@ -269,7 +269,7 @@ CHUNK = Chunk(SnapshotCollection("db", "c"))
 
 
 def chunk_reader(documents: Any, clock: Any = lambda: 0.0) -> ChunkReader:
-    task = SnapshotTask(CHUNK, MARK)
+    task = ChunkRead(CHUNK, MARK)
     return ChunkReader(documents, task, lambda: LATER, clock=clock, sleep=lambda _: None)
 
 
@@ -294,7 +294,7 @@ def test_no_document_is_older_than_the_snapshot_time() -> None:
     moments = iter([Timestamp(99, 1), Timestamp(100, 0), MARK])
     documents = ServerReplies([1])
     reader = ChunkReader(
-        documents, SnapshotTask(CHUNK, MARK), lambda: next(moments), sleep=lambda _: None
+        documents, ChunkRead(CHUNK, MARK), lambda: next(moments), sleep=lambda _: None
     )
     assert identifiers(reader) == [(MARK, 1)]
     assert len(documents.asked) == 1
@@ -310,7 +310,7 @@ def test_a_shard_key_within_the_id_is_read_with_the_id() -> None:
     documents: Any = ServerReplies([])
     documents.find = MagicMock(wraps=documents.find)
     chunk = Chunk(SnapshotCollection("db", "c", key=("_id.a", "b")))
-    identifiers(ChunkReader(documents, SnapshotTask(chunk, MARK, keys_only=True), lambda: LATER))
+    identifiers(ChunkReader(documents, ChunkRead(chunk, MARK, keys_only=True), lambda: LATER))
     assert documents.find.call_args.args[1] == {"_id": 1, "b": 1}
 
 
@@ -327,7 +327,7 @@ def test_a_chunk_fails_in_bounded_time_and_a_refusal_immediately() -> None:
     assert len(documents.asked) == 4
     with pytest.raises(StreamError, match="privilege find"):
         identifiers(chunk_reader(ServerReplies([OperationFailure("no", 13)])))
-    task = SnapshotTask(CHUNK, MARK, {"$expr": {"$toInt": "$x"}})
+    task = ChunkRead(CHUNK, MARK, {"$expr": {"$toInt": "$x"}})
     failing: Any = ServerReplies([OperationFailure("no number", 241)])
     with pytest.raises(StreamError, match=r"db\.c for a snapshot with a filter: correct the filt"):
         identifiers(ChunkReader(failing, task, lambda: LATER))

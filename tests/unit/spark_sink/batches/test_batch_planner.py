@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, PlannedBatch
-from spark_sink.batches.event_tasks import ReadTask, TaskReader, shard_tasks
+from spark_sink.batches.event_tasks import EventsTask, TaskReader, shard_tasks
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_after
 from spark_sink.events.runs import sort_key
@@ -35,7 +35,7 @@ from tests.doubles.event_history import (
 )
 
 
-def events_of(history: History, tasks: list[ReadTask], inbox: Inbox | None = None) -> list[bytes]:
+def events_of(history: History, tasks: list[EventsTask], inbox: Inbox | None = None) -> list[bytes]:
     """Return the events that these tasks read, each unpickled as in another process.
 
     What the tasks report arrives in the inbox.
@@ -51,7 +51,7 @@ def events_of(history: History, tasks: list[ReadTask], inbox: Inbox | None = Non
     return found
 
 
-def keys(history: History, tasks: list[ReadTask], inbox: Inbox | None = None) -> list[str]:
+def keys(history: History, tasks: list[EventsTask], inbox: Inbox | None = None) -> list[str]:
     """Return the tokens of the events that these tasks read."""
     return list(map(sort_key, events_of(history, tasks, inbox)))
 
@@ -249,7 +249,7 @@ def test_a_new_shard_is_read_from_its_joining():
     start, end = AtTime(Timestamp(100, 0)), AtTime(Timestamp(200, 0))
     old, new, later = (Timestamp(seconds, 7) for seconds in (50, 150, 250))
     tasks = shard_tasks(
-        [ReadTask(start, end)], [Shard("c", later), Shard("b", new), Shard("a", old)]
+        [EventsTask(start, end)], [Shard("c", later), Shard("b", new), Shard("a", old)]
     )
     assert [(task.shard, task.start) for task in tasks] == [
         ("a", start),

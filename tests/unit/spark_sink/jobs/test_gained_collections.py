@@ -25,7 +25,7 @@ from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
 from spark_sink.snapshot.unread import token_in, unread_names
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import snapshot_tasks
+from spark_sink.source.tasks import GivenEvent, SnapshotTask, snapshot_tasks
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.staged_changes import ChangeReport
@@ -93,10 +93,11 @@ class Gaining:
         signals, found = end.signals, list[dict[str, Any]]()
         args = signals, start.position, self.options, self.chunks, lambda: TIME
         for task in snapshot_tasks(*args):
-            if isinstance(task, bytes):
-                found.append({"ns": {"db": "", "coll": ""}, **bson.decode(task)})
+            if isinstance(task, GivenEvent):
+                found.append({"ns": {"db": "", "coll": ""}, **bson.decode(task.event)})
                 continue
-            for each in task:  # type: ignore[union-attr]
+            assert isinstance(task, SnapshotTask)
+            for each in task.reads:
                 ns = {"db": each.chunk.collection.database, "coll": each.chunk.collection.name}
                 token = {"_data": high_water_mark(after(TIME).time)}
                 event = {"_id": token, "operationType": "read", "ns": ns}

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.event_tasks import ReadTask
+from spark_sink.batches.event_tasks import EventsTask
 from spark_sink.events.heartbeats import heartbeat
 from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_source import JobStreamReader
@@ -15,6 +15,7 @@ from spark_sink.jobs.task_writer import TaskTables
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
+from spark_sink.source.tasks import GivenEvent
 
 START, END = AtTime(Timestamp(100, 1)), AtTime(Timestamp(200, 1))
 BEFORE = Offset(START, heartbeat=Timestamp(90, 1))
@@ -27,19 +28,21 @@ def reader(**options: str) -> JobStreamReader:
 
 
 def test_a_few_events_are_one_task() -> None:
-    assert reader().small_batch(BEFORE, AT) == [ReadTask(START, END)]
+    assert reader().small_batch(BEFORE, AT) == [EventsTask(START, END)]
 
 
 def test_reading_begins_where_the_stream_was_idle() -> None:
     idle = Timestamp(150, 1)
     tasks = reader().small_batch(BEFORE, replace(AT, quiet_until=idle))
-    assert tasks == [ReadTask(AtTime(idle), END)]
+    assert tasks == [EventsTask(AtTime(idle), END)]
 
 
 def test_a_batch_without_events_has_its_other_rows() -> None:
     beat = Timestamp(200, 1)
     assert reader().small_batch(BEFORE, replace(AT, events=0)) == []
-    assert reader().small_batch(BEFORE, replace(AT, events=0, heartbeat=beat)) == [heartbeat(beat)]
+    assert reader().small_batch(BEFORE, replace(AT, events=0, heartbeat=beat)) == [
+        GivenEvent(heartbeat(beat))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -28,6 +28,7 @@ from spark_sink.snapshot.unread import Gained
 from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
+from spark_sink.source.tasks import GivenEvent, SnapshotTask
 
 NAMES = ("a", "b", "c", "d")
 SCOPES = (NAMES, ("a", "b"), ("a",), ("b", "c"), ("a", "c", "d"))
@@ -136,11 +137,11 @@ class Query:
     def write(self, before: Offset, end: Offset) -> None:
         signals = end.signals
         for task in self.reader.added_tasks(before, end):
-            if isinstance(task, tuple) and signals.running is not None:
+            if isinstance(task, SnapshotTask) and signals.running is not None:
                 read = self.read.setdefault(signals.running.id, set())
-                read.update(*(documents_in(part.chunk) for part in task))
-            elif isinstance(task, bytes) and signals.ending is not None:
-                self.check(bson.decode(task), end)
+                read.update(*(documents_in(part.chunk) for part in task.reads))
+            elif isinstance(task, GivenEvent) and signals.ending is not None:
+                self.check(bson.decode(task.event), end)
         self.planner.committed(end)
 
     def check(self, event: dict[str, Any], end: Offset) -> None:
