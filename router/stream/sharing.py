@@ -8,9 +8,8 @@ from typing import Any, Final
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
 from router.request.stream_request import StreamRequest
-from router.stream.failed_streams import FailedStreams
 from router.stream.fan_out import FanOut
-from router.stream.sharing_demand import SharingDemand
+from router.stream.sharing_records import FailedStreams, SharingDemand
 from router.stream.views import Namespace, View
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError, ErrorCode

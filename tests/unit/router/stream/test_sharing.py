@@ -6,10 +6,16 @@ import pytest
 from bson import Timestamp
 
 from router.request.stream_request import StreamRequest, parse_request
-from router.stream.failed_streams import FIRST_PAUSE, LONGEST_PAUSE, MOST_FAILED, FailedStreams
 from router.stream.fan_out import Traffic
 from router.stream.sharing import MOST_TRIED, Candidates, SharingPolicy
-from router.stream.sharing_demand import MOST_PAUSED, SharingDemand
+from router.stream.sharing_records import (
+    FIRST_PAUSE,
+    LONGEST_PAUSE,
+    MOST_FAILED,
+    MOST_PAUSED,
+    FailedStreams,
+    SharingDemand,
+)
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.unit.router.made_tokens import data_of
