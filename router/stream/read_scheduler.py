@@ -95,7 +95,7 @@ class ReadScheduler:
             remote.waits.reset()
             remote.noops.pauses.reset()
         self._set_wait(remote, now, needed=needed)
-        if flow.is_unread(now) and not (self._waiting or opening):
+        if flow.is_unread(now) and not (self._waiting.has_readers or opening):
             self._suspended = True
             cursor.pause()
         elif not self._may_read(number):

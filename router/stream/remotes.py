@@ -1,8 +1,9 @@
 """The remotes of one stream: opens, reads, probes and closes their cursors."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import Context
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from bson.int64 import Int64
@@ -57,14 +58,24 @@ class Remote(PacedRemote):
         super().__init__(settings, topology=queue.topology)
         self.number = queue.number
         self.target = queue.target
-        self.host = queue.host
         self.cursor = cursor
+        self._queue = queue
         self.opened_at = queue.opens_at
         """Where the cursor begins."""
         self._delay: asyncio.TimerHandle | None = None
         self._probes = TokenBucket(1000 * settings.probe_share, 1000 * settings.probe_burst)
         """The milliseconds for which the progress cursor may keep the member busy: probes of an
         idle member cost next to nothing; those that scan much use up the bucket."""
+
+    @property
+    def host(self) -> str:
+        """The shard's newest known host string."""
+        return self._queue.host
+
+    @property
+    def has_replied(self) -> bool:
+        """Whether the first reply has arrived."""
+        return self._queue.has_replied
 
     def may_probe(self, now: float) -> bool:
         """Return whether the progress cursor has kept the member busy for little enough."""
@@ -141,18 +152,30 @@ class Remote(PacedRemote):
         return document
 
 
+class RemotesOwner(Protocol):
+    """The running stream, as its remotes see it."""
+
+    def start(
+        self,
+        name: str,
+        work: Callable[..., Awaitable[None]],
+        *args: Any,
+        context: Context | None = None,
+    ) -> object:
+        """Run ``work`` with ``args`` in a task."""
+
+    def batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
+        """Process a batch of an open remote."""
+
+    def remote_failed(self, remote: Remote, error: CommandError) -> None:
+        """Record that the cursor of an open remote has failed for good."""
+
+
 class Remotes:
     """The open remotes of one stream, which it reads in the background.
 
-    Must be created in a running loop.
-
-    Args:
-        request: what the shards are asked for.
-        merged: the merge of the remotes.
-        resources: what the streams of the process share.
-        start: runs a function in a task: its name, the function, the function's arguments.
-        batch_arrived: called with each batch of an open remote.
-        failed: called when the cursor of an open remote has failed for good.
+    ``request`` is what the shards are asked for, and ``merged`` the merge of the remotes. Must be
+    created in a running loop.
     """
 
     def __init__(
@@ -160,17 +183,12 @@ class Remotes:
         request: StreamRequest,
         merged: MergedStream,
         resources: StreamResources,
-        *,
-        start: Callable[..., asyncio.Task[None]],
-        batch_arrived: Callable[[Remote, CursorBatch], None],
-        failed: Callable[[Remote, CommandError], None],
+        owner: RemotesOwner,
     ) -> None:
         self._request = request
         self._merged = merged
         self._resources = resources
-        self._start = start
-        self._batch_arrived = batch_arrived
-        self._failed = failed
+        self._owner = owner
         self._preference = ReadPreference.of(request.read_preference)
         self._by_number: dict[int, Remote] = {}
         self._changes = 0
@@ -223,7 +241,7 @@ class Remotes:
             else:
                 continue
             name = f"remote cursor {remote.target}"
-            self._start(name, self._read, remote, remote.cursor, context=spans.apart())
+            self._owner.start(name, self._read, remote, remote.cursor, context=spans.apart())
 
     def _new_cursor(self, remote: RemoteQueue) -> RemoteCursor:
         request, shared = self._request, self._resources
@@ -286,7 +304,7 @@ class Remotes:
                 if cursor.in_outage and self._outlasts(remote):
                     continue
                 if remote.number in self._by_number and remote.cursor is cursor:
-                    self._failed(remote, error)
+                    self._owner.remote_failed(remote, error)
                 return
             if batch is None:
                 return
@@ -305,7 +323,7 @@ class Remotes:
     def probe(self, remote: Remote, seconds: float) -> None:
         """Probe a member within ``seconds``, in the background, unless it is being probed."""
         name = f"progress cursor of {remote.target}"
-        self._start(name, self._probe, remote, remote.cursor, seconds)
+        self._owner.start(name, self._probe, remote, remote.cursor, seconds)
 
     async def _probe(self, remote: Remote, cursor: RemoteCursor, seconds: float) -> None:
         if (batch := await cursor.probe_progress(seconds)) is not None:
@@ -313,7 +331,7 @@ class Remotes:
 
     def _pass_on(self, remote: Remote, batch: CursorBatch) -> None:
         if remote.number in self._by_number:
-            self._batch_arrived(remote, batch)
+            self._owner.batch_arrived(remote, batch)
 
     # Status.
 

@@ -75,9 +75,10 @@ class WaitingReaders:
 
     # Readers.
 
-    def __len__(self) -> int:
-        """Return the number of readers that wait."""
-        return len(self._whole) + len(self._parts)
+    @property
+    def has_readers(self) -> bool:
+        """Whether readers wait."""
+        return bool(self._whole or self._parts)
 
     def should_gather(self, log_reader: LogReader, max_events: int | None) -> bool:
         """Return whether a reader with events to read should wait for more: there is a backlog."""
