@@ -3,11 +3,11 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextvars import Context
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import structlog
 from bson.int64 import Int64
-from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, MemberDialer
 from router.limits.memory import Memory
@@ -58,24 +58,15 @@ class Remote(PacedRemote):
         super().__init__(settings, topology=queue.topology)
         self.number = queue.number
         self.target = queue.target
+        self.queue = queue
+        """What the merge holds of it."""
         self.cursor = cursor
-        self._queue = queue
         self.opened_at = queue.opens_at
         """Where the cursor begins."""
         self._delay: asyncio.TimerHandle | None = None
         self._probes = TokenBucket(1000 * settings.probe_share, 1000 * settings.probe_burst)
         """The milliseconds for which the progress cursor may keep the member busy: probes of an
         idle member cost next to nothing; those that scan much use up the bucket."""
-
-    @property
-    def host(self) -> str:
-        """The shard's newest known host string."""
-        return self._queue.host
-
-    @property
-    def has_replied(self) -> bool:
-        """Whether the first reply has arrived."""
-        return self._queue.has_replied
 
     def may_probe(self, now: float) -> bool:
         """Return whether the progress cursor has kept the member busy for little enough."""
@@ -101,10 +92,6 @@ class Remote(PacedRemote):
         if self._delay is not None:
             self._delay.cancel()
             self._delay = None
-
-    def reopen(self, cursor: RemoteCursor, opened_at: Timestamp | bytes) -> None:
-        """Replace the cursor, which has been closed, by one that begins elsewhere."""
-        self.cursor, self.opened_at = cursor, opened_at
 
     @property
     def state(self) -> str:
@@ -133,7 +120,7 @@ class Remote(PacedRemote):
         shard has another remote for its data. ``reopened`` counts the failures after which the
         cursor was opened again, ``failingMillis`` is the time since a failure that lasts began.
         """
-        cursor, watermark = self.cursor, merged.watermark(self.number)
+        cursor, watermark = self.cursor, self.queue.watermark
         document: dict[str, Any] = {
             "target": self.target,
             "address": cursor.address,
@@ -156,13 +143,9 @@ class RemotesOwner(Protocol):
     """The running stream, as its remotes see it."""
 
     def start(
-        self,
-        name: str,
-        work: Callable[..., Awaitable[None]],
-        *args: Any,
-        context: Context | None = None,
+        self, name: str, work: Callable[[], Awaitable[None]], context: Context | None = None
     ) -> object:
-        """Run ``work`` with ``args`` in a task."""
+        """Run ``work`` in a task."""
 
     def batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
         """Process a batch of an open remote."""
@@ -237,11 +220,11 @@ class Remotes:
                 self._resources.memory.add(remotes=1)
             elif remote.opened_at != queue.opens_at:
                 self._close_cursor(remote)
-                remote.reopen(self._new_cursor(queue), queue.opens_at)
+                remote.cursor, remote.opened_at = self._new_cursor(queue), queue.opens_at
             else:
                 continue
             name = f"remote cursor {remote.target}"
-            self._owner.start(name, self._read, remote, remote.cursor, context=spans.apart())
+            self._owner.start(name, partial(self._read, remote, remote.cursor), spans.apart())
 
     def _new_cursor(self, remote: RemoteQueue) -> RemoteCursor:
         request, shared = self._request, self._resources
@@ -323,7 +306,7 @@ class Remotes:
     def probe(self, remote: Remote, seconds: float) -> None:
         """Probe a member within ``seconds``, in the background, unless it is being probed."""
         name = f"progress cursor of {remote.target}"
-        self._owner.start(name, self._probe, remote, remote.cursor, seconds)
+        self._owner.start(name, partial(self._probe, remote, remote.cursor, seconds))
 
     async def _probe(self, remote: Remote, cursor: RemoteCursor, seconds: float) -> None:
         if (batch := await cursor.probe_progress(seconds)) is not None:

@@ -116,10 +116,10 @@ class RunningStream:
         """Open the stream with the shards that have answered by the deadline, one at least."""
         if self._life is not _Life.OPENING:
             return
-        late = sorted(remote.target for remote in self._remotes if not remote.has_replied)
+        late = sorted(remote.target for remote in self._remotes if not remote.queue.has_replied)
         missing = f"no answer from {', '.join(late)} within {most} s"
         # A shard has accepted the request: the others are waited for in an open stream.
-        if any(remote.has_replied and not remote.topology for remote in self._remotes):
+        if any(remote.queue.has_replied and not remote.topology for remote in self._remotes):
             log.warning("stream opened without some shards", missing=missing)
             self._become_open()
         else:
@@ -335,17 +335,13 @@ class RunningStream:
     # The remotes.
 
     def start(
-        self,
-        name: str,
-        work: Callable[..., Awaitable[None]],
-        *args: Any,
-        context: Context | None = None,
+        self, name: str, work: Callable[[], Awaitable[None]], context: Context | None = None
     ) -> asyncio.Task[None]:
         """Run ``work`` in a task; the stream fails if it raises, since events may be lost."""
 
         async def guarded() -> None:
             try:
-                await work(*args)
+                await work()
             except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
                 self.merged.fail(error)
                 self._stop_if_broken()
@@ -370,7 +366,7 @@ class RunningStream:
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self.start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
-        if self._life is _Life.OPENING and all(each.has_replied for each in self._remotes):
+        if self._life is _Life.OPENING and all(each.queue.has_replied for each in self._remotes):
             self._become_open()
         self._pass_on()
         if self._held_back_since is not None and not self.merged.is_held_back:
@@ -430,7 +426,7 @@ class RunningStream:
             # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self.merged.remote_failed(remote.number, error, address)
-        if not remote.has_replied:
+        if not remote.queue.has_replied:
             self._fail_opening(error.with_change_stream_label())
         else:
             # If other remotes are still being opened, the client's first getMore raises the error.
