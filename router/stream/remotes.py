@@ -177,8 +177,6 @@ class Remotes:
         self._changes = 0
         """The changes of the membership that have been made."""
         self._closed = False
-        self._closing: set[asyncio.Task[None]] = set()
-        """The tasks that kill cursors."""
 
     def __iter__(self) -> Iterator[Remote]:
         """All open remotes."""
@@ -251,18 +249,13 @@ class Remotes:
         )
 
     def close(self) -> None:
-        """Close all remotes for good; ``wait_closed`` waits until their cursors are killed."""
-        self._closed = True
-        for remote in list(self):
-            self._close(remote)
-
-    async def wait_closed(self) -> None:
-        """Wait until the cursors of all closed remotes have been killed.
+        """Close all remotes for good; tasks of the owner kill their cursors.
 
         This takes at most twice ``close_timeout`` plus one connection attempt.
         """
-        while self._closing:
-            await asyncio.wait(self._closing)
+        self._closed = True
+        for remote in list(self):
+            self._close(remote)
 
     def _close(self, remote: Remote) -> None:
         self._close_cursor(remote)
@@ -272,9 +265,7 @@ class Remotes:
     def _close_cursor(self, remote: Remote) -> None:
         """Kill a remote's cursor in the background."""
         remote.end_delay()
-        killing = asyncio.create_task(remote.cursor.close(), name=f"close {remote.target}")
-        killing.add_done_callback(self._closing.discard)
-        self._closing.add(killing)
+        self._owner.start(f"close {remote.target}", remote.cursor.close)
 
     # Reading.
 

@@ -88,7 +88,7 @@ class RunningStream:
         self._remotes = remotes = Remotes(request, merged, resources, self)
         self._read_scheduler = ReadScheduler(merged, remotes, self.waiting, flow, resources)
         self._tasks: set[asyncio.Task[None]] = set()
-        """The tasks that read remotes, or watch for shards that have left."""
+        """The tasks that read and close remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
         self._life = _Life.OPENING
         self._opened: asyncio.Future[None] = self._loop.create_future()
@@ -177,7 +177,6 @@ class RunningStream:
             self._read_scheduler.close()
             self._memory.size = 0
             self.merged.close()
-            await self._remotes.wait_closed()
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:

@@ -49,8 +49,7 @@ _NOT_BETWEEN = frozenset(
         "_open_without_late", "_size_log", "_stop_if_broken", "cancel_step", "change", "clear",
         "close", "compile_filter", "compile_project", "compile_unset", "describe", "end_delay",
         "enter", "fail", "find_or_open", "interrupt", "leave", "may_probe", "open", "remote_failed",
-        "remove", "retire_remote", "spawn", "starting_point", "stop_reading", "wait_closed",
-        "wait_opened",
+        "remove", "retire_remote", "spawn", "starting_point", "stop_reading", "wait_opened",
     }
 )  # fmt: skip
 """Functions that serve when something is opened, entered, fails or ends, not between a block and
