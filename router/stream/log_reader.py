@@ -1,5 +1,6 @@
 """Log readers: one client's reading of a merged stream."""
 
+from enum import Enum
 from typing import Final, NamedTuple
 
 from router.request.resume_point import ResumePoint, StartingPoint
@@ -27,24 +28,37 @@ class Batch(NamedTuple):
     closed: bool
 
 
+class _Phase(Enum):
+    """What a log reader does with the next events of its view's log."""
+
+    SKIPPING = "leaves them out up to the sort key that it needed when it came to the view"
+    RESUMING = "compares them with the token after which the client resumes"
+    READING = "returns them"
+    FAILED = "returns none: the token's event is missing"
+
+
 class LogReader:
     """Reads a merged stream for one client (docs/design.md#many-clients).
 
     Many log readers share one stream; each has its own high water mark. A log reader is ``lost`` if
     the log has dropped its next events: then ``continue_on`` a view that covers ``needs``.
+
+    On each view it begins in the phase SKIPPING. With the first event beyond, RESUMING follows if
+    the token of its resume point has still to be passed, otherwise READING. RESUMING ends with the
+    first event beyond the token: in READING, or in FAILED if the token's own has not come before.
     """
 
     def __init__(self, view: View, point: StartingPoint) -> None:
         """Start at ``point``; ``view`` must cover its ``after``."""
         self._point = point
         self._mark = point.high_water_mark
-        self._error: CommandError | None = None
         self._resume: ResumePoint | None = None
-        self._rewritten: frozenset[bytes] = frozenset()
-        self._past_rewritten = b""
-        # Events read from the log but not returned yet: those that share the last one's key, and
-        # after a resume those of the block in which the resume point was passed.
+        """The resume point, also once it has been passed: it knows the rewritten tokens."""
+        self._error: CommandError | None = None
+        """Why it is FAILED."""
         self._taken: list[bytes] = []
+        """Events that it has read from the log, but not returned yet: those that share the last
+        one's key, and those of the block in which the resume point was passed."""
         self.continue_on(view)
 
     # Location.
@@ -57,12 +71,12 @@ class LogReader:
     @property
     def lost(self) -> bool:
         """Whether the log has dropped the next events, or they lie beyond the stream's end."""
-        if self._taken or self._error is not None:
+        if self._taken or self._phase is _Phase.FAILED:
             return False
         view = self.view
         if self.number < view.log.start:
             return True
-        if self._after is None or not view.ended:
+        if self._phase is not _Phase.SKIPPING or not view.ended:
             return False
         # From the end's own time on, a separate stream would end at the same event.
         return self._after[:TIME_DIGITS] > view.low_watermark[:TIME_DIGITS]
@@ -70,14 +84,21 @@ class LogReader:
     @property
     def at_start(self) -> bool:
         """Whether the client has received no token beyond its starting point."""
-        return self._resume is not None or self._mark is self._point.high_water_mark
+        return self._pending is not None or self._mark == self._point.high_water_mark
+
+    @property
+    def _pending(self) -> ResumePoint | None:
+        """The resume point, if it has still to be passed."""
+        return None if self._resume is None or self._resume.passed else self._resume
 
     @property
     def needs(self) -> bytes:
         """The sort key beyond which the log reader needs all events of its next stream."""
         if self.at_start:
             return self._point.after
-        return self._past_rewritten if self._mark.key in self._rewritten else self._mark.key
+        if self._resume is not None and self._mark.key in self._resume.rewritten:
+            return self._resume.past_rewritten
+        return self._mark.key
 
     @property
     def needs_spans(self) -> frozenset[ShardSpan]:
@@ -99,20 +120,22 @@ class LogReader:
             # All events of its starting point's cluster time come again.
             self._taken = []
             self._resume = self._point.resume_point()
-            self._rewritten = frozenset()
         else:
-            kept = self._rewritten if self._mark.key in self._rewritten else {self._mark.key}
+            rewritten = frozenset[bytes]() if self._resume is None else self._resume.rewritten
+            kept = rewritten if self._mark.key in rewritten else {self._mark.key}
             self._taken = [event for event in self._taken if event_key(event) in kept]
+        self._phase, self._error = _Phase.SKIPPING, None
         self.view = view
         """What it reads."""
         self._stream = view.stream if isinstance(view, PartialView) else view
-        self._after: bytes | None = self.needs
-        self.number = view.log.number_beyond(self.needs)
+        self._after = self.needs
+        """The sort key up to which it skips events."""
+        self.number = view.log.number_beyond(self._after)
         """The number of the next event that it reads from the view's log."""
 
     def has_caught_up(self) -> bool:
         """Return whether all that is ready has been returned; then its high water mark advances."""
-        if self._resume is not None or self._fill() or self._over or self.lost:
+        if self._pending is not None or self._advance() or self._over or self.lost:
             return False
         self._raise_mark()
         return True
@@ -124,14 +147,14 @@ class LogReader:
 
         Makes the stream release events if none is left to read.
         """
-        return self._fill() or self._over
+        return self._advance() or self._over
 
     def first_batch(self) -> Batch:
         """Return an opening's batch: it has no events, and the starting point's token.
 
         Raises CommandError as ``take`` does, if a cursor could not be opened.
         """
-        error = None if self._fill() else self._error or self.view.error
+        error = None if self._advance() else self._error or self.view.error
         if error is not None and self._stream.refused:
             raise error.with_change_stream_label()
         return Batch([], 0, self._mark.token, closed=False)
@@ -150,7 +173,9 @@ class LogReader:
         size = 0
         last: bytes | None = None
         enough = max_bytes if enough is None else enough
-        while size < enough and (max_events is None or len(events) < max_events) and self._fill():
+        while size < enough and (max_events is None or len(events) < max_events):
+            if not self._advance():
+                break
             wanted = None if max_events is None else max_events - len(events)
             space = max_bytes - size - ELEMENT_OVERHEAD * len(events)
             part, part_size = self._read(wanted, space, first=not events)
@@ -159,7 +184,7 @@ class LogReader:
             last = part[-1]
             events.extend(part)
             size += part_size
-        more = self._fill()
+        more = self._advance()
         if last is not None:
             self._mark = KeyedToken.of(token_of(last))
             if more:
@@ -176,59 +201,54 @@ class LogReader:
     @property
     def _over(self) -> bool:
         """Whether the stream has ended or failed, provided that nothing is left to read."""
-        if self._error is not None:
+        if self._phase is _Phase.FAILED:
             return True
         view = self.view
         return (view.error is not None or view.ended) and not self.lost
 
-    def _fill(self) -> bool:
-        """Return whether there is an event to read; make the stream release more if necessary."""
-        if self._taken:
-            return True
-        if self._error is not None:
-            return False
+    def _advance(self) -> bool:
+        """Go on to the next event to return, and return whether there is one.
+
+        The stream releases more events if the log has none left.
+        """
         log = self.view.log
-        while log.start <= self.number:
+        while not self._taken and self._phase is not _Phase.FAILED and self.number >= log.start:
             if self.number == log.end and not self.view.release():
-                resume, view = self._resume, self.view
+                view, resume = self.view, self._pending
                 if resume is not None and (view.ended or resume.waits(view.low_watermark)):
-                    self._drop_seen(resume, [], all_arrived=True)
-                return bool(self._taken)
-            if self._after is None and self._resume is None:
+                    self._compare(resume, [], all_arrived=True)
+                break
+            if self._phase is _Phase.READING:
                 return True
-            self._skip(log)
-            if self._taken:
-                return True
-            if self._error is not None:
-                return False
-        return False
+            self._leave_out(log)
+        return bool(self._taken)
 
-    def _skip(self, log: EventLog) -> None:
-        """Skip the events that the client must not receive."""
-        if self._after is not None:
+    def _leave_out(self, log: EventLog) -> None:
+        """Leave out the next events that the client must not receive."""
+        resume = self._pending
+        if self._phase is _Phase.SKIPPING:
             self.number = max(self.number, log.number_beyond(self._after))
-            if self.number == log.end:
-                return
-            self._after = None
-        if self._resume is None:
-            return
-        for key in self._stream.skipped_invalidates:
-            self._resume.skipped_invalidates(key)
-        events = self._resume.concerned(log.rest_of_block(self.number))
-        self._drop_seen(self._resume, events)
-        self.number += len(events)
+            if self.number < log.end:
+                self._phase = _Phase.READING if resume is None else _Phase.RESUMING
+        elif resume is not None:
+            for key in self._stream.skipped_invalidates:
+                resume.skipped_invalidates(key)
+            events = resume.concerned(log.rest_of_block(self.number))
+            self._compare(resume, events)
+            self.number += len(events)
 
-    def _drop_seen(
+    def _compare(
         self, resume: ResumePoint, events: list[bytes], *, all_arrived: bool = False
     ) -> None:
+        """Compare events with the resume point's token, and take those beyond it."""
         try:
             self._taken = resume.drop_seen(events, all_arrived=all_arrived)
         except CommandError as error:
             # No event beyond a resume point that was not found is ever returned.
-            self._error = error
-        if resume.passed:
-            self._rewritten, self._past_rewritten = resume.rewritten, resume.past_rewritten
-            self._resume = None
+            self._phase, self._error = _Phase.FAILED, error
+        else:
+            if resume.passed:
+                self._phase = _Phase.READING
 
     def _read(self, wanted: int | None, space: int, *, first: bool) -> tuple[list[bytes], int]:
         if self._taken:
@@ -241,7 +261,7 @@ class LogReader:
 
     def _hold_equals(self) -> None:
         """Hold the events with the last event's key: no stream can resume between equal tokens."""
-        if not self._taken and self._after is None:
+        if not self._taken and self._phase is _Phase.READING:
             self._taken = self.view.log.events_with_key(self.number, self._mark.key)
             self.number += len(self._taken)
 
@@ -250,5 +270,6 @@ class LogReader:
         mark = self.view.high_water_mark
         if mark is not None and mark.key > max(self._mark.key, self._point.floor):
             self._mark = mark
-            if self._resume is not None and self._resume.found:
-                self._resume = None  # the mark is beyond it, and so is every event to come
+            if (resume := self._pending) is not None and resume.found:
+                resume.passed = True  # the mark is beyond it, and so is every event to come
+                self._phase = _Phase.READING

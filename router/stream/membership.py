@@ -55,8 +55,9 @@ class Membership:
         """``start_at`` is the stream's start: no remote that joins later starts before it."""
         self._merger = merger
         self._start_at = start_at
-        self.leaving: set[int] = set()
-        """The removed shards' remotes whose watermarks have not passed the removal."""
+        self.leaving: dict[int, bytes] = {}
+        """The removed shards' remotes whose watermarks have not passed the removal, and the sort
+        key that they have to reach for that."""
         self._removed: deque[RemoteQueue] = deque(maxlen=_MOST_REMOVED)
         self.changes = 0
         """How often remotes have been added or retired, or are to be opened again."""
@@ -86,8 +87,8 @@ class Membership:
 
         Of the removed shards only the latest are remembered.
         """
-        removed = [remote for remote in self._removed if (remote.removed_at or b"") > key]
-        return frozenset(map(ShardSpan.of, removed + self._of_shards))
+        spans = map(ShardSpan.of, [*self._removed, *self._of_shards])
+        return frozenset(span for span in spans if span.until is None or span.until > key)
 
     def change(self, events: list[Event]) -> None:
         """Apply the config server's events; open the shards that joined, one tick later.
@@ -156,17 +157,15 @@ class Membership:
 
     def retire_removed(self) -> None:
         """Retire the removed shards' remotes whose watermarks have passed the removal."""
-        for number in sorted(self.leaving):
-            remote = self._merger.remotes[number]
-            removed_at = remote.removed_at
-            if removed_at is not None and remote.watermark >= removed_at:
-                self.leaving.discard(number)
+        for number, removed_at in sorted(self.leaving.items()):
+            if self._merger.remotes[number].watermark >= removed_at:
+                del self.leaving[number]
                 self._merger.retire_remote(number, before=removed_at)
                 self.changes += 1
 
     def _leave(self, remote: RemoteQueue, removed_at: bytes) -> None:
         remote.removed_at = removed_at
-        self.leaving.add(remote.number)
+        self.leaving[remote.number] = removed_at
         self._removed.append(remote)
 
     @property

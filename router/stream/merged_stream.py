@@ -229,7 +229,7 @@ class MergedStream:
             self.is_held_back
             and slowest is not None
             and self._can_advance(slowest)
-            and self.watermark(slowest) < self.merger.last_key
+            and self.merger.remotes[slowest].watermark < self.merger.last_key
         )
 
     @property
@@ -244,7 +244,8 @@ class MergedStream:
 
     def is_needed(self, number: int) -> bool:
         """Return whether the stream goes on only once this remote's watermark has advanced."""
-        if self._slowest_holds_back and self.watermark(number) < self.merger.last_key:
+        merger = self.merger
+        if self._slowest_holds_back and merger.remotes[number].watermark < merger.last_key:
             return True
         return number in self.membership.leaving and self._can_advance(number)
 
@@ -261,8 +262,8 @@ class MergedStream:
             tail = merger.last_key
             with suppress(ValueError):  # a damaged token has no cluster time to pass
                 times = dict.fromkeys(merger.remotes_below(tail), cluster_time_of(tail))
-        for number in sorted(self.membership.leaving):
-            removal = cluster_time_of(merger.remotes[number].removed_at or b"")
+        for number, removed_at in sorted(self.membership.leaving.items()):
+            removal = cluster_time_of(removed_at)
             times[number] = max(removal, times.get(number, removal))
         return {number: time for number, time in times.items() if self._can_advance(number)}
 
@@ -284,11 +285,6 @@ class MergedStream:
     def held_bytes(self) -> int:
         """Bytes of memory that the stream's events take, buffered or in the log."""
         return self.merger.buffered + self.log.memory
-
-    def watermark(self, remote: int) -> bytes:
-        """Return the sort key of the remote's watermark, or b"" before its first batch."""
-        queue = self.merger.remotes.get(remote)
-        return b"" if queue is None else queue.watermark
 
 
 def _broken(

@@ -57,6 +57,9 @@ class RemoteQueue:
     arrived, None if every invalidate ends the remote.
     """
 
+    number: int
+    """Its number in the merge, which ``Merger.add_remote`` gives it."""
+
     def __init__(
         self,
         target: str,
@@ -67,8 +70,6 @@ class RemoteQueue:
         watermark: bytes = b"",
         skipped_time: bytes | None = None,
     ) -> None:
-        self.number = -1
-        """Its number in the merge, which ``Merger.add_remote`` gives it."""
         self.target = target
         self.host = host
         self.start_at = start_at

@@ -113,8 +113,6 @@ class PacedRemote:
 
     def __init__(self, settings: StreamSettings, *, topology: bool = False) -> None:
         self.topology = topology
-        self.has_replied = False
-        """Whether the member has replied."""
         self.events = 0
         """Number of events received."""
         self.idle = False
@@ -128,6 +126,7 @@ class PacedRemote:
         """The round whose first getMore of this remote is due or in progress."""
         self.asked_in: int | None = None
         """The last round in which the watermark was asked for."""
+        self._is_first = True
         self._asked = Timestamp(0, 0)
         self._oplog_end = Timestamp(0, 0)
         self._events_at = -inf
@@ -143,9 +142,8 @@ class PacedRemote:
         if oplog_end is not None:
             self._oplog_end = max(self._oplog_end, oplog_end)
         # The reply of an opening is always empty, so it does not show that the member is idle.
-        if self.has_replied:
-            self.idle = complete
-        self.has_replied = True
+        self.idle = complete and not self._is_first
+        self._is_first = False
 
     def record_noop(self, past: Timestamp, now: float) -> None:
         """Record that a no-op write has moved the member past this time."""

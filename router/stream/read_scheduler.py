@@ -95,7 +95,7 @@ class ReadScheduler:
             remote.waits.reset()
             remote.noops.pauses.reset()
         self._set_wait(remote, now, needed=needed)
-        if flow.is_unread(now) and not (self._waiting or opening):
+        if flow.is_unread(now) and not (self._waiting.has_readers or opening):
             self._suspended = True
             cursor.pause()
         elif not self._may_read(number):
@@ -103,7 +103,7 @@ class ReadScheduler:
 
     def _set_wait(self, remote: Remote, now: float, *, needed: bool) -> None:
         """Set how long the next getMore waits; ``needed`` is whether events need the watermark."""
-        key = self._stream.watermark(remote.number)
+        key = remote.queue.watermark
         watermark = cluster_time_of(key) if key else None
         if watermark is not None:
             self._check_progress(remote, watermark, now)
@@ -137,7 +137,7 @@ class ReadScheduler:
         """Return the seconds to the member's next no-op if no budget allows a watermark before."""
         if not remote.idle or remote.topology or not self._flow.is_lively(now):
             return None
-        target = self._noop_writer.target(remote.target, remote.host)
+        target = self._noop_writer.target(remote.target, remote.queue.host)
         waits = self._settings.writes_noops and target.budget.ready_at(now) > now
         if not waits and remote.may_probe(now):
             return None
@@ -217,7 +217,7 @@ class ReadScheduler:
             self._ask(remote)
         elif remote.noops.may_request(latest, now):
             remote.noops.request(latest)
-            target = self._noop_writer.target(remote.target, remote.host)
+            target = self._noop_writer.target(remote.target, remote.queue.host)
             target.write(self, remote.number)
 
     def noop_wanted(self, number: int) -> Timestamp | None:

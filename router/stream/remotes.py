@@ -1,12 +1,13 @@
 """The remotes of one stream: opens, reads, probes and closes their cursors."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator
+from contextvars import Context
+from functools import partial
+from typing import Any, NamedTuple, Protocol
 
 import structlog
 from bson.int64 import Int64
-from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster, MemberDialer
 from router.limits.memory import Memory
@@ -57,7 +58,8 @@ class Remote(PacedRemote):
         super().__init__(settings, topology=queue.topology)
         self.number = queue.number
         self.target = queue.target
-        self.host = queue.host
+        self.queue = queue
+        """What the merge holds of it."""
         self.cursor = cursor
         self.opened_at = queue.opens_at
         """Where the cursor begins."""
@@ -91,10 +93,6 @@ class Remote(PacedRemote):
             self._delay.cancel()
             self._delay = None
 
-    def reopen(self, cursor: RemoteCursor, opened_at: Timestamp | bytes) -> None:
-        """Replace the cursor, which has been closed, by one that begins elsewhere."""
-        self.cursor, self.opened_at = cursor, opened_at
-
     @property
     def state(self) -> str:
         """The state of the cursor: "opening", "reading", "paused", "failing" or "ended".
@@ -122,7 +120,7 @@ class Remote(PacedRemote):
         shard has another remote for its data. ``reopened`` counts the failures after which the
         cursor was opened again, ``failingMillis`` is the time since a failure that lasts began.
         """
-        cursor, watermark = self.cursor, merged.watermark(self.number)
+        cursor, watermark = self.cursor, self.queue.watermark
         document: dict[str, Any] = {
             "target": self.target,
             "address": cursor.address,
@@ -141,18 +139,26 @@ class Remote(PacedRemote):
         return document
 
 
+class RemotesOwner(Protocol):
+    """The running stream, as its remotes see it."""
+
+    def start(
+        self, name: str, work: Callable[[], Awaitable[None]], context: Context | None = None
+    ) -> object:
+        """Run ``work`` in a task."""
+
+    def batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
+        """Process a batch of an open remote."""
+
+    def remote_failed(self, remote: Remote, error: CommandError) -> None:
+        """Record that the cursor of an open remote has failed for good."""
+
+
 class Remotes:
     """The open remotes of one stream, which it reads in the background.
 
-    Must be created in a running loop.
-
-    Args:
-        request: what the shards are asked for.
-        merged: the merge of the remotes.
-        resources: what the streams of the process share.
-        start: runs a function in a task: its name, the function, the function's arguments.
-        batch_arrived: called with each batch of an open remote.
-        failed: called when the cursor of an open remote has failed for good.
+    ``request`` is what the shards are asked for, and ``merged`` the merge of the remotes. Must be
+    created in a running loop.
     """
 
     def __init__(
@@ -160,24 +166,17 @@ class Remotes:
         request: StreamRequest,
         merged: MergedStream,
         resources: StreamResources,
-        *,
-        start: Callable[..., asyncio.Task[None]],
-        batch_arrived: Callable[[Remote, CursorBatch], None],
-        failed: Callable[[Remote, CommandError], None],
+        owner: RemotesOwner,
     ) -> None:
         self._request = request
         self._merged = merged
         self._resources = resources
-        self._start = start
-        self._batch_arrived = batch_arrived
-        self._failed = failed
+        self._owner = owner
         self._preference = ReadPreference.of(request.read_preference)
         self._by_number: dict[int, Remote] = {}
         self._changes = 0
         """The changes of the membership that have been made."""
         self._closed = False
-        self._closing: set[asyncio.Task[None]] = set()
-        """The tasks that kill cursors."""
 
     def __iter__(self) -> Iterator[Remote]:
         """All open remotes."""
@@ -219,11 +218,11 @@ class Remotes:
                 self._resources.memory.add(remotes=1)
             elif remote.opened_at != queue.opens_at:
                 self._close_cursor(remote)
-                remote.reopen(self._new_cursor(queue), queue.opens_at)
+                remote.cursor, remote.opened_at = self._new_cursor(queue), queue.opens_at
             else:
                 continue
             name = f"remote cursor {remote.target}"
-            self._start(name, self._read, remote, remote.cursor, context=spans.apart())
+            self._owner.start(name, partial(self._read, remote, remote.cursor), spans.apart())
 
     def _new_cursor(self, remote: RemoteQueue) -> RemoteCursor:
         request, shared = self._request, self._resources
@@ -250,18 +249,13 @@ class Remotes:
         )
 
     def close(self) -> None:
-        """Close all remotes for good; ``wait_closed`` waits until their cursors are killed."""
-        self._closed = True
-        for remote in list(self):
-            self._close(remote)
-
-    async def wait_closed(self) -> None:
-        """Wait until the cursors of all closed remotes have been killed.
+        """Close all remotes for good; tasks of the owner kill their cursors.
 
         This takes at most twice ``close_timeout`` plus one connection attempt.
         """
-        while self._closing:
-            await asyncio.wait(self._closing)
+        self._closed = True
+        for remote in list(self):
+            self._close(remote)
 
     def _close(self, remote: Remote) -> None:
         self._close_cursor(remote)
@@ -271,9 +265,7 @@ class Remotes:
     def _close_cursor(self, remote: Remote) -> None:
         """Kill a remote's cursor in the background."""
         remote.end_delay()
-        killing = asyncio.create_task(remote.cursor.close(), name=f"close {remote.target}")
-        killing.add_done_callback(self._closing.discard)
-        self._closing.add(killing)
+        self._owner.start(f"close {remote.target}", remote.cursor.close)
 
     # Reading.
 
@@ -286,7 +278,7 @@ class Remotes:
                 if cursor.in_outage and self._outlasts(remote):
                     continue
                 if remote.number in self._by_number and remote.cursor is cursor:
-                    self._failed(remote, error)
+                    self._owner.remote_failed(remote, error)
                 return
             if batch is None:
                 return
@@ -305,7 +297,7 @@ class Remotes:
     def probe(self, remote: Remote, seconds: float) -> None:
         """Probe a member within ``seconds``, in the background, unless it is being probed."""
         name = f"progress cursor of {remote.target}"
-        self._start(name, self._probe, remote, remote.cursor, seconds)
+        self._owner.start(name, partial(self._probe, remote, remote.cursor, seconds))
 
     async def _probe(self, remote: Remote, cursor: RemoteCursor, seconds: float) -> None:
         if (batch := await cursor.probe_progress(seconds)) is not None:
@@ -313,7 +305,7 @@ class Remotes:
 
     def _pass_on(self, remote: Remote, batch: CursorBatch) -> None:
         if remote.number in self._by_number:
-            self._batch_arrived(remote, batch)
+            self._owner.batch_arrived(remote, batch)
 
     # Status.
 

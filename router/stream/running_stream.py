@@ -4,6 +4,7 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
+from enum import Enum
 from functools import cached_property
 from itertools import count
 from typing import Any, Final
@@ -36,11 +37,21 @@ _LONGEST = 200
 """Most characters of the options and stages in a stream's description."""
 
 
+class _Life(Enum):
+    """The states of a running stream; each is followed by a later one only."""
+
+    OPENING = "the first readers wait for the remotes' replies"
+    OPEN = "the remotes have replied, or one shard has by the deadline"
+    ENDED = "no reader may enter: it could not be opened, or the last reader has left it"
+    CLOSED = "``close`` has begun"
+
+
 class RunningStream:
     """A merged stream with its remotes, which it reads, and its readers.
 
     It ends soon after the last reader has left. Readers pass their log readers to ``take`` and
-    ``wait``.
+    ``wait``. A batch of a remote is merged; then remotes are opened for shards that have joined,
+    the next getMore is decided, and the readers for whom there are events now are woken.
 
     ``ticket`` is returned once the remotes are closed. ``gone`` is called when no reader can enter
     any more: run ``close`` then. Must be created in a running loop.
@@ -74,21 +85,20 @@ class RunningStream:
         self._flow = flow = FlowControl(
             settings, resources.memory, is_filtered=lambda: self.fan_out.readers > 0
         )
-        self._remotes = remotes = Remotes(
-            request, merged, resources,
-            start=self._start, batch_arrived=self._batch_arrived, failed=self._remote_failed,
-        )  # fmt: skip
+        self._remotes = remotes = Remotes(request, merged, resources, self)
         self._read_scheduler = ReadScheduler(merged, remotes, self.waiting, flow, resources)
         self._tasks: set[asyncio.Task[None]] = set()
-        """The tasks that read remotes, or watch for shards that have left."""
+        """The tasks that read and close remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
+        self._life = _Life.OPENING
         self._opened: asyncio.Future[None] = self._loop.create_future()
+        """The result of the opening, for those who wait for it."""
         self._opening_timer: asyncio.TimerHandle | None = None
         self._events = 0
         self._waited_until = self._loop.time()
         """The time at which a client last stopped waiting."""
         self._lingering: asyncio.TimerHandle | None = None
-        self._closed = False
+        """Ends a stream that has no readers."""
         self._size_log()
 
     # Life cycle.
@@ -98,39 +108,51 @@ class RunningStream:
 
         ``most`` is the seconds up to ``deadline``, for messages.
         """
-        self._opening_timer = self._loop.call_at(deadline, self._end_opening, most)
+        self._opening_timer = self._loop.call_at(deadline, self._open_without_late, most)
         self._read_scheduler.resume_prefetch()
         self._remotes.follow_merge()
 
-    def _end_opening(self, most: float) -> None:
+    def _open_without_late(self, most: float) -> None:
         """Open the stream with the shards that have answered by the deadline, one at least."""
-        if self._opened.done():
+        if self._life is not _Life.OPENING:
             return
-        late = sorted(remote.target for remote in self._remotes if not remote.has_replied)
+        late = sorted(remote.target for remote in self._remotes if not remote.queue.has_replied)
         missing = f"no answer from {', '.join(late)} within {most} s"
         # A shard has accepted the request: the others are waited for in an open stream.
-        if any(remote.has_replied and not remote.topology for remote in self._remotes):
+        if any(remote.queue.has_replied and not remote.topology for remote in self._remotes):
             log.warning("stream opened without some shards", missing=missing)
-            self._opened.set_result(None)
+            self._become_open()
         else:
-            self._fail_opening(
-                CommandError(
-                    ErrorCode.FailedToSatisfyReadPreference, missing
-                ).with_change_stream_label()
-            )
+            error = CommandError(ErrorCode.FailedToSatisfyReadPreference, missing)
+            self._fail_opening(error.with_change_stream_label())
+
+    def _become_open(self) -> None:
+        """Let ``wait_opened`` return, unless the opening is over."""
+        if self._life is _Life.OPENING:
+            self._opened.set_result(None)
+            self._life = _Life.OPEN
 
     def _fail_opening(self, error: CommandError) -> None:
-        """Let ``wait_opened`` raise ``error``, unless the stream has opened."""
+        """Let ``wait_opened`` raise ``error``, and end the stream, unless the opening is over."""
         if not self._opened.done():
             self._opened.set_exception(error)
             self._opened.exception()  # of which there may be no waiter
             self._end()
 
+    def _end(self) -> None:
+        """Let no reader enter any more."""
+        if not self._is_over:
+            self._life = _Life.ENDED
+            self._gone(self)
+
     @property
     def has_opened(self) -> bool:
-        """Whether the remotes have answered, as ``wait_opened`` says."""
-        opened = self._opened
-        return opened.done() and not (opened.cancelled() or opened.exception())
+        """Whether ``wait_opened`` returns at once."""
+        return self._life is _Life.OPEN
+
+    @property
+    def _is_over(self) -> bool:
+        return self._life in (_Life.ENDED, _Life.CLOSED)
 
     async def wait_opened(self) -> None:
         """Wait until each remote has answered; after the deadline, one shard.
@@ -144,7 +166,7 @@ class RunningStream:
 
         No task of the stream is left. Idempotent.
         """
-        self._closed = True
+        self._life = _Life.CLOSED
         self._opened.cancel()
         self.waiting.cancel_step()
         for pending in (self._opening_timer, self._lingering, self._draining):
@@ -155,16 +177,10 @@ class RunningStream:
             self._read_scheduler.close()
             self._memory.size = 0
             self.merged.close()
-            await self._remotes.wait_closed()
             while self._tasks:
                 await asyncio.wait(self._tasks)
         finally:
             self._ticket.end()
-
-    def _end(self) -> None:
-        if not self._closed:
-            self._closed = True
-            self._gone(self)
 
     def enter(self) -> None:
         """Add a reader."""
@@ -179,7 +195,7 @@ class RunningStream:
         """Remove a reader; after the last one the stream closes, at once or soon."""
         self.readers -= 1
         self._size_log()
-        if self.readers or self._closed:
+        if self.readers or self._is_over:
             return
         settings = self._settings
         if settings.share and self.healthy and settings.share_linger > 0:
@@ -200,7 +216,7 @@ class RunningStream:
     @property
     def healthy(self) -> bool:
         """Whether readers may enter: it is not closed, and has neither failed nor ended."""
-        return not self._closed and self.merged.error is None and not self.merged.ended
+        return not self._is_over and self.merged.error is None and not self.merged.ended
 
     def is_late(self, time: Timestamp) -> bool:
         """Return whether it is far behind ``time``, or is not healthy and never reaches it."""
@@ -216,7 +232,7 @@ class RunningStream:
         are.
         """
         waited_until = self._waited_until + self._settings.prefetch_time
-        return bool(self.waiting) or self._loop.time() < waited_until
+        return self.waiting.has_readers or self._loop.time() < waited_until
 
     def readable_until(self, now: float) -> float:
         """Return the time up to which clients have events to read; both are seconds since 1970.
@@ -286,7 +302,7 @@ class RunningStream:
         """
         scheduler = self._read_scheduler
         scheduler.resume_prefetch()
-        if not self.waiting or log_reader.part is None:
+        if not self.waiting.has_readers or log_reader.part is None:
             # A resumed stream may just have dropped events that its client has, which frees budget.
             scheduler.read_on()
             scheduler.check_laggards()
@@ -317,18 +333,14 @@ class RunningStream:
 
     # The remotes.
 
-    def _start(
-        self,
-        name: str,
-        work: Callable[..., Awaitable[None]],
-        *args: Any,
-        context: Context | None = None,
+    def start(
+        self, name: str, work: Callable[[], Awaitable[None]], context: Context | None = None
     ) -> asyncio.Task[None]:
         """Run ``work`` in a task; the stream fails if it raises, since events may be lost."""
 
         async def guarded() -> None:
             try:
-                await work(*args)
+                await work()
             except Exception as error:  # noqa: BLE001 - whatever it is, no reader may wait for ever
                 self.merged.fail(error)
                 self._stop_if_broken()
@@ -338,7 +350,8 @@ class RunningStream:
         self._tasks.add(task)
         return task
 
-    def _batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
+    def batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
+        """Process a batch of an open remote."""
         self.merged.batch_arrived(remote.number, batch)
         now = self._loop.time()
         if batch.events:
@@ -350,10 +363,10 @@ class RunningStream:
             self._count_memory()
         self._remotes.follow_merge()
         if remote.topology and self.merged.membership.draining and self._draining is None:
-            self._draining = self._start("watch draining shards", self._watch_draining)
+            self._draining = self.start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
-        if not self._opened.done() and all(other.has_replied for other in self._remotes):
-            self._opened.set_result(None)
+        if self._life is _Life.OPENING and all(each.queue.has_replied for each in self._remotes):
+            self._become_open()
         self._pass_on()
         if self._held_back_since is not None and not self.merged.is_held_back:
             self._loads.low_watermark_waits.record(self._loop.time() - self._held_back_since)
@@ -404,22 +417,22 @@ class RunningStream:
         else:
             self.waiting.schedule_step()
 
-    def _remote_failed(self, remote: Remote, error: CommandError) -> None:
+    def remote_failed(self, remote: Remote, error: CommandError) -> None:
+        """End the stream with ``error``, after the events that are ready."""
         target, address = remote.target, remote.cursor.address
         log.warning("stream failed", target=target, address=address, error=str(error))
         if remote.topology and error.code == ErrorCode.ChangeStreamHistoryLost:
             # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self.merged.remote_failed(remote.number, error, address)
-        if not remote.has_replied:
+        if not remote.queue.has_replied:
             self._fail_opening(error.with_change_stream_label())
-        elif not self._opened.done():
-            # A getMore failed while other remotes were being opened; the client's first getMore
-            # raises the error.
-            self._opened.set_result(None)
+        else:
+            # If other remotes are still being opened, the client's first getMore raises the error.
+            self._become_open()
         self.stop_reading()
 
     def _count_memory(self) -> None:
         """Update the count of bytes held, unless closed: the rest is freed with the last reader."""
-        if not self._closed:
+        if not self._is_over:
             self._memory.size = self.merged.held_bytes + self.fan_out.held_bytes

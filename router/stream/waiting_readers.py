@@ -75,9 +75,10 @@ class WaitingReaders:
 
     # Readers.
 
-    def __len__(self) -> int:
-        """Return the number of readers that wait."""
-        return len(self._whole) + len(self._parts)
+    @property
+    def has_readers(self) -> bool:
+        """Whether readers wait."""
+        return bool(self._whole or self._parts)
 
     def should_gather(self, log_reader: LogReader, max_events: int | None) -> bool:
         """Return whether a reader with events to read should wait for more: there is a backlog."""
@@ -174,17 +175,17 @@ class WaitingReaders:
 
     def advance(self, *, asked: bool = False) -> None:
         """Take a step now, unless one comes in this iteration of the event loop; as ``step``."""
-        if self._step_at > -inf:
+        if self._step_at > self._clock():
             self.step(asked=asked)
 
     def _due(self) -> float:
-        """Return the time at which a step is due: a past one for at once, infinity for never."""
+        """Return the time at which a step is due, infinity for never."""
         if self._fan_out.behind:
-            return -inf
+            return self._clock()
         if not self._parts:
             return inf
         if self._has_new or self._stream.merger.ready:
-            return -inf
+            return self._clock()
         if not self._served:
             return inf
         first = next(iter(self._served.values()))[1]

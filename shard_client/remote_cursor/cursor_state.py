@@ -66,7 +66,7 @@ class Ended(CursorState):
 
 
 TRANSITIONS: Final[Mapping[type[CursorState], frozenset[type[CursorState]]]] = {
-    Connecting: frozenset({Opening, Reading, Failing, Closing}),
+    Connecting: frozenset({Opening, Reading, Ended, Failing, Closing}),
     Opening: frozenset({Reading, Ended, Failing, Closing}),
     Reading: frozenset({Reading, Paused, Ended, Failing, Closing}),
     Paused: frozenset({Connecting, Closing}),

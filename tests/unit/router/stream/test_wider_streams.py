@@ -41,7 +41,7 @@ def fail_remote(cursor: MergedCursor, error: CommandError) -> None:
     assert running is not None
     remote = running._remotes.get(1)
     assert remote is not None
-    running._remote_failed(remote, error)
+    running.remote_failed(remote, error)
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ import pytest
 import structlog.testing
 from bson import Int64, Timestamp
 
-from shard_client.errors import NetworkError, ProtocolError
+from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.remote_cursor import remote_cursor
 from shard_client.remote_cursor.cursor_reaper import KILL_TASK, CursorReaper
 from shard_client.remote_cursor.cursor_reply import CursorBatch
@@ -65,6 +65,21 @@ async def test_the_next_get_more_is_sent_before_a_large_reply_is_parsed(member: 
     reader.pool.close()
     await until(lambda: not member.writers)
     assert not reader.failures
+
+
+async def test_a_final_failure_to_connect_ends_the_cursor(
+    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+):
+    """Such as that of a shard that is not found, or of a server of another kind."""
+    reader = Reader(member)
+
+    async def connect(timeout: float) -> Connection:
+        raise CommandError(ErrorCode.ShardNotFound, "planted")
+
+    monkeypatch.setattr(reader, "connect", connect)
+    await reader.read()
+    assert [failure.code for failure in reader.failures] == [ErrorCode.ShardNotFound]
+    await reader.close()
 
 
 async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
