@@ -1,5 +1,6 @@
 """A router's status on top of fake cursors, and requests to admin ports."""
 
+import asyncio
 import ssl
 import urllib.error
 import urllib.request
@@ -40,6 +41,11 @@ def get(port: int, path: str, *, tls: ssl.SSLContext | None = None, **headers: s
     except urllib.error.HTTPError as error:
         with error:
             return Response(error.code, dict(error.headers), error.read().decode())
+
+
+async def ask(port: int, path: str, **headers: Any) -> Response:
+    """Send a request without TLS, as `get` does."""
+    return await asyncio.to_thread(get, port, path, **headers)
 
 
 def remote(target: str, *, behind: int, **fields: Any) -> dict[str, Any]:

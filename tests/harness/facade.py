@@ -13,6 +13,9 @@ from tests.doubles.fake_cursors import FakeCursors
 from tests.doubles.scripted_server import Script, ScriptedServer, scripted_server
 from tests.harness.raw_client import RawClient
 
+WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+"""A command that opens a change stream."""
+
 
 @dataclass
 class Facade:

@@ -1,7 +1,6 @@
 """All tables of a job at one time, and current tables that are made again from bronze."""
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs import recovery
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.point_in_time import versions_at
-from spark_sink.tables.current_table import CurrentTable
 from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.jobs import rows_of, run_job
 from tests.spark.tables import change_at_random, collections_of, documents_in
@@ -91,15 +89,6 @@ def test_all_tables_are_read_as_of_one_time_and_made_again(
         assert documents_in(made.read(spark)) == documents
         with pytest.raises(OptionError, match="there is a table in"):
             recovery.rebuild_table(spark, where, time, into)
-
-    # A current table that is lost is made again, and the job goes on with it.
-    shutil.rmtree(folder / "current")
-    assert recovery.lacks_current(where)
-    recovery.rebuild_table(spark, where)
-    shop.insert(3)
-    run_job(spark, shop, folder)
-    current = CurrentTable.existing(str(folder / "current")).read(spark)
-    assert documents_in(current) == collections_of(shop)
     assert not rows_of(folder, "quarantine")
 
 

@@ -66,29 +66,6 @@ def test_a_copy_equals_its_collection_and_repeated_batches_change_nothing(
         assert copied(shop, keeps_tokens=True) == before
 
 
-def test_a_repeated_stream_changes_no_document(
-    spark: SparkSession, shop: Shop, tmp_path: Path
-) -> None:
-    """Tasks that run twice write what they have written before: the tokens guard it."""
-    shop.insert(20)
-    for number in range(3):
-        shop.orders.update_many({}, {"$set": {"n": number}, "$push": {"list": number}})
-    copy_orders(spark, shop, tmp_path / "first")
-    before = copied(shop, keeps_tokens=True)
-    changes = spark.read.format("mergerouter").options(
-        uri=shop.uri,
-        database=shop.database,
-        collection="orders",
-        mode="changes",
-        startAtOperationTime=f"{shop.created.time},{shop.created.inc}",
-    )
-    for _ in range(2):
-        changes.load().write.format("mergerouter").mode("append").options(
-            uri=shop.uri, collection="copy"
-        ).save()
-        assert copied(shop, keeps_tokens=True) == before
-
-
 def test_an_update_of_a_missing_document_fails(
     spark: SparkSession, shop: Shop, tmp_path: Path
 ) -> None:

@@ -314,11 +314,6 @@ def test_a_shard_key_within_the_id_is_read_with_the_id() -> None:
     assert documents.find.call_args.args[1] == {"_id": 1, "b": 1}
 
 
-def test_a_lost_connection_repeats_no_document() -> None:
-    documents = ServerReplies([1, 2, AutoReconnect()], [1, 2, 3])
-    assert [number for _, number in identifiers(chunk_reader(documents))] == [1, 2, 3]
-
-
 def test_a_chunk_fails_in_bounded_time_and_a_refusal_immediately() -> None:
     moments = iter(range(0, 1000, 25))
     documents = ServerReplies(*([AutoReconnect("away")] for _ in range(9)))

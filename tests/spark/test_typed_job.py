@@ -183,6 +183,7 @@ def test_any_name_of_a_field_may_be_in_a_typed_table(
 
     settings = DeltaTable(folder / "current").metadata().configuration
     shutil.rmtree(folder / "current")
+    assert recovery.lacks_current(where)
     recovery.rebuild_table(spark, where)
     assert CurrentTable.existing(str(folder / "current")).read(spark).schema == before.schema
     assert DeltaTable(folder / "current").metadata().configuration == settings

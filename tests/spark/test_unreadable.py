@@ -14,14 +14,12 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import HistoryLostError
-from spark_sink.events.positions import AtTime
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.recovery import restore_checkpoint
 from spark_sink.jobs.seeking import replace_lost_batch, seek
 from spark_sink.jobs.table_commits import take_over
 from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.options.scope import namespace_options
-from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
 from tests.doubles.table_changes import with_field
@@ -213,9 +211,7 @@ def test_a_batch_in_progress_whose_events_are_lost_is_left_out(
             shop.insert(3)
 
 
-def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence() -> None:
     small = ServerSettings(noop_interval=1, oplog_mb=2, checkpoint_seconds=1)
     with (
         start_real_cluster(1, settings=small) as cluster,
@@ -252,12 +248,3 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence(
         lost = Offset.of(ends[0])
         with batches(given) as query, pytest.raises(HistoryLostError):
             query.reader.planner._connection.batch_planner.require_history(lost.position)
-
-        # A position in the collection of signals that is lost, as after `job seek`.
-        now = AtTime(client.admin.command("ping")["$clusterTime"]["clusterTime"])
-        orders.insert_one({"_id": 100})
-        signals = {**given, "signalCollection": "shop.signals"}
-        offset = Offset(now, lost.scope, signals=SignalState(position=lost.position)).document
-        with batches(signals, offset) as query:
-            query.until(lambda: "insert" in query.kinds(), "the event")
-        assert "position in the collection of signals shop.signals" in capsys.readouterr().err

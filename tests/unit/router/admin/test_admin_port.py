@@ -19,17 +19,13 @@ from router.admin import server
 from router.admin.metrics import exposition
 from router.admin.router_status import RouterStatus, collect_own
 from router.catalog.server_checks import Check
-from tests.harness.admin import NOW, Response, admin_port, get, watched_facade
+from tests.harness.admin import NOW, admin_port, ask, watched_facade
 from tests.harness.facade import Facade, facade
 from tests.harness.until import PATIENCE
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
 _now = partial(datetime.fromtimestamp, NOW, UTC)
-
-
-async def ask(port: int, path: str, **headers: str) -> Response:
-    return await asyncio.to_thread(get, port, path, **headers)
 
 
 def samples(text: str) -> Samples:

@@ -1,6 +1,5 @@
 """The status page, in a browser and without JavaScript, and the history that it shows."""
 
-import asyncio
 import json
 import re
 from dataclasses import asdict, replace
@@ -18,16 +17,12 @@ from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
 from tests.drivers.download_cache import DownloadError
 from tests.drivers.node_packages import node_packages
-from tests.harness.admin import NOW, Response, admin_port, get, jobs, remote, stream, watched_facade
+from tests.harness.admin import NOW, admin_port, ask, jobs, remote, stream, watched_facade
 from tests.harness.browser import CHROMIUM, Page, browser
 
 _now = partial(datetime.fromtimestamp, NOW, UTC)
 
 needs_browser = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not installed")
-
-
-async def ask(port: int, path: str) -> Response:
-    return await asyncio.to_thread(get, port, path)
 
 
 async def document(port: int) -> dict[str, Any]:

@@ -15,9 +15,7 @@ from router.commands.fail_points import FailPoints
 from router.config.log_lines import RECENT
 from tests.doubles.fake_clusters import OneShard
 from tests.doubles.scripted_server import Asked, scripted_server
-from tests.harness.facade import facade, facade_before
-
-WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
+from tests.harness.facade import WATCH, facade, facade_before
 
 
 def fail(mode: object, point: str = "failCommand", **data: Any) -> dict[str, Any]:

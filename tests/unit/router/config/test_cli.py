@@ -61,10 +61,6 @@ def ended(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> object:
             ("--configdb", "c/h:1", "--port", "abc"),
             "--port: must be a valid integer, unable to parse string as an integer. The port for",
         ),
-        (
-            ("--configdb", "c/h:1", "--workers", "1.5"),
-            "--workers: must be a valid integer, unable to parse string as an integer. Processes",
-        ),
     ],
 )
 def test_messages_name_the_invalid_setting(

@@ -13,10 +13,9 @@ from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import Asked
-from tests.harness.facade import facade, facade_before
+from tests.harness.facade import WATCH, facade, facade_before
 from tests.harness.until import until
 
-WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 MARK = 0x1234
 
 

@@ -16,13 +16,12 @@ from router.server.client_connection import ClientConnection
 from shard_client.wire.frame_protocol import FrameStream
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import Asked, scripted_server
-from tests.harness.facade import Facade, facade
+from tests.harness.facade import WATCH, Facade, facade
 from tests.harness.raw_client import RawClient
 from tests.harness.until import until
 
 T = TypeVar("T")
 MIB = 1024 * 1024
-WATCH = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 LARGE = struct.pack("<iiii", 4 * MIB, 1, 0, 2013) + bytes(3 * MIB)
 
 

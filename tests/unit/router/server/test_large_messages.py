@@ -14,10 +14,9 @@ from router.access.users import User, UserName
 from router.server import client_connection, client_message
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok
-from tests.harness.facade import facade, facade_before
+from tests.harness.facade import WATCH, facade, facade_before
 
 LIMIT = 16 * 1024 * 1024 + 16 * 1024
-WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 
 class Threads:

@@ -9,12 +9,10 @@ from bson import Int64
 from structlog.testing import capture_logs
 
 from router.tls.handshake import NO_TLS
-from tests.harness.facade import facade
+from tests.harness.facade import WATCH, facade
 from tests.harness.foreign_clients import client_hello
 from tests.harness.raw_client import EXHAUST_ALLOWED, MORE_TO_COME, RawClient
 from tests.harness.until import until
-
-WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 
 
 async def test_a_tls_client_is_refused_immediately_where_tls_is_disabled() -> None:

@@ -12,10 +12,9 @@ from router.catalog.upstream import UpstreamMongos
 from router.server import listener
 from shard_client.wire.connection import is_loopback
 from tests.doubles.scripted_server import Asked, answer_ok, scripted_server
-from tests.harness.facade import facade, facade_before
+from tests.harness.facade import WATCH, facade, facade_before
 from tests.harness.raw_client import MORE_TO_COME
 
-WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
 STRICT = {"apiVersion": "1", "apiStrict": True}
 
 

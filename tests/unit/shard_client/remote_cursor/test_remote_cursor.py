@@ -11,10 +11,8 @@ import structlog.testing
 from bson import Int64, Timestamp
 
 from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
-from shard_client.remote_cursor import remote_cursor
 from shard_client.remote_cursor.cursor_reaper import KILL_TASK, CursorReaper
 from shard_client.remote_cursor.cursor_reply import CursorBatch
-from shard_client.remote_cursor.cursor_state import CursorState, follow
 from shard_client.remote_cursor.open_cursor import OpenCursor
 from shard_client.wire.connection import Connection
 from shard_client.wire.connection_pool import PoolLimits
@@ -112,40 +110,6 @@ async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(member: Script
     assert reader.cursor.state == "ended"
     await until(lambda: not member.cursors)
     await reader.close()
-
-
-async def test_each_step_of_a_cursor_is_one_of_its_transitions(
-    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
-):
-    """A cursor that pauses, fails, recovers, is invalidated and closed passes all of its states."""
-    passed = set()
-
-    def noted(state: CursorState, following: CursorState) -> CursorState:
-        passed.add((type(state).__name__, type(following).__name__))
-        return follow(state, following)
-
-    monkeypatch.setattr(remote_cursor, "follow", noted)
-    reader = Reader(member)
-    reader.start()
-    await until(lambda: member.commands["getMore"])
-    reader.cursor.pause()
-    await until(lambda: reader.cursor.state == "paused" and member.waiting == 0)
-    await until(lambda: ("Reading", "Paused") in passed)
-    reader.cursor.resume()
-    member.insert(101)
-    await until(lambda: reader.keys == keys(101))
-    member.cut()
-    member.insert(102)
-    await until(lambda: reader.keys == keys(101, 102))
-    member.insert(103, operationType="invalidate")
-    await until(lambda: reader.batches[-1].invalidated)
-    assert reader.cursor.state == "ended"
-    await reader.close()
-    opened = {("Connecting", "Opening"), ("Opening", "Reading")}
-    paused = {("Reading", "Paused"), ("Paused", "Connecting"), ("Connecting", "Reading")}
-    failed = {("Reading", "Failing"), ("Failing", "Connecting")}
-    ended = {("Reading", "Ended"), ("Ended", "Closing"), ("Closing", "Ended")}
-    assert passed >= opened | paused | failed | ended
 
 
 async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):

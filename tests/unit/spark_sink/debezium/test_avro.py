@@ -152,7 +152,6 @@ def test_without_fastavro_the_error_says_how_to_install_it(registry, monkeypatch
 
 
 FEW = RetryPolicy(initial_backoff=0.01, max_backoff=0.01, attempts=3)
-LONG = RetryPolicy(initial_backoff=0.01, max_backoff=0.01)
 
 
 def ask(registry: SchemaRegistry, policy: RetryPolicy = FEW, subject: str = "t-key") -> int:
@@ -258,15 +257,3 @@ def test_a_certificate_is_verified(tmp_path, monkeypatch):
             ask(registry)
         monkeypatch.setenv("SSL_CERT_FILE", str(authority.file))
         assert ask(registry) == 1
-
-
-def test_a_registry_that_restarts_is_waited_for():
-    with serving(SchemaRegistry()) as registry:
-        assert ask(registry) == 1
-    port = int(registry.url.split(":")[2].split("/")[0])
-    found: list[int] = []
-    asking = threading.Thread(target=lambda: found.append(ask(registry, LONG)))
-    asking.start()
-    with serving(registry, port):
-        asking.join(30)
-    assert found == [1]

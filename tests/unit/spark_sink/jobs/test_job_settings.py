@@ -97,7 +97,6 @@ def test_a_file_may_have_values_of_json_and_collections_without_settings(tmp_pat
         ({"verify-rate": "fast"}, "verify-rate must be a valid integer"),
         ({"verify-rate": 0}, "verify-rate must be greater than or equal to 1, not '0'"),
         ({"maintain": "often"}, "maintain: 'often' is not a time: write 90s, 30m, 1h or 1d"),
-        ({"keep-files": "1 month"}, "keep-files: '1 month' is not a time"),
         ({"deletes": "never"}, "deletes must be 'hard' or 'soft', not 'never'"),
         ({"verify-every": None}, "--repair belongs to --verify-every: give both"),
         ({"table": ["gold"]}, "table must be 'bronze', 'current', 'messages' or 'transactions', "),
@@ -144,9 +143,6 @@ def test_what_a_file_cannot_have_is_told_with_the_remedy(
             "run shop --out x --table messages",
             "--table messages needs the first part of topics: --message prefix",
         ),
-        ("run shop --out x --message prefix=p", "--message is for --table messages: give both"),
-        ("run shop --out x --flatten", "--flatten is for tables with --schema: give both"),
-        ("run shop --out x --schema no", "--schema must be infer, none, or a file that"),
         (
             "run shop --out x --upstream mongodb://m:1",
             "--upstream belongs to --configdb: give both",
