@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
+from click import Choice
+
+from embedded.server_version import SERVER_VERSIONS
 
 if TYPE_CHECKING:
     from embedded.cluster import EmbeddedCluster
@@ -30,9 +33,12 @@ class TlsMode(StrEnum):
 def embedded(
     shards: Annotated[int, typer.Option(min=0, max=64, help="Number of shards.")] = 3,
     port: Annotated[int, typer.Option(help="Port of the mongos endpoint; 0 picks a free one.")] = 0,
-    token_version: Annotated[
-        int, typer.Option(min=1, max=2, help="1 behaves like MongoDB 6.0, 2 like 7.0 and newer.")
-    ] = 1,
+    server_version: Annotated[
+        str,
+        typer.Option(
+            click_type=Choice([*SERVER_VERSIONS]), help="Of MongoDB, which it behaves as."
+        ),
+    ] = "6.0",
     noop_interval: Annotated[
         float, typer.Option(min=0.01, help="Seconds between an idle server's no-ops.")
     ] = 10.0,
@@ -96,7 +102,7 @@ def embedded(
     cluster = EmbeddedCluster(
         shards,
         port=port,
-        token_version=token_version,
+        server_version=SERVER_VERSIONS[server_version],
         noop_interval=noop_interval,
         oplog_size=oplog_size,
         access=access,

@@ -27,7 +27,7 @@ _MAX_ENTRY_BYTES = 16 * 1024 * 1024
 class Journal:
     """The oplog, the clock that stamps its entries, the images, and transactions' isolation.
 
-    ``inserts_together`` is whether the documents of an insert share an entry, as from 8.0 on.
+    ``shares_inserts`` is whether the documents of an insert share an entry, as from 8.0 on.
     """
 
     def __init__(
@@ -36,9 +36,9 @@ class Journal:
         oplog: Oplog,
         wall: Callable[[], float],
         *,
-        inserts_together: bool = False,
+        shares_inserts: bool = False,
     ) -> None:
-        self.inserts_together = inserts_together
+        self.shares_inserts = shares_inserts
         self.clock = clock
         self.oplog = oplog
         self.images = StoredImages()
@@ -228,7 +228,7 @@ class CommittedWrites:
     def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
         """Insert several documents with one entry; return False if each needs one of its own."""
         journal = self._journal
-        if not journal.inserts_together or self._from_migrate:
+        if not journal.shares_inserts or self._from_migrate:
             return False
         keys, holder = [id_key(each["_id"]) for each in documents], journal.isolation.holder
         if len(set(keys)) < len(keys) or any(

@@ -188,8 +188,10 @@ def open_change_stream(
             ErrorCode.CommandNotSupportedOnView,
             f"Namespace {database}.{collection} is a view, not a collection",
         )
-    version = 2 if host.token_version >= 2 or SPLIT in pipeline[-1] else 1
-    request = parse_request(database, collection, pipeline[0], version)
+    version = 2 if SPLIT in pipeline[-1] else host.server_version.token_version
+    request = parse_request(
+        database, collection, pipeline[0], version, host.server_version.stream_options
+    )
     start = request.token
     if start is None:
         start = ResumeToken.high_water_mark(_after_last(host), version)
