@@ -42,5 +42,3 @@ V8_2 = ServerVersion(
     drops_what_is_missing=True,
     stream_options=frozenset({"matchCollectionUUIDForUpdateLookup"}),
 )
-SERVER_VERSIONS = {"6.0": V6_0, "8.2": V8_2}
-"""The versions by the names that ``--server-version`` takes."""
