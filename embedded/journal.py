@@ -19,9 +19,10 @@ from embedded.storage.bson_values import Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
 from embedded.transactions import DocumentLocked, Isolation, Transaction
 from embedded.write_unit import Operation, delete_entry, insert_entry, update_entry
+from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 _TERM = 1
-_MAX_ENTRY_BYTES = 16 * 1024 * 1024
+_PART_BYTES = MAX_DOCUMENT_SIZE  # of a transaction, in each of its entries
 
 
 class Journal:
@@ -182,7 +183,7 @@ def _parts(entries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     size = 0
     for entry in entries:
         length = len(bson.encode(entry)) + 16
-        if parts[-1] and size + length > _MAX_ENTRY_BYTES:
+        if parts[-1] and size + length > _PART_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(entry)

@@ -10,7 +10,6 @@ from embedded.mongos import (
     sessions,
     shard_collection,
     sharding_admin,
-    switches,
     writes,
 )
 from embedded.mongos.request import RoutedRequest
@@ -48,7 +47,7 @@ _ON_ADMIN: dict[str, Handler] = {
     "removeShard": sharding_admin.remove_shard,
     "listShards": sharding_admin.list_shards,
     "startShard": sharding_admin.start_shard,
-    "switchMember": switches.switch_member,
+    "switchMember": sharding_admin.switch_member,
     "commitTransaction": sessions.commit_transaction,
     "abortTransaction": sessions.abort_transaction,
     "getCmdLineOpts": diagnostics.command_line,
