@@ -5,7 +5,6 @@ from collections.abc import Awaitable, Callable
 from embedded.mongos import (
     ddl,
     diagnostics,
-    listings,
     reads,
     sessions,
     shard_collection,
@@ -37,7 +36,7 @@ _IN_TRANSACTIONS: dict[str, Handler] = {
 
 _ON_ADMIN: dict[str, Handler] = {
     "renameCollection": ddl.rename_collection,
-    "listDatabases": listings.list_databases,
+    "listDatabases": reads.list_databases,
     "enableSharding": shard_collection.enable_sharding,
     "shardCollection": shard_collection.shard_collection,
     "split": sharding_admin.split,
@@ -62,8 +61,8 @@ COMMANDS: dict[str, Handler] = {
     "dropDatabase": ddl.drop_database,
     "dropIndexes": ddl.modify,
     "collMod": ddl.modify,
-    "listCollections": listings.list_collections,
-    "listIndexes": listings.list_indexes,
+    "listCollections": reads.list_collections,
+    "listIndexes": reads.list_indexes,
     "endSessions": sessions.end_sessions,
     "killSessions": sessions.end_sessions,
     "serverStatus": diagnostics.server_status,
