@@ -107,9 +107,7 @@ class ChangeStreamCursor:
     async def _wait(self, deadline: float) -> bool:
         """Wait for the oplog to grow; return whether it grew before ``deadline``."""
         left = deadline - asyncio.get_running_loop().time()
-        if left <= 0:
-            return False
-        return await self._host.oplog.wait_beyond(self._stream.scanned, left)
+        return left > 0 and await self._host.oplog.wait_beyond(self._stream.scanned, left)
 
 
 def _batch(
