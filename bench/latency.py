@@ -125,8 +125,7 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
     """Write ``rate`` documents a second through a new router; return latency and costs."""
     options.say(f"{rate} events/s {parameters or ''}")
     seconds, mongos = options.scaled(20, 4), f"mongodb://{cluster.mongos}/"
-    allowed = parameters.get("noopWritesPerSecond")
-    row: dict[str, Any] = {"events": rate, "allowed": allowed}
+    row: dict[str, Any] = {"events": rate, "allowed": parameters.get("noopWritesPerSecond")}
     with start_router(cluster.configdb, upstream=mongos, set_parameter=parameters) as router:
         watcher, first = ("bench.watchers", str(router.port)), int(time.time() * 1000)
         costs = _added_costs(row, cluster, router)
@@ -134,7 +133,7 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
             with started(*watcher), costs:
                 time.sleep(seconds)
             return row
-        if rate > (allowed or _NOOP_RATE):
+        if rate > (row["allowed"] or _NOOP_RATE):
             pauses = random_pauses(_SPENDING * rate, 1 / rate)
             measure_latency(cluster.mongos_uri, first, pauses, *watcher)
             first += len(pauses)

@@ -27,12 +27,19 @@ class TlsMode(StrEnum):
     require = "requireTLS"
 
 
+class Version(StrEnum):
+    """A version of MongoDB's servers."""
+
+    V6_0 = "6.0"
+    V8_2 = "8.2"
+
+
 def embedded(
     shards: Annotated[int, typer.Option(min=0, max=64, help="Number of shards.")] = 3,
     port: Annotated[int, typer.Option(help="Port of the mongos endpoint; 0 picks a free one.")] = 0,
-    token_version: Annotated[
-        int, typer.Option(min=1, max=2, help="1 behaves like MongoDB 6.0, 2 like 7.0 and newer.")
-    ] = 1,
+    server_version: Annotated[
+        Version, typer.Option(help="The version of MongoDB that the servers behave as.")
+    ] = Version.V6_0,
     noop_interval: Annotated[
         float, typer.Option(min=0.01, help="Seconds between an idle server's no-ops.")
     ] = 10.0,
@@ -73,6 +80,7 @@ def embedded(
 
     from embedded.access.control import AccessControl
     from embedded.cluster import EmbeddedCluster
+    from embedded.server_version import V6_0, V8_2
     from shard_client.errors import plain_text
     from shard_client.wire.tls import TlsContexts, TlsFiles
 
@@ -96,7 +104,7 @@ def embedded(
     cluster = EmbeddedCluster(
         shards,
         port=port,
-        token_version=token_version,
+        server_version=V8_2 if server_version is Version.V8_2 else V6_0,
         noop_interval=noop_interval,
         oplog_size=oplog_size,
         access=access,

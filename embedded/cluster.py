@@ -21,6 +21,7 @@ from embedded.mongos.namespace_locks import NamespaceLocks
 from embedded.mongos.request import ClusterState
 from embedded.mongos.shards import Shard
 from embedded.server import Server
+from embedded.server_version import V6_0, ServerVersion
 
 log = structlog.get_logger()
 
@@ -33,7 +34,7 @@ class EmbeddedCluster:
     Args:
         shards: how many shards to start with, called shard0, shard1, …
         port: the mongos endpoint's port; 0 picks a free one.
-        token_version: 1 behaves like MongoDB 6.0, 2 like 7.0 and newer.
+        server_version: the version of MongoDB that all servers behave as.
         noop_interval: seconds between an idle server's no-ops.
         oplog_size: how many entries each oplog keeps.
         wall: the wall clock, in seconds since 1970.
@@ -46,7 +47,7 @@ class EmbeddedCluster:
         shards: int = 3,
         *,
         port: int = 0,
-        token_version: int = 1,
+        server_version: ServerVersion = V6_0,
         noop_interval: float = 10.0,
         oplog_size: int = 200_000,
         wall: Callable[[], float] = time.time,
@@ -55,7 +56,7 @@ class EmbeddedCluster:
     ) -> None:
         self._port = port
         self._names = [f"shard{index}" for index in range(shards)]
-        self._token_version = token_version
+        self._server_version = server_version
         self._noop_interval = noop_interval
         self._oplog_size = oplog_size
         self._wall = wall
@@ -184,7 +185,7 @@ class EmbeddedCluster:
         return Mongod(
             name,
             "configsvr" if is_config else "shardsvr",
-            token_version=self._token_version,
+            server_version=self._server_version,
             oplog_size=self._oplog_size,
             noop_interval=self._noop_interval,
             wall=self._wall,

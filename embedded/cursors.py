@@ -14,9 +14,10 @@ from bson.int64 import Int64
 
 from embedded.errors import CommandError, ErrorCode, cursor_not_found, type_mismatch
 from embedded.storage.bson_values import Document
+from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 FIRST_BATCH = 101
-_MAX_BATCH_BYTES = 16 * 1024 * 1024
+MAX_BATCH_BYTES = MAX_DOCUMENT_SIZE
 _IDLE_SECONDS = 600.0
 _MAX_CURSORS = 10_000
 
@@ -42,9 +43,6 @@ class OpenCursor(Protocol):
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return the next batch; wait up to ``max_time`` seconds for data."""
 
-    def close(self) -> None:
-        """Release the cursor's resources."""
-
 
 class ListCursor:
     """A cursor over a fixed list of documents.
@@ -67,15 +65,11 @@ class ListCursor:
         while self._held is not None and (batch_size is None or len(batch) < batch_size):
             if not self._unbounded:
                 size += len(bson.encode(self._held)) + 16
-                if batch and size > _MAX_BATCH_BYTES:
+                if batch and size > MAX_BATCH_BYTES:
                     break
             batch.append(self._held)
             self._held = next(self._documents, None)
         return Batch(batch, self._held is None)
-
-    def close(self) -> None:
-        """Drop the remaining documents."""
-        self._held = None
 
 
 @dataclass(slots=True, eq=False)
@@ -136,32 +130,29 @@ class CursorTable:
         try:
             batch = await running
         except CommandError:
-            self._forget(number)
+            self._entries.pop(number, None)
             raise
         except asyncio.CancelledError:
             if number not in self._entries:
-                raise CommandError(ErrorCode.CursorKilled, f"cursor {number} was killed") from None
+                raise CommandError(
+                    ErrorCode.CursorKilled,
+                    "operation was interrupted because a client killed the cursor",
+                ) from None
             # The client disconnected during a batch, so the cursor's position is lost.
-            self._forget(number)
+            del self._entries[number]
             raise
         finally:
             entry.running = None
             entry.used_at = asyncio.get_running_loop().time()
         if batch.is_last:
-            self._forget(number)
+            self._entries.pop(number, None)
         return entry.cursor, batch
-
-    def _forget(self, number: int) -> None:
-        entry = self._entries.pop(number, None)
-        if entry is not None:
-            entry.cursor.close()
 
     def kill(self, number: int) -> bool:
         """Close a cursor, even while it waits for data; return whether it existed."""
-        entry = self._entries.get(number)
+        entry = self._entries.pop(number, None)
         if entry is None:
             return False
-        self._forget(number)
         if entry.running is not None:
             entry.running.cancel()
         return True
@@ -195,9 +186,7 @@ async def first_reply(
     """
     batch = await cursor.next_batch(batch_size, 0.0)
     number = Int64(0)
-    if batch.is_last or single:
-        cursor.close()
-    else:
+    if not (batch.is_last or single):
         number = table.add(cursor, session)
     return _reply("firstBatch", cursor, batch, number)
 

@@ -19,15 +19,16 @@ from embedded.storage.bson_values import Document, IdKey, id_key
 from embedded.storage.collection import Collection, DocumentView
 from embedded.transactions import DocumentLocked, Isolation, Transaction
 from embedded.write_unit import Operation, delete_entry, insert_entry, update_entry
+from shard_client.wire.frames import MAX_DOCUMENT_SIZE
 
 _TERM = 1
-_MAX_ENTRY_BYTES = 16 * 1024 * 1024
+_PART_BYTES = MAX_DOCUMENT_SIZE  # of a transaction, in each of its entries
 
 
 class Journal:
     """The oplog, the clock that stamps its entries, the images, and transactions' isolation.
 
-    ``inserts_together`` is whether the documents of an insert share an entry, as from 8.0 on.
+    ``shares_inserts`` is whether the documents of an insert share an entry, as from 8.0 on.
     """
 
     def __init__(
@@ -36,9 +37,9 @@ class Journal:
         oplog: Oplog,
         wall: Callable[[], float],
         *,
-        inserts_together: bool = False,
+        shares_inserts: bool = False,
     ) -> None:
-        self.inserts_together = inserts_together
+        self.shares_inserts = shares_inserts
         self.clock = clock
         self.oplog = oplog
         self.images = StoredImages()
@@ -182,7 +183,7 @@ def _parts(entries: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     size = 0
     for entry in entries:
         length = len(bson.encode(entry)) + 16
-        if parts[-1] and size + length > _MAX_ENTRY_BYTES:
+        if parts[-1] and size + length > _PART_BYTES:
             parts.append([])
             size = 0
         parts[-1].append(entry)
@@ -228,7 +229,7 @@ class CommittedWrites:
     def insert_together(self, collection: Collection, documents: list[Document]) -> bool:
         """Insert several documents with one entry; return False if each needs one of its own."""
         journal = self._journal
-        if not journal.inserts_together or self._from_migrate:
+        if not journal.shares_inserts or self._from_migrate:
             return False
         keys, holder = [id_key(each["_id"]) for each in documents], journal.isolation.holder
         if len(set(keys)) < len(keys) or any(

@@ -20,6 +20,7 @@ from embedded.images import Images
 from embedded.journal import Journal
 from embedded.logical_clock import LogicalClock
 from embedded.oplog import Oplog, OplogEntry
+from embedded.server_version import V6_0, ServerVersion
 from embedded.sessions import SessionTable
 from embedded.storage.bson_values import MISSING, Document, id_key, value_at
 from embedded.storage.catalog import Catalog
@@ -31,8 +32,6 @@ log = structlog.get_logger()
 
 Role = Literal["shardsvr", "configsvr"]
 
-_VERSIONS = {1: ("6.0.15", 17), 2: ("8.2.0", 27)}
-
 
 class Member:
     """The state of a member: clock, oplog, collections, sessions and cursors. No network I/O.
@@ -41,7 +40,7 @@ class Member:
         name: for logs, and the set's name unless ``set_name`` is given.
         role: the role in the sharded cluster.
         set_name: the replica set's name.
-        token_version: 1 behaves as 6.0, 2 as 7.0 and newer (docs/protocol.md#resume-tokens).
+        server_version: the version of MongoDB that it behaves as.
         oplog_size: the number of entries that the oplog holds.
         noop_interval: seconds without a write after which a no-op is logged; 0 for never.
         transaction_lifetime: seconds after which an open transaction is aborted.
@@ -57,7 +56,7 @@ class Member:
         role: Role = "shardsvr",
         set_name: str | None = None,
         *,
-        token_version: int = 1,
+        server_version: ServerVersion = V6_0,
         oplog_size: int = 200_000,
         noop_interval: float = 10.0,
         transaction_lifetime: float = 60.0,
@@ -69,8 +68,7 @@ class Member:
         self.name = name
         self.role: Role = role
         self.set_name = set_name or name
-        self.token_version = token_version
-        self.version, self.wire_version = _VERSIONS[token_version]
+        self.server_version = server_version
         self.noop_interval = noop_interval
         self.transaction_lifetime = transaction_lifetime
         self.wall = wall
@@ -78,7 +76,9 @@ class Member:
         self._random = random or Random()
         self.clock = clock or LogicalClock(wall)
         self.oplog = Oplog(oplog_size)
-        self.journal = Journal(self.clock, self.oplog, wall, inserts_together=token_version == 2)
+        self.journal = Journal(
+            self.clock, self.oplog, wall, shares_inserts=server_version.shares_inserts
+        )
         self.catalog = Catalog(self.new_uuid)
         self.access = access or AccessControl()
         self.cursors = CursorTable(self._random)

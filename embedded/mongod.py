@@ -109,9 +109,6 @@ class Mongod(Member):
         """
         return await dispatch.execute(self, database, command, client)
 
-    def connection_closed(self, client: Client) -> None:
-        """Do nothing, because cursors and sessions outlive their connection, as on a server."""
-
     async def _write_noops(self) -> None:
         while True:
             before = self.oplog.last_ts

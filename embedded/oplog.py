@@ -21,9 +21,6 @@ NULL_OP_TIME: dict[str, Any] = {"ts": Timestamp(0, 0), "t": -1}
 """The ``prevOpTime`` of a transaction's first entry."""
 
 
-_MAX_ENTRY_BYTES = MAX_REPLY_DOCUMENT_SIZE
-
-
 class OplogEntry(TypedDict, total=False):
     """One entry, in MongoDB's own format (docs/protocol.md#events).
 
@@ -119,7 +116,7 @@ class Oplog:
                 allow.
         """
         size = len(bson.encode(entry))
-        if size > _MAX_ENTRY_BYTES:
+        if size > MAX_REPLY_DOCUMENT_SIZE:
             raise object_too_large(size)
         ordinal = as_ordinal(entry["ts"])
         if self._ordinals and ordinal <= self._ordinals[-1]:

@@ -50,9 +50,6 @@ class CommandHandler(Protocol):
         allows exhaust.
         """
 
-    def connection_closed(self, client: Client) -> None:
-        """Called when the client's connection has ended."""
-
 
 class Server:
     """Listens on one port of 127.0.0.1 and serves ``handler`` to every connection.
@@ -174,7 +171,6 @@ class _Connection(asyncio.Protocol):
         if self._task is not None:
             self._task.cancel()
         self._writable.set()
-        self._handler.connection_closed(self._client)
 
     def abort(self) -> asyncio.Task[None] | None:
         """Close the connection immediately; return the task that runs its commands."""

@@ -23,8 +23,8 @@ class Session:
         self.reply: Document | None = None
         self.transaction: Transaction | None = None
 
-    def start_retryable(self, txn_number: int) -> None:
-        """Begin the retryable write ``txn_number``, or continue it if it is the current one."""
+    def advance_to(self, txn_number: int) -> None:
+        """Begin a retryable write or a transaction, or continue it if the number is the current."""
         if txn_number > self.txn_number:
             self.txn_number = txn_number
             self.statements = {}

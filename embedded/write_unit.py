@@ -70,11 +70,7 @@ def insert_entry(collection: Collection, document: Document) -> dict[str, Any]:
 
 
 def update_entry(collection: Collection, before: Document, o: Document) -> dict[str, Any]:
-    """Return the ``u`` entry's fields, without time and session.
-
-    ``o2`` is the document key before the update, even if the update changes the shard key, as on
-    6.0.
-    """
+    """Return the ``u`` entry's fields, without time and session."""
     return {
         "op": "u",
         "ns": f"{collection.database}.{collection.name}",

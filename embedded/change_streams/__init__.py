@@ -9,7 +9,6 @@
 
 from embedded.change_streams.cursor import (
     ChangeStreamCursor,
-    EventBatch,
     first_batch_size,
     is_change_stream,
     open_change_stream,
@@ -18,7 +17,6 @@ from embedded.change_streams.user_stages import UserStages
 
 __all__ = [
     "ChangeStreamCursor",
-    "EventBatch",
     "UserStages",
     "first_batch_size",
     "is_change_stream",

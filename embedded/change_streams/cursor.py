@@ -2,46 +2,29 @@
 
 import asyncio
 from collections.abc import Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
-import anyio
-import anyio.lowlevel
 from bson.raw_bson import RawBSONDocument
 
 from embedded.change_streams.host import StreamHost
 from embedded.change_streams.request import StreamRequest, parse_request
 from embedded.change_streams.stream import ChangeStream
 from embedded.change_streams.user_stages import SPLIT, UserStages
+from embedded.cursors import FIRST_BATCH, MAX_BATCH_BYTES, Batch
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal, as_timestamp
 from shard_client.bson.resume_token import ResumeToken
 
-DEFAULT_FIRST_BATCH: Final = 101
-"""Events of a first batch when the client sends no batch size."""
-
-MAX_BATCH_BYTES: Final = 16 * 1024 * 1024
 _ENTRIES_AT_A_TIME: Final = 256
 """Oplog entries, or events, to process before other tasks run."""
 
 _ELEMENT_OVERHEAD: Final = 8
 
 
-class EventBatch(NamedTuple):
-    """One reply's part of a cursor.
-
-    ``closed`` means that the cursor has ended, ``invalidated`` that an invalidate ended it.
-    """
-
-    events: list[RawBSONDocument]
-    pbrt: dict[str, Any]
-    closed: bool
-    invalidated: bool
-
-
 class ChangeStreamCursor:
     """A tailable, awaiting cursor over a change stream (docs/protocol.md#cursor-replies).
 
-    Call ``next_batch`` from one task at a time. ``close`` ends a waiting call with error 237.
+    Call ``next_batch`` from one task at a time; it ends early if that task is cancelled.
     """
 
     def __init__(self, host: StreamHost, request: StreamRequest, stream: ChangeStream) -> None:
@@ -49,11 +32,9 @@ class ChangeStreamCursor:
         self._stream = stream
         self._first = True
         self._held_back: tuple[RawBSONDocument, dict[str, Any]] | None = None
-        self._closed = False
-        self._scope: anyio.CancelScope | None = None
         self.namespace = request.namespace
 
-    async def next_batch(self, batch_size: int | None = None, max_time: float = 0.0) -> EventBatch:
+    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return up to ``batch_size`` events, limited to 16 MiB.
 
         The first batch never waits, and holds at most 101 events when ``batch_size`` is None. Later
@@ -62,43 +43,35 @@ class ChangeStreamCursor:
         Raises:
             CommandError: with the server's message and labels; the cursor has then ended.
         """
-        if self._closed:
-            raise _killed()
         first, self._first = self._first, False
-        limit = batch_size if batch_size is not None else (DEFAULT_FIRST_BATCH if first else None)
+        limit = batch_size if batch_size is not None else (FIRST_BATCH if first else None)
         try:
             return await self._batch(limit, 0.0 if first else max_time)
         except CommandError as error:
-            self._closed = True
-            where = (
-                "PlanExecutor error during aggregation"
-                if first
-                else "Executor error during getMore"
-            )
+            where = "PlanExecutor error during aggregation"
+            if not first:
+                where = "Executor error during getMore"
             raise CommandError(
                 error.code,
-                error.message
-                if error.code == ErrorCode.CursorKilled
-                else f"{where} :: caused by :: {error.message}",
+                f"{where} :: caused by :: {error.message}",
                 code_name=error.code_name,
                 labels=error.labels,
             ).with_change_stream_label() from error
 
-    async def _batch(self, limit: int | None, max_time: float) -> EventBatch:
+    async def _batch(self, limit: int | None, max_time: float) -> Batch:
         events: list[RawBSONDocument] = []
         stream = self._stream
         size = 0
         pbrt = stream.resume_token
         if limit == 0 and not stream.invalidated:
-            return EventBatch([], pbrt if self._held_back is None else self._promise, False, False)
+            return _batch([], pbrt if self._held_back is None else self._promise)
         deadline = asyncio.get_running_loop().time() + max_time
         while limit is None or len(events) < limit:
             before = stream.resume_token
             event = await self._next_event(0.0 if events else deadline)
             if event is None:
                 if stream.invalidated:
-                    self._closed = True
-                    return EventBatch(events, stream.end_token, True, True)
+                    return _batch(events, stream.end_token, invalidated=True)
                 break
             size += len(event.raw) + _ELEMENT_OVERHEAD
             if events and size > MAX_BATCH_BYTES:
@@ -106,8 +79,8 @@ class ChangeStreamCursor:
                 break
             events.append(event)
             if len(events) % _ENTRIES_AT_A_TIME == 0:
-                await self._let_others_run()
-        return EventBatch(events, self._promise, False, False)
+                await asyncio.sleep(0)
+        return _batch(events, self._promise)
 
     @property
     def _promise(self) -> dict[str, Any]:
@@ -126,39 +99,22 @@ class ChangeStreamCursor:
             if following is not None:
                 return following
             if not stream.at_end:
-                await self._let_others_run()
+                await asyncio.sleep(0)
             elif not stream.invalidated and not await self._wait(deadline):
                 return None
         return None
 
-    async def _let_others_run(self) -> None:
-        await anyio.lowlevel.checkpoint()
-        if self._closed:
-            raise _killed()
-
     async def _wait(self, deadline: float) -> bool:
         """Wait for the oplog to grow; return whether it grew before ``deadline``."""
         left = deadline - asyncio.get_running_loop().time()
-        if left <= 0:
-            return False
-        with anyio.CancelScope() as self._scope:
-            grown = await self._host.oplog.wait_beyond(self._stream.scanned, left)
-        self._scope = None
-        if self._closed:
-            raise _killed()
-        return grown
-
-    def close(self) -> None:
-        """End the cursor. Idempotent."""
-        self._closed = True
-        if self._scope is not None:
-            self._scope.cancel()
+        return left > 0 and await self._host.oplog.wait_beyond(self._stream.scanned, left)
 
 
-def _killed() -> CommandError:
-    return CommandError(
-        ErrorCode.CursorKilled, "operation was interrupted because a client killed the cursor"
-    )
+def _batch(
+    events: list[RawBSONDocument], token: dict[str, Any], *, invalidated: bool = False
+) -> Batch:
+    ended = {"invalidated": True} if invalidated else {}
+    return Batch(events, invalidated, {"postBatchResumeToken": token, **ended})
 
 
 def is_change_stream(command: Mapping[str, Any]) -> bool:
@@ -188,8 +144,10 @@ def open_change_stream(
             ErrorCode.CommandNotSupportedOnView,
             f"Namespace {database}.{collection} is a view, not a collection",
         )
-    version = 2 if host.token_version >= 2 or SPLIT in pipeline[-1] else 1
-    request = parse_request(database, collection, pipeline[0], version)
+    version = 2 if SPLIT in pipeline[-1] else host.server_version.token_version
+    request = parse_request(
+        database, collection, pipeline[0], version, host.server_version.stream_options
+    )
     start = request.token
     if start is None:
         start = ResumeToken.high_water_mark(_after_last(host), version)

@@ -7,17 +7,14 @@ from bson.timestamp import Timestamp
 
 from embedded.images import Images
 from embedded.oplog import Oplog
+from embedded.server_version import ServerVersion
 from embedded.storage.catalog import Catalog
 
 
 class StreamHost(Protocol):
-    """A member with an oplog and with documents to look up. A change stream only reads.
+    """A member with an oplog and with documents to look up. A change stream only reads."""
 
-    With ``token_version`` 1 events have the form of MongoDB 6.0, with 2 that of 7.0
-    (docs/protocol.md#resume-tokens).
-    """
-
-    token_version: int
+    server_version: ServerVersion
     oplog: Oplog
     catalog: Catalog
 

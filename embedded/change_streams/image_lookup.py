@@ -16,9 +16,9 @@ _WITH_PRE_IMAGE: Final = frozenset({"update", "replace", "delete"})
 class ImageLookup:
     """Fills in fullDocument and fullDocumentBeforeChange (docs/protocol.md#events).
 
-    The lookup reads this member only, in the event's own collection by its UUID. With token version
-    2 it reads the collection that has the event's namespace now, which may have been created anew,
-    unless the client sets matchCollectionUUIDForUpdateLookup.
+    The lookup reads this member only, in the event's own collection by its UUID. Newer servers read
+    the collection that has the event's namespace now, which may have been created anew, unless the
+    client sets matchCollectionUUIDForUpdateLookup.
     """
 
     def __init__(self, host: StreamHost, request: StreamRequest) -> None:
@@ -26,7 +26,8 @@ class ImageLookup:
         self._before = request.before_change
         self._after = request.full_document
         self._same_collection = (
-            host.token_version == 1 or "matchCollectionUUIDForUpdateLookup" in request.flags
+            host.server_version.looks_up_by_uuid
+            or "matchCollectionUUIDForUpdateLookup" in request.flags
         )
         self.needed = self._before != "off" or self._after != "default"
 

@@ -1,6 +1,6 @@
 """The ``$changeStream`` stage of an aggregate command. The router has checked its options."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,6 @@ _OPTIONS = frozenset(
         "showRawUpdateDescription", "showSystemEvents", "startAfter", "startAtOperationTime",
     }
 )  # fmt: skip
-_OPTIONS_OF_7 = frozenset({"matchCollectionUUIDForUpdateLookup"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +45,23 @@ class StreamRequest:
 
 
 def parse_request(
-    database: str, collection: str | None, stage: Mapping[str, Any], version: int
+    database: str,
+    collection: str | None,
+    stage: Mapping[str, Any],
+    version: int,
+    more_options: Set[str],
 ) -> StreamRequest:
     """Parse a pipeline's first stage, ``{$changeStream: {...}}``.
 
-    ``version`` is the version of the tokens that the stream makes.
+    ``version`` is the version of the tokens that the stream makes; ``more_options`` are the options
+    of the servers' version beyond those of all.
 
     Raises:
         CommandError: 40415 for an unknown option; a server's error for a malformed token.
     """
     options = stage["$changeStream"]
     for name in options:
-        if name not in _OPTIONS and (version < 2 or name not in _OPTIONS_OF_7):
+        if name not in _OPTIONS and name not in more_options:
             raise CommandError(
                 ErrorCode.IDLUnknownField, f"BSON field '$changeStream.{name}' is an unknown field."
             )

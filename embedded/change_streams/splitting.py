@@ -8,8 +8,9 @@ import bson
 from embedded.change_streams.events import ChangeEvent, encode_event
 from embedded.errors import CommandError, ErrorCode
 from shard_client.bson.resume_token import ResumeToken
+from shard_client.wire.frames import MAX_REPLY_DOCUMENT_SIZE
 
-MAX_INTERNAL_SIZE: Final = 16 * 1024 * 1024 + 16 * 1024
+MAX_INTERNAL_SIZE: Final = MAX_REPLY_DOCUMENT_SIZE
 """The largest document that a server builds, in bytes."""
 
 MAX_EVENT_SIZE: Final = MAX_INTERNAL_SIZE - 8 * 1024

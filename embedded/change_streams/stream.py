@@ -32,6 +32,54 @@ _INVALIDATING: Final = {
 }
 
 
+class ResumePoint:
+    """A client's token among the events: the client has those up to it.
+
+    The token's own event must be among them, unless it is a high water mark.
+    """
+
+    def __init__(self, start: ResumeToken) -> None:
+        self._key = start.data
+        self._whole_key = start.whole_key
+        self._after_invalidate = start.from_invalidate
+        self._found = start.is_high_water_mark
+        self._passed = False
+
+    def has_all_of(self, event: ChangeEvent) -> bool:
+        """Return whether the client has all of an event, which then needs no stages."""
+        return not self._passed and event.token.data < self._whole_key
+
+    def is_of(self, event: ChangeEvent) -> bool:
+        """Return whether the token is the event's."""
+        is_of = event.token.data == self._key
+        self._found = self._found or is_of
+        return is_of
+
+    def skips_invalidate(self) -> bool:
+        """Return whether the client starts after an invalidate: for its first event alone."""
+        skips, self._after_invalidate = self._after_invalidate, False
+        return skips
+
+    def has(self, event: ChangeEvent) -> bool:
+        """Return whether the client has an event or a fragment, after the stages.
+
+        Raises:
+            CommandError: 280 if this is a later event and the token's own has not appeared.
+        """
+        if self._passed:
+            return False
+        if self.is_of(event) or event.token.data < self._key:
+            return True
+        if not self._found:
+            raise CommandError(
+                ErrorCode.ChangeStreamFatalError,
+                "cannot resume stream; the resume token was not found. "
+                + document_text(event.document.get("_id", {})),
+            )
+        self._passed = True
+        return False
+
+
 class ChangeStream:
     """The events of one request, in order (docs/protocol.md#cursor-replies,
     docs/protocol.md#opening and docs/protocol.md#events).
@@ -62,11 +110,7 @@ class ChangeStream:
         self._images = ImageLookup(host, request)
         self._splitter = Splitter(start) if stages.splits else None
         self._invalidating = _INVALIDATING[_kind(request)]
-        self._start_key: bytes | None = start.data
-        self._unsplit_start_key = start.whole_key
-        self._start_after_invalidate = start.from_invalidate
-        self._resume_key = None if start.is_high_water_mark else start.data
-        self._resume_seen = False
+        self._resume_point = ResumePoint(start)
         self._started = False
         self._start_ts = start.cluster_time
         self._scanned = as_timestamp(max(0, as_ordinal(start.cluster_time) - 1))
@@ -182,33 +226,20 @@ class ChangeStream:
     def _pass_on(self, event: ChangeEvent) -> bool:
         """Apply filters, lookups and stages to one event; return whether any event is ready."""
         for following in self._with_invalidate(event):
-            if not self._before_start(following):
+            if not self._resume_point.has_all_of(following):
                 self._finish(following)
         return bool(self._ready)
 
     def _with_invalidate(self, event: ChangeEvent) -> list[ChangeEvent]:
         """Return the event, followed by an invalidate if the event ends the stream."""
-        swallow, self._start_after_invalidate = self._start_after_invalidate, False
+        is_skipped = self._resume_point.skips_invalidate()
         if event.operation_type not in self._invalidating:
             return [event]
         invalidate = invalidate_after(event)
-        if swallow:
-            if invalidate.token.data == self._resume_key:
-                self._resume_seen = True
-                return []
-            return [event]
+        if is_skipped:
+            return [] if self._resume_point.is_of(invalidate) else [event]
         self._end = invalidate.token.document
         return [event, invalidate]
-
-    def _before_start(self, event: ChangeEvent) -> bool:
-        """Return whether the event sorts before the client's token and is therefore dropped."""
-        if self._start_key is None:
-            return False
-        if event.token.data < self._unsplit_start_key:
-            return True
-        if event.token.data > self._start_key:
-            self._start_key = None
-        return False
 
     def _finish(self, event: ChangeEvent) -> None:
         if not self._stages.wants(event.document):
@@ -220,27 +251,7 @@ class ChangeStream:
             return
         event.document = changed
         parts = [event] if self._splitter is None else self._splitter.split(event)
-        self._ready.extend(part for part in parts if not self._is_resume_point(part))
-
-    def _is_resume_point(self, event: ChangeEvent) -> bool:
-        """Return whether the event is at or before the client's token and is therefore dropped.
-
-        Raises:
-            CommandError: 280 if a later event appears and the token's own event has not.
-        """
-        if self._resume_key is None:
-            return False
-        if event.token.data <= self._resume_key:
-            self._resume_seen = self._resume_seen or event.token.data == self._resume_key
-            return True
-        if not self._resume_seen:
-            raise CommandError(
-                ErrorCode.ChangeStreamFatalError,
-                "cannot resume stream; the resume token was not found. "
-                + document_text(event.document.get("_id", {})),
-            )
-        self._resume_key = None
-        return False
+        self._ready.extend(part for part in parts if not self._resume_point.has(part))
 
     def _check_id(self, event: ChangeEvent) -> None:
         identifier = event.document.get("_id")

@@ -66,9 +66,9 @@ async def drop(request: Request) -> Document:
         return {"nIndexesWas": count, "ns": ns}
     if drop_view(request):
         return {"ns": ns}
-    if mongod.token_version == 1:
-        raise namespace_not_found()
-    return {}
+    if mongod.server_version.drops_what_is_missing:
+        return {}
+    raise namespace_not_found()
 
 
 @command("dropDatabase")

@@ -17,7 +17,7 @@ async def ping(_request: Request) -> Document:
 @command("buildInfo", "buildinfo")
 async def build_info(request: Request) -> Document:
     """Return the version that this server emulates."""
-    version = request.mongod.version
+    version = request.mongod.server_version.number
     numbers = [int(part) for part in version.split(".")]
     return {
         "version": version,
@@ -41,7 +41,7 @@ async def server_status(request: Request) -> Document:
     host, port = mongod.address
     return {
         "host": f"{host}:{port}",
-        "version": mongod.version,
+        "version": mongod.server_version.number,
         "process": "mongod",
         "pid": Int64(os.getpid()),
         "localTime": mongod.now(),

@@ -90,7 +90,7 @@ def _join(request: Request, session: Session) -> None:
                 code_name="IncompleteTransactionHistory",
             )
         _abort_open(request, session, number)
-        session.start_retryable(number)
+        session.advance_to(number)
         request.is_retryable = True
         return
     if request.command.get("startTransaction"):
@@ -113,7 +113,7 @@ def _begin(request: Request, session: Session, number: int) -> None:
     if session.transaction is not None and session.txn_number == number:
         raise transaction_started_before(number)
     _abort_open(request, session, number)
-    session.start_retryable(number)
+    session.advance_to(number)
     journal = request.mongod.journal
     transaction = Transaction(session.lsid, number, journal.position, journal.isolation)
     session.transaction = transaction

@@ -67,7 +67,7 @@ def hello_of_any_server(mongod: Member, client: Client, command: Document) -> Do
         "logicalSessionTimeoutMinutes": 30,
         "connectionId": client.connection_id,
         "minWireVersion": 0,
-        "maxWireVersion": mongod.wire_version,
+        "maxWireVersion": mongod.server_version.wire_version,
         **mongod.access.logins.hello(client, command),
     }
 

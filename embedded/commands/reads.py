@@ -14,7 +14,6 @@ from embedded.commands.matching import select
 from embedded.commands.request import Request, command
 from embedded.cursors import (
     FIRST_BATCH,
-    Batch,
     ListCursor,
     OpenCursor,
     first_reply,
@@ -131,7 +130,8 @@ async def run_aggregate(request: Request) -> Document:
         raise type_mismatch("'pipeline' option must be specified as an array")
     size = first_batch_size(request.command)
     if is_change_stream(request.command):
-        return await _reply(request, _StreamCursor(request), size)
+        stream = open_change_stream(request.mongod, request.database, request.command)
+        return await _reply(request, stream, size)
     size = FIRST_BATCH if size is None else size
     ns = request.ns
     source = _documents(request, ns, Matcher({}))
@@ -139,24 +139,6 @@ async def run_aggregate(request: Request) -> Document:
     in_process = request.client.in_process
     cursor = ListCursor(ns, iter(documents), unbounded=in_process)
     return await _reply(request, cursor, None if in_process else size)
-
-
-class _StreamCursor:
-    """Adapts a change stream to ``OpenCursor``."""
-
-    def __init__(self, request: Request) -> None:
-        self._stream = open_change_stream(request.mongod, request.database, request.command)
-        self.namespace = self._stream.namespace
-
-    async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
-        events, token, closed, invalidated = await self._stream.next_batch(batch_size, max_time)
-        fields: Document = {"postBatchResumeToken": token}
-        if invalidated:
-            fields["invalidated"] = True
-        return Batch(list(events), closed, fields)
-
-    def close(self) -> None:
-        self._stream.close()
 
 
 @command("getMore", in_transactions=True)

@@ -109,12 +109,12 @@ class ClusterCatalog:
         As on 6.0, no change stream shows the removal; on 7.0 and newer it is a delete event
         (docs/protocol.md#sharded-cluster).
         """
-        if self.config.mongod.token_version == 1:
+        if self.config.mongod.server_version.shows_removed_shards:
+            await self._delete("shards", {"_id": shard.id})
+        else:
             self.config.adopt_time()
             self.config.mongod.delete_by_apply_ops("config.shards", shard.id)
             self.config.report_time()
-        else:
-            await self._delete("shards", {"_id": shard.id})
         del self._shards[shard.id]
         self._draining.discard(shard.id)
 

@@ -5,12 +5,10 @@ from collections.abc import Awaitable, Callable
 from embedded.mongos import (
     ddl,
     diagnostics,
-    listings,
     reads,
     sessions,
     shard_collection,
     sharding_admin,
-    switches,
     writes,
 )
 from embedded.mongos.request import RoutedRequest
@@ -38,7 +36,7 @@ _IN_TRANSACTIONS: dict[str, Handler] = {
 
 _ON_ADMIN: dict[str, Handler] = {
     "renameCollection": ddl.rename_collection,
-    "listDatabases": listings.list_databases,
+    "listDatabases": reads.list_databases,
     "enableSharding": shard_collection.enable_sharding,
     "shardCollection": shard_collection.shard_collection,
     "split": sharding_admin.split,
@@ -48,7 +46,7 @@ _ON_ADMIN: dict[str, Handler] = {
     "removeShard": sharding_admin.remove_shard,
     "listShards": sharding_admin.list_shards,
     "startShard": sharding_admin.start_shard,
-    "switchMember": switches.switch_member,
+    "switchMember": sharding_admin.switch_member,
     "commitTransaction": sessions.commit_transaction,
     "abortTransaction": sessions.abort_transaction,
     "getCmdLineOpts": diagnostics.command_line,
@@ -63,8 +61,8 @@ COMMANDS: dict[str, Handler] = {
     "dropDatabase": ddl.drop_database,
     "dropIndexes": ddl.modify,
     "collMod": ddl.modify,
-    "listCollections": listings.list_collections,
-    "listIndexes": listings.list_indexes,
+    "listCollections": reads.list_collections,
+    "listIndexes": reads.list_indexes,
     "endSessions": sessions.end_sessions,
     "killSessions": sessions.end_sessions,
     "serverStatus": diagnostics.server_status,

@@ -53,7 +53,7 @@ async def server_status(request: RoutedRequest) -> Document:
     """Return a small part of a server's status."""
     return {
         "host": platform.node(),
-        "version": request.catalog.config.mongod.version,
+        "version": request.catalog.config.mongod.server_version.number,
         "process": "mongos",
         "pid": Int64(os.getpid()),
         "localTime": datetime.fromtimestamp(request.now(), UTC),

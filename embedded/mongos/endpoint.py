@@ -44,9 +44,6 @@ class Mongos:
             reply = error.to_reply()
         return self._with_times(request, reply)
 
-    def connection_closed(self, client: Client) -> None:
-        """Do nothing, because cursors and transactions outlive connections."""
-
     async def _execute(self, request: RoutedRequest) -> Document:
         name = request.name
         handler = COMMANDS.get(name)

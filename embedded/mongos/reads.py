@@ -1,11 +1,11 @@
-"""Reads over the shards: find, count, distinct, aggregate, getMore and killCursors."""
+"""Reads over the shards: documents, the cursors over them, and the listings."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from embedded.change_streams import UserStages
 from embedded.cursors import FIRST_BATCH, ListCursor, first_reply, kill, next_reply
-from embedded.errors import CommandError, ErrorCode
+from embedded.errors import CommandError, ErrorCode, namespace_not_found
 from embedded.mongos.request import Placement, RoutedRequest
 from embedded.mongos.shards import Outcome, Shard, replies_of
 from embedded.mongos.targeting import targets_of_filter
@@ -14,7 +14,7 @@ from embedded.storage.aggregation import aggregate as run_pipeline
 from embedded.storage.bson_values import Document
 from embedded.storage.ordering import sort_key
 from embedded.storage.projection import project
-from embedded.storage.queries import sort_documents
+from embedded.storage.queries import matches, sort_documents
 
 Pipeline = Sequence[Mapping[str, Any]]
 
@@ -228,3 +228,45 @@ async def _cursor(request: RoutedRequest, documents: Iterable[Document]) -> Docu
     if request.command.get("limit", 0) < 0:
         documents, size = list(documents), None
     return await open_cursor(request, request.namespace, documents, size)
+
+
+# Listings of databases, collections and indexes.
+
+
+async def list_collections(request: RoutedRequest) -> Document:
+    """List a database's collections; the primary shard has all of them."""
+    primary = request.catalog.primary_of(request.database)
+    namespace = f"{request.database}.$cmd.listCollections"
+    if primary is None:
+        return await open_cursor(request, namespace, [], None)
+    reply = await request.send(primary, request.as_sent(without=["cursor"]))
+    size = request.command.get("cursor", {}).get("batchSize")
+    return await open_cursor(request, namespace, reply["cursor"]["firstBatch"], size)
+
+
+async def list_indexes(request: RoutedRequest) -> Document:
+    """List a collection's indexes.
+
+    Raises:
+        CommandError: 26 NamespaceNotFound.
+    """
+    async with request.placement() as placement:
+        if placement is None:
+            raise namespace_not_found(f"ns does not exist: {request.namespace}")
+        shard = placement.primary
+        if placement.sharded is not None:
+            shard = request.catalog.holders(placement.sharded)[0]
+        reply = await request.send(shard, request.as_sent(without=["cursor"]))
+    size = request.command.get("cursor", {}).get("batchSize")
+    return await open_cursor(request, request.namespace, reply["cursor"]["firstBatch"], size)
+
+
+async def list_databases(request: RoutedRequest) -> Document:
+    """List the databases of all shards and of the config server; sizes are 0."""
+    shards = (request.catalog.config, *request.catalog.shards)
+    names = {"admin"}.union(*(shard.mongod.catalog.databases() for shard in shards))
+    sizes: Document = {} if request.command.get("nameOnly") else {"sizeOnDisk": 0, "empty": False}
+    listed = [{"name": name} | sizes for name in sorted(names)]
+    if "filter" in request.command:
+        listed = [entry for entry in listed if matches(request.field("filter", dict), entry)]
+    return {"databases": listed} | ({"totalSize": 0, "totalSizeMb": 0} if sizes else {})

@@ -1,4 +1,6 @@
-"""Administrative commands: shards, chunks and primary shards."""
+"""Administrative commands: shards, their members, chunks and primary shards."""
+
+from typing import Any
 
 from embedded.errors import CommandError, ErrorCode, bad_value, namespace_not_found
 from embedded.mongos.catalog import ShardedCollection
@@ -182,6 +184,39 @@ async def move(request: RoutedRequest) -> Document:
         await move_chunk(request, collection, chunk, to)
     request.touched[to] = None
     return {"millis": 0}
+
+
+async def switch_member(request: RoutedRequest) -> Document:
+    """Make a member fail or work again: ``{switchMember: "shard0" | "config", to: …}``.
+
+    ``to`` is ``stop`` (close all connections and stop listening), ``start`` (again, with the same
+    data at the same address), ``hang`` (send no replies), ``goOn``, ``stepDown``, ``stepUp`` or
+    ``killCursors``. The calls of this mongos inside the process are not affected. This is not a
+    MongoDB command.
+
+    Raises:
+        CommandError: 2 BadValue for an unknown switch or member.
+    """
+    name, switch = str(request.command["switchMember"]), request.command.get("to")
+    try:
+        member = request.state.servers.member(name)
+    except KeyError:
+        raise bad_value(f"the member {name!r} does not exist") from None
+    actions: dict[Any, Any] = {
+        "stop": member.stop,
+        "start": member.start_again,
+        "hang": member.hang,
+        "goOn": member.go_on,
+        "stepDown": member.step_down,
+        "stepUp": member.step_up,
+        "killCursors": member.cursors.close,
+    }
+    if switch not in actions:
+        raise bad_value(f"unknown switch {switch!r}")
+    done = actions[switch]()
+    if done is not None:
+        await done
+    return {}
 
 
 def _sharded(request: RoutedRequest, namespace: str) -> ShardedCollection:

@@ -1,16 +1,19 @@
 """insert, update, delete and findAndModify, sent to the shards that own the documents."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import replace
+from typing import Any
 
 from bson import ObjectId
 
 from embedded.errors import CommandError, ErrorCode, shard_key_changed
 from embedded.mongos.bulk import BulkWrite, batches
-from embedded.mongos.key_change import move_document
+from embedded.mongos.catalog import ShardedCollection
 from embedded.mongos.request import Placement, RoutedRequest
-from embedded.mongos.shards import Shard
+from embedded.mongos.shards import Shard, raise_write_error
 from embedded.mongos.targeting import target_of_one, targets_of_delete, targets_of_update
 from embedded.storage.bson_values import Document
+from embedded.storage.updates import Update
 
 _OPTIONS = ("query", "sort", "remove", "update", "new", "fields", "upsert")
 
@@ -107,8 +110,49 @@ async def _update_statement(bulk: BulkWrite, placement: Placement, position: int
                 "Document shard key value updates that cause the doc to move shards must be sent "
                 "with write batch of size 1",
             )
-        moved = int(await move_document(request, placement.sharded, shards[0], statement))
+        moved = int(await _move_document(request, placement.sharded, shards[0], statement))
         bulk.add({"n": moved, "nModified": moved}, [position])
+
+
+async def _move_document(
+    request: RoutedRequest,
+    collection: ShardedCollection,
+    donor: Shard,
+    statement: Mapping[str, Any],
+) -> bool:
+    """Run an update of one document on ``donor``, whose shard key changes.
+
+    As on real servers, the document moves in a transaction of the update's session and number: a
+    delete on the old owner and an insert on the new one (docs/protocol.md#events). Shards refuse a
+    retry of the update, because its number is a transaction's. A real server updates a document in
+    place if the shard of its new key has it already.
+
+    Returns False if no document matches any more.
+
+    Raises:
+        CommandError: the shards' errors; nothing has then changed.
+    """
+    query, name = statement["q"], request.collection
+    table = request.state.transactions
+    transaction = table.begin(request.command["lsid"], int(request.command["txnNumber"]), None)
+    inner = replace(request, transaction=transaction)
+    try:
+        reply = await inner.send(donor, {"find": name, "filter": query, "limit": 1})
+        before = next(iter(reply["cursor"]["firstBatch"]), None)
+        if before is None:
+            return False
+        after = Update(statement["u"], query).apply(before).document
+        recipient = request.catalog.shard(collection.chunks.owner_of_document(after))
+        delete = {"q": {"_id": before["_id"]}, "limit": 1}
+        for shard, write in (
+            (donor, {"delete": name, "deletes": [delete]}),
+            (recipient, {"insert": name, "documents": [after]}),
+        ):
+            raise_write_error(await inner.send(shard, write, write=True))
+        table.commit(transaction)
+        return True
+    finally:
+        table.abort(transaction)
 
 
 async def _delete_statement(bulk: BulkWrite, placement: Placement, position: int) -> None:

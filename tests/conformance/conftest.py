@@ -76,7 +76,7 @@ def newer() -> Iterator[Client]:
     if real_servers_named():
         pytest.skip("verified on the embedded cluster, which emulates newer servers")
     with (
-        EmbeddedProcess(2, {"noop_interval": NOOP_SECONDS, "token_version": 2}) as cluster,
+        EmbeddedProcess(2, {"noop_interval": NOOP_SECONDS, "server_version": "8.2"}) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,
         Client(router.uri) as connected,
     ):

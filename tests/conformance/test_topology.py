@@ -63,7 +63,7 @@ def test_a_config_server_that_is_a_shard_has_two_cursors() -> None:
     if real_servers_named():
         pytest.skip("the config server of MongoDB 6.0 cannot be a shard")
     with (
-        start_cluster(1, token_version=2, noop_interval=0.2) as cluster,
+        start_cluster(1, server_version="8.2", noop_interval=0.2) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri) as router,
         Client(router.uri) as client,
         cluster.direct("config") as config,

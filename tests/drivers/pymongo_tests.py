@@ -123,7 +123,7 @@ def run_tests(
 
 
 def through_router(
-    folder: Path, file: str, token_version: int, *, mongos_too: bool = False
+    folder: Path, file: str, server_version: str, *, mongos_too: bool = False
 ) -> tuple[Outcome, Outcome | None]:
     """Run one file of pymongo's tests through a router over two shards.
 
@@ -132,7 +132,7 @@ def through_router(
     """
     parameters = {"enableTestCommands": 1}
     with (
-        start_cluster(shards=2, token_version=token_version, settings=_SERVERS) as cluster,
+        start_cluster(shards=2, server_version=server_version, settings=_SERVERS) as cluster,
         start_router(cluster.configdb, cluster.mongos_uri, set_parameter=parameters) as router,
     ):
         outcome = run_tests(folder, file, router.port)

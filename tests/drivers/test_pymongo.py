@@ -16,20 +16,20 @@ from tests.drivers.pymongo_tests import (
 )
 from tests.harness.clusters import real_servers_named
 
-# Passed and skipped by file and token version. A mongos of 6.0 over two shards with no-ops each
+# Passed and skipped by file and version. A mongos of 6.0 over two shards with no-ops each
 # second gives 102 and 52 for the first; the others follow from what their versions leave out.
 # Real servers are those of 6.0 here.
 COUNTS = {
     "4.20.0": {
-        (SYNCHRONOUS, 1): (102, 52),
-        (SYNCHRONOUS, 2): (105, 49),
-        (ASYNCHRONOUS, 1): (93, 61),
-        (ASYNCHRONOUS, 2): (96, 58),
+        (SYNCHRONOUS, "6.0"): (102, 52),
+        (SYNCHRONOUS, "8.2"): (105, 49),
+        (ASYNCHRONOUS, "6.0"): (93, 61),
+        (ASYNCHRONOUS, "8.2"): (96, 58),
     }
 }
 # Of the specification's tests for replica sets, two are for servers older than 6.0.
 WIDENED_COUNT = (22, 2)
-ROUNDS = ((SYNCHRONOUS, 1), (ASYNCHRONOUS, 2))
+ROUNDS = ((SYNCHRONOUS, "6.0"), (ASYNCHRONOUS, "8.2"))
 
 
 def downloaded() -> Path:
@@ -40,20 +40,20 @@ def downloaded() -> Path:
 
 
 @pytest.mark.timeout(1000)
-@pytest.mark.parametrize(("file", "token_version"), ROUNDS)
+@pytest.mark.parametrize(("file", "server_version"), ROUNDS)
 def test_pymongo_s_own_tests_pass(
-    file: str, token_version: int, pytestconfig: pytest.Config
+    file: str, server_version: str, pytestconfig: pytest.Config
 ) -> None:
     """``make driver-tests`` also compares with a mongos, which takes seven minutes."""
     mongos_too = pytestconfig.getoption("--mongos-too")
     if real_servers_named() and file == ASYNCHRONOUS and not mongos_too:
         pytest.skip("sends real servers what the synchronous tests send them")
-    outcome, of_mongos = through_router(downloaded(), file, token_version, mongos_too=mongos_too)
+    outcome, of_mongos = through_router(downloaded(), file, server_version, mongos_too=mongos_too)
     assert not outcome.failed, outcome.output
     assert of_mongos is None or of_mongos.tests == outcome.tests
     count, widened = outcome.count(), outcome.count_widened()
     assert (widened["passed"], widened["skipped"]) == WIDENED_COUNT
-    version = 1 if real_servers_named() else token_version
+    version = "6.0" if real_servers_named() else server_version
     if pymongo.version in COUNTS:
         assert (count["passed"], count["skipped"]) == COUNTS[pymongo.version][file, version]
     else:

@@ -50,7 +50,7 @@ _OF_REAL_SERVERS = ("noop_interval", "members", "mongoses", "settings")
 def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
     """Start a cluster of ``shards`` shards called shard0, shard1, …
 
-    ``options`` are flags of ``mergerouter embedded``, such as ``token_version=2``. Of these flags,
+    ``options`` are flags of ``mergerouter embedded``, such as ``server_version="8.2"``. Of them
     real servers support ``noop_interval`` (whole seconds) only. ``settings`` are both kinds'; the
     embedded cluster takes their ``noop_interval``, key file and TLS.
     """

@@ -212,7 +212,7 @@ def test_version_2_gives_the_same_events_with_its_own_tokens(run: Run, ours: Nor
     """Newer servers also report ambiguous paths and kinds of namespaces, and give documents that
     are inserted together one cluster time, without a session; all else is equal.
     """
-    with EmbeddedProcess(3, {"noop_interval": 0.2, "token_version": 2}) as cluster:
+    with EmbeddedProcess(3, {"noop_interval": 0.2, "server_version": "8.2"}) as cluster:
         with Client(cluster.mongos_uri) as client:
             newer = run_workload(cluster, client)
         events: list[Event] = []

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any
 
+from embedded.server_version import V6_0, V8_2, ServerVersion
 from tests.simulation.network import Weather
 from tests.simulation.planted import Planting, draw_plantings
 from tests.simulation.watcher import Mood, Watch
@@ -58,7 +59,7 @@ class Plan:
 
     theme: str
     shards: int
-    token_version: int
+    server_version: ServerVersion
     weather: Weather
     parameters: dict[str, Any]
     limits: dict[str, Any]
@@ -105,7 +106,7 @@ def draw(chance: Random) -> Plan:
     plan = Plan(
         theme=theme,
         shards=chance.choice((2, 2, 3)),
-        token_version=chance.choice((1, 2)),
+        server_version=chance.choice((V6_0, V8_2)),
         weather=_weather(chance),
         parameters=_parameters(chance),
         limits=_limits(theme, chance),

@@ -120,7 +120,7 @@ class Scenario:
         """Start everything, run it, stop it and check it."""
         cluster = EmbeddedCluster(
             shards=self._plan.shards,
-            token_version=self._plan.token_version,
+            server_version=self._plan.server_version,
             noop_interval=_NOOP_INTERVAL,
             wall=self.wall,
             random=self._draw(),

@@ -46,15 +46,15 @@ async def history_of(
         )
         while True:
             batch = await cursor.next_batch(1000, 0.0)
-            events = [_decoded(event) for event in batch.events]
+            events = [_decoded(event) for event in batch.documents]
             found.events.extend(events)
-            if batch.closed or not events:
+            if batch.is_last or not events:
                 break
-        if not batch.closed:
-            cursor.close()
+        if not batch.is_last:
             return found
-        found.ends.append(batch.pbrt["_data"])
-        start = {"startAfter": batch.pbrt}
+        token = batch.fields["postBatchResumeToken"]
+        found.ends.append(token["_data"])
+        start = {"startAfter": token}
     return found
 
 

@@ -262,7 +262,7 @@ class Workload:
 
         All clients then have all events up to that time. Gives up after a while.
         """
-        if removed.token_version == 2:
+        if removed.server_version.shows_removed_shards:
             return True
         if not await _becomes(lambda: not len(removed.cursors)):
             return False
