@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from spark_sink.dataclass_json import from_document
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import Folder
@@ -154,7 +153,7 @@ class CurrentTable:
                     "folder"
                 )
             self._stored = TableForm.of(self.log.schema, self.log.statistics_columns)
-            self.state = from_document(TableState, document, shared=True)
+            self.state = TableState.of(document)
         self.form = _form_after(self.address, self._stored, form or self._stored or TableForm())
         """The columns of the next version."""
 

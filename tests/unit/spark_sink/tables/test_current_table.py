@@ -114,7 +114,7 @@ def test_what_is_replaced_or_lost_is_right_once_it_is_read_again(
     stream, folder = RandomChanges(seed), tmp_path / "current"
     reading: list[str] = []
     required, begun = "", 0
-    number, state = 0, TableState(())
+    number, state = 0, TableState()
     while number < 15 or reading or state.unread_or_lost:
         number += 1
         events = stream.changes(stream.chance.choice((1, 40)))
