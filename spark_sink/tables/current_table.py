@@ -54,7 +54,7 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import read_rows
+from spark_sink.tables.table_rows import read_rows, require_whole
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import Batch
 
@@ -177,9 +177,10 @@ class CurrentTable:
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
 
-        See `apply_staged`.
+        See `apply_staged`. Raises StreamError if an older version of the table was restored.
         """
         self.reload()
+        require_whole(self.log)
         remove_interrupted(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return
