@@ -217,9 +217,9 @@ class DeltaLog:
             commits = table.history(later) if later > 0 else ()
         if any(commit.get("operation") == RESTORE for commit in commits):
             raise restored_error(self.address)
-        self._require_plain(table)
+        self._require_readable(table)
 
-    def _require_plain(self, table: DeltaTable) -> None:
+    def _require_readable(self, table: DeltaTable) -> None:
         """Raise StreamError if files have deleted rows, or columns under other names.
 
         pyarrow would return these rows, and a compaction would write them again.
@@ -230,8 +230,7 @@ class DeltaLog:
         for feature in sorted(unread):
             raise StreamError(
                 f"the table at {self.address} has the feature {feature} of Delta, with which its "
-                "rows cannot be read here: remove it in Spark, with ALTER TABLE … DROP FEATURE "
-                f"{feature}"
+                f"rows cannot be read here: run ALTER TABLE name DROP FEATURE {feature} in Spark"
             )
 
     @property
@@ -327,8 +326,9 @@ class DeltaLog:
         with self.stream_errors():
             try:
                 log._table.load_as_version(version)
-            except DeltaError as error:  # of one kind for all reasons
-                Folder(self.address).has(commit_path(version))  # raises OSError for a storage
+            except DeltaError as error:
+                # It is of one kind for all reasons: this raises OSError where the storage fails.
+                Folder(self.address).has(commit_path(version))
                 raise self._deleted_version_error(version, error) from None
             replaced = log.paths() - self.paths()
             existing = self._existing(replaced, f"replaced files of {self.name} looked up")
@@ -535,9 +535,10 @@ class DeltaLog:
         return count
 
     def _orphans(self, table: DeltaTable) -> list[str]:
+        """Return old files that are not in the version, also those that no commit names."""
         try:
             return table.vacuum(_ORPHAN_HOURS, full=True)
-        except DeltaError:  # the table keeps replaced files for longer, and so it keeps these
+        except DeltaError:  # the retention is longer than that
             return table.vacuum(full=True)
 
     def _existing(self, paths: Collection[str], what: str) -> Iterator[list[str]]:
@@ -597,7 +598,7 @@ class DeltaLog:
             if not DeltaTable.is_deltatable(self.address):
                 return None
             table = DeltaTable(self.address)
-        self._require_plain(table)
+        self._require_readable(table)
         return table
 
     def _transaction(self, name: str) -> int | None:
