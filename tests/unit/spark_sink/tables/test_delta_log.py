@@ -479,6 +479,6 @@ def test_a_version_with_deleted_files_is_told_from_a_storage_that_fails(
 def test_the_state_of_a_newer_version_of_this_package_is_refused(tmp_path: Path) -> None:
     """Without the field that it does not know, it would continue at a wrong place."""
     DeltaLog(str(tmp_path)).replace(written(tmp_path, rows_of([1])), SCHEMA, {"unread2": {}})
-    for read in (lambda: newest_state(str(tmp_path)), lambda: DeltaLog(str(tmp_path)).state()):
+    for read in (newest_state, lambda address: DeltaLog(address).state()):
         with pytest.raises(StreamError, match=r"newer version .* field 'unread2'"):
-            read()
+            read(str(tmp_path))
