@@ -103,6 +103,11 @@ def from_document(kind: type[_Kind], document: Any, *, shared: bool = False) -> 
     return value
 
 
+def names_in(kind: type) -> set[str]:
+    """Return the names that the fields of a dataclass have in documents."""
+    return {*_fields(cast("Any", kind))}
+
+
 def to_json(value: Any) -> str:
     """Return a dataclass as JSON."""
     return json.dumps(to_document(value))

@@ -18,7 +18,6 @@ import pyarrow.compute as pc
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark
-from spark_sink.dataclass_json import from_document
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime, after, key_of, time_of
@@ -32,7 +31,7 @@ from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import COMMIT_SECONDS
-from spark_sink.tables.parquet_parts import BATCH, Chosen
+from spark_sink.tables.parquet_parts import BATCH, RowFilter
 from spark_sink.tables.table_rows import require_whole, scan
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import commit_path, end_of, states_in
@@ -60,8 +59,7 @@ class PastBatch:
         """
         if self.end.signals.requests or self.end.signals.reading or self.end.sought:
             return False
-        has_keys = "keys" in self.state
-        table = from_document(TableState, self.state, shared=True) if has_keys else TableState(())
+        table = TableState.of(self.state)
         marks = [mark for mark in (table.complete_from, *table.complete_in.values()) if mark]
         return not table.unread and all(cluster_time_of(mark) <= cut_of(self.end) for mark in marks)
 
@@ -118,7 +116,7 @@ class JobHistory:
                 return batch, versions
         raise self.no_versions_error()
 
-    def rows_before(self, cut: Timestamp, name: str) -> Chosen:
+    def rows_before(self, cut: Timestamp, name: str) -> RowFilter:
         """Return which rows of an appended table count before a cut.
 
         Without bronze, the current table has the events of whole batches, and so have the others.

@@ -18,7 +18,7 @@ from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.types import StructType
 
 from spark_sink.batches.event_tasks import EventsTask
-from spark_sink.dataclass_json import from_document, from_json
+from spark_sink.dataclass_json import from_json
 from spark_sink.errors import StreamError, without_traceback
 from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
@@ -88,8 +88,7 @@ class JobOutput(Output):
         if self._current is None:
             return {}, ()
         if self._seen is None or self._seen[0] != start:
-            document = newest_state(self._current)
-            state = from_document(TableState, document, shared=True) if document else TableState(())
+            state = TableState.of(newest_state(self._current))
             self._seen = start, state.unread, state.lost
         return self._seen[1:]
 

@@ -31,9 +31,9 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import TableScope, unread_after
-from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.delta_log import DeletedVersionError, DeltaLog
 from spark_sink.tables.fold import BASE, TABLE
-from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan
+from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
@@ -106,7 +106,7 @@ def _current_from_bronze(spark: SparkSession, history: JobHistory, cut: Timestam
     table = CurrentTable.existing(history.logs[CURRENT].address, table_form(history.record))
     rows, since = spark.createDataFrame([], TABLE).select(*BASE), -1
     for batch, versions in islice(history.complete_before(cut), 1):
-        with suppress(StreamError):  # its files have been deleted
+        with suppress(DeletedVersionError):
             older = history.logs[CURRENT].at(*versions[CURRENT])
             base_columns = TableForm.of(older.schema).base_columns
             rows, since = read_rows(spark, older, base_columns), batch.number
@@ -136,7 +136,7 @@ def bronze_at(
     Raises StreamError if bronze has not reached the time, or begins later.
     """
     log, cut = DeltaLog(folder.table(BRONZE)), None
-    chosen: Chosen = ()
+    chosen: RowFilter = ()
     require_whole(log, BRONZE)
     batch = log.batch()
     if time is None:
@@ -150,7 +150,7 @@ def bronze_at(
     return scans_of(log, CHANGE_COLUMNS, chosen), batch, scope
 
 
-def _counts_before(log: DeltaLog, cut: Timestamp) -> Chosen:
+def _counts_before(log: DeltaLog, cut: Timestamp) -> RowFilter:
     """Return which rows of bronze count before a cut.
 
     The end of a snapshot counts if all of it was read before.

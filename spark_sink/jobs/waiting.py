@@ -11,7 +11,6 @@ from uuid import uuid4
 
 from bson.timestamp import Timestamp
 
-from spark_sink.dataclass_json import from_document
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder
@@ -123,12 +122,8 @@ class _Tables:
                     moment = cut.as_datetime().isoformat(timespec="seconds")
                     text = f"{moment} ({cut.time},{cut.inc})"
                 yield f"{name} has reached {text}"
-            elif name == CURRENT:
-                unread_or_lost = from_document(
-                    TableState, self._states[name], shared=True
-                ).unread_or_lost
-                if unread_or_lost:
-                    yield f"{name} must read {unread_names(unread_or_lost)} again"
+            elif name == CURRENT and (lacks := TableState.of(self._states[name]).unread_or_lost):
+                yield f"{name} must read {unread_names(lacks)} again"
         written = [state.get("written", {}) for state in self._states.values()]
         for name, number in (pair for by_name in written for pair in by_name.items()):
             if name in self._states and self._states[name].get("batch", -1) < number:

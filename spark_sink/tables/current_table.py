@@ -18,7 +18,6 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
 
-from spark_sink.dataclass_json import from_document
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import Folder
@@ -55,7 +54,7 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import read_rows
+from spark_sink.tables.table_rows import read_rows, require_whole
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import Batch
 
@@ -154,7 +153,7 @@ class CurrentTable:
                     "folder"
                 )
             self._stored = TableForm.of(self.log.schema, self.log.statistics_columns)
-            self.state = from_document(TableState, document, shared=True)
+            self.state = TableState.of(document)
         self.form = _form_after(self.address, self._stored, form or self._stored or TableForm())
         """The columns of the next version."""
 
@@ -178,9 +177,10 @@ class CurrentTable:
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
 
-        See `apply_staged`.
+        See `apply_staged`. Raises StreamError if an older version of the table was restored.
         """
         self.reload()
+        require_whole(self.log)
         remove_interrupted(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return

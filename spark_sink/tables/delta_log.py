@@ -17,7 +17,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, NoReturn
 from urllib.parse import unquote
 
 import pyarrow as pa
@@ -41,8 +41,8 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
     WITH_STATISTICS,
-    Chosen,
     Parts,
+    RowFilter,
     checksum_of,
     numbered,
     partition_in,
@@ -53,6 +53,7 @@ from spark_sink.tables.version_states import (
     STATE,
     Batch,
     StateFiles,
+    commit_path,
     restored_error,
 )
 
@@ -84,11 +85,19 @@ _EXCHANGES = 100
 """How often files are exchanged if other commits are faster."""
 _REARRANGING = {"OPTIMIZE", "VACUUM START", "VACUUM END"}
 """The operations of commits that keep all rows, and the partitions that they are in."""
+_UNREAD_FEATURES = {"deletionVectors", "columnMapping"}
+"""The features of tables that other programs may turn on, and that pyarrow's reader ignores."""
+_COLUMN_MAPPING = "delta.columnMapping.mode"
+"""The property of a table whose files may have other names for its columns."""
 _OF_COLUMNS = ("min.", "max.", "null_count.")
 """The prefixes that statistics of columns have in what the log says about files."""
 _NO_FILES = pa.schema(
     [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
 ).empty_table()
+
+
+class DeletedVersionError(StreamError):
+    """A version of a table cannot be read, because files of it have been deleted."""
 
 
 class DeltaLog:
@@ -208,6 +217,21 @@ class DeltaLog:
             commits = table.history(later) if later > 0 else ()
         if any(commit.get("operation") == RESTORE for commit in commits):
             raise restored_error(self.address)
+        self._require_readable(table)
+
+    def _require_readable(self, table: DeltaTable) -> None:
+        """Raise StreamError if files have deleted rows, or columns under other names.
+
+        pyarrow would return these rows, and a compaction would write them again.
+        """
+        unread = _UNREAD_FEATURES & {*(table.protocol().reader_features or ())}
+        if table.metadata().configuration.get(_COLUMN_MAPPING, "none") != "none":
+            unread.add("columnMapping")
+        for feature in sorted(unread):
+            raise StreamError(
+                f"the table at {self.address} has the feature {feature} of Delta, with which its "
+                f"rows cannot be read here: run ALTER TABLE name DROP FEATURE {feature} in Spark"
+            )
 
     @property
     def epoch(self) -> int:
@@ -231,7 +255,7 @@ class DeltaLog:
                     {EPOCH: str(self._epoch)}, raise_if_not_exists=False
                 )
             self._update(self._table)
-        raise self._overtaken("")
+        self._fail_overtaken()
 
     def _require_epoch(self) -> None:
         if 0 < self._epoch < self.epoch:
@@ -294,26 +318,30 @@ class DeltaLog:
     def at(self, version: int, state: Mapping[str, Any]) -> DeltaLog:
         """Return an older version to read; its commit has `state`.
 
-        Raises StreamError if its commit or one of its files has been deleted.
+        Raises DeletedVersionError if its commit or one of its files has been deleted, and
+        StreamError.
         """
         log = DeltaLog(self.address, self.partitions)
         assert log._table is not None
-        cause: object = None
         with self.stream_errors():
             try:
                 log._table.load_as_version(version)
-            except DeltaError as error:  # of one kind for all reasons
-                cause = error
-            else:
-                replaced = log.paths() - self.paths()
-                existing = self._existing(replaced, f"replaced files of {self.name} looked up")
-                if sum(map(len, existing)) == len(replaced):
-                    log._state = log._transaction(APPLICATION), dict(state)
-                    return log
-        raise StreamError(
-            f"files of version {version} of the table at {self.address} have been deleted, or "
-            "cannot be read: the table's property delta.deletedFileRetentionDuration says how long "
-            "they are kept. Make the table of that time again with job rebuild --to",
+            except DeltaError as error:
+                # It is of one kind for all reasons: this raises OSError where the storage fails.
+                Folder(self.address).has(commit_path(version))
+                raise self._deleted_version_error(version, error) from None
+            replaced = log.paths() - self.paths()
+            existing = self._existing(replaced, f"replaced files of {self.name} looked up")
+            if sum(map(len, existing)) < len(replaced):
+                raise self._deleted_version_error(version)
+        log._state = log._transaction(APPLICATION), dict(state)
+        return log
+
+    def _deleted_version_error(self, version: int, cause: object = None) -> DeletedVersionError:
+        return DeletedVersionError(
+            f"files of version {version} of the table at {self.address} have been deleted: the "
+            "table's property delta.deletedFileRetentionDuration says how long they are kept. Make "
+            "the table of that time again with job rebuild --to",
             cause,
         )
 
@@ -323,7 +351,7 @@ class DeltaLog:
             return _NO_FILES
         return pa.table(self._table.get_add_actions(True))
 
-    def actions(self, chosen: Chosen = ()) -> list[dict[str, Any]]:
+    def actions(self, chosen: RowFilter = ()) -> list[dict[str, Any]]:
         """Return the same as a document for each file, with its relative `path`.
 
         The statistics of columns are left out, and so are files that by these have no chosen row.
@@ -487,17 +515,17 @@ class DeltaLog:
     def vacuum(self, *, full: bool = False) -> int:
         """Delete the files that were replaced longer ago than the table's retention; count them.
 
-        With `full`, files that are a week old and that no commit names are deleted as well: tasks
-        that were interrupted or ran twice have left them. A running batch may still commit younger
-        ones. delta-rs only lists the files: its own vacuum deletes and counts those again that are
-        gone, and does not report progress.
+        With `full`, files that no commit names are deleted as well once they are a week old, or the
+        retention if that is longer: tasks that were interrupted or ran twice have left them. A
+        running batch may still commit younger ones. delta-rs only lists the files: its own vacuum
+        deletes and counts those again that are gone, and does not report progress.
         """
         self.reload()
         assert self._table is not None
         with self.stream_errors():
             removed = set(self._table.vacuum())
             if full:
-                removed |= {*self._table.vacuum(_ORPHAN_HOURS, full=True)}
+                removed |= {*self._orphans(self._table)}
             # The log names files for a while after this object or another program has deleted them.
             left, count = removed - self._deleted, 0
             for old in self._existing(left, f"old files of {self.name} deleted"):
@@ -505,6 +533,13 @@ class DeltaLog:
                 count += len(old)
         self._deleted = removed
         return count
+
+    def _orphans(self, table: DeltaTable) -> list[str]:
+        """Return old files that are not in the version, also those that no commit names."""
+        try:
+            return table.vacuum(_ORPHAN_HOURS, full=True)
+        except DeltaError:  # the retention is longer than that
+            return table.vacuum(full=True)
 
     def _existing(self, paths: Collection[str], what: str) -> Iterator[list[str]]:
         """Return the paths that exist, a portion at a time; REPORT_PROGRESS is called with `what`.
@@ -560,7 +595,11 @@ class DeltaLog:
 
     def _opened(self) -> DeltaTable | None:
         with self.stream_errors():
-            return DeltaTable(self.address) if DeltaTable.is_deltatable(self.address) else None
+            if not DeltaTable.is_deltatable(self.address):
+                return None
+            table = DeltaTable(self.address)
+        self._require_readable(table)
+        return table
 
     def _transaction(self, name: str) -> int | None:
         if self._table is None:
@@ -574,7 +613,7 @@ class DeltaLog:
         try:
             yield
         except CommitFailedError as error:
-            raise self._overtaken(error) from None
+            self._fail_overtaken(error)
         except SchemaMismatchError:
             raise
         except (DeltaError, OSError, pa.ArrowException) as error:
@@ -585,15 +624,15 @@ class DeltaLog:
                 f"the table at {self.address} cannot be read or written: {remedy}", error
             ) from None
 
-    def _overtaken(self, error: object) -> StreamError:
-        """Return the error for a commit if another one was faster."""
+    def _fail_overtaken(self, error: object = None) -> NoReturn:
+        """Read the commit that was faster than this object's, and raise StreamError."""
         self._table = self._opened()
         self._require_epoch()
-        return StreamError(
+        raise StreamError(
             f"the table at {self.address} has been written by another query, or by another start "
             "of this job: let only one of them write to a table",
             error,
-        )
+        ) from None
 
 
 def _with_rows(files: pa.Table, name: str, operator: str, value: Any) -> pa.Table:

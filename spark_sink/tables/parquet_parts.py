@@ -70,9 +70,9 @@ Partition = tuple[str | None, ...]
 _ROWS_PER_READ = 10_000
 _FORMAT = ds.ParquetFileFormat()
 _VIEWS = {pa.string_view(), pa.binary_view()}
-Chosen = Sequence[tuple[str, str, Any] | pc.Expression]
-"""Conditions that chosen rows fulfil. Those that are a column, one of the operators ==, <, <=, >
-and >=, and a value also exclude whole files, by the statistics in the log."""
+RowFilter = Sequence[tuple[str, str, Any] | pc.Expression]
+"""Conditions that the rows of a result fulfil. Those that are a column, one of the operators ==, <,
+<=, > and >=, and a value also exclude whole files, by the statistics in the log."""
 
 
 class Parts:

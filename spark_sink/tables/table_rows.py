@@ -17,7 +17,7 @@ from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of
-from spark_sink.tables.parquet_parts import BATCH, Chosen, TableScan, partition_in
+from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan, partition_in
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.table_form import TableForm
@@ -30,7 +30,7 @@ _SCAN_BYTES = 64 * 1024 * 1024
 def scans_of(
     log: DeltaLog,
     columns: Sequence[str],
-    chosen: Chosen = (),
+    chosen: RowFilter = (),
     files: Iterable[Mapping[str, Any]] | None = None,
 ) -> list[TableScan]:
     """Return scans of columns of a version, which leave out files without a `chosen` row.
@@ -53,7 +53,7 @@ def scans_of(
     return [TableScan(log.address, schema, columns, portion, rows) for portion in portions]
 
 
-def scan(log: DeltaLog, columns: Sequence[str], chosen: Chosen = ()) -> Iterator[pa.RecordBatch]:
+def scan(log: DeltaLog, columns: Sequence[str], chosen: RowFilter = ()) -> Iterator[pa.RecordBatch]:
     """Return columns of the chosen rows of a version. Raises StreamError."""
     with log.stream_errors():
         scans = scans_of(log, columns, chosen)
@@ -66,7 +66,7 @@ def read_rows(
     spark: SparkSession,
     log: DeltaLog,
     columns: Sequence[str] | None = None,
-    chosen: Chosen = (),
+    chosen: RowFilter = (),
 ) -> DataFrame:
     """Return columns, by default all but KEY_RANGE, of the chosen rows of a version that exists."""
     every = log.schema

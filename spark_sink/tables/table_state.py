@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import bson
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
-from spark_sink.dataclass_json import stored, to_document
+from spark_sink.dataclass_json import from_document, stored, to_document
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.unread import (
@@ -33,7 +33,7 @@ class TableState:
     """The state of a version of a current table: its keys, and where it is in the stream.
 
     Args:
-        keys: the fields that identify a document.
+        keys: the fields that identify a document; none if there is no current table.
         through: the token of the last applied event.
         complete_from: the token from which on the table has every document that an update changes.
         complete_in: the same for collections that a later snapshot has read.
@@ -44,7 +44,7 @@ class TableState:
             their collections are unread instead.
     """
 
-    keys: tuple[str, ...]
+    keys: tuple[str, ...] = ()
     through: str = ""
     complete_from: str = ""
     complete_in: CollectionTokens = field(default_factory=dict, metadata=_TOKENS)
@@ -52,6 +52,11 @@ class TableState:
     checksum: Checksum = NO_ROWS
     partitions: int = 0
     lost: tuple[LostDocument, ...] = ()
+
+    @classmethod
+    def of(cls, state: Mapping[str, Any]) -> TableState:
+        """Return what the state of a table's version says, beside its batch."""
+        return from_document(cls, state, shared=True)
 
     def with_lost(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""

@@ -28,10 +28,17 @@ from typing import Any
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_sink.dataclass_json import from_document, stored, to_document
+from spark_sink.dataclass_json import (
+    NewerVersionError,
+    from_document,
+    names_in,
+    stored,
+    to_document,
+)
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
 from spark_sink.source.offsets import Offset
+from spark_sink.tables.table_state import TableState
 
 APPLICATION = "mergerouter"
 """The application transaction with the number of a version's state."""
@@ -97,6 +104,10 @@ class Batch:
         return self.query == last.query and begins_there
 
 
+_FIELDS = names_in(Batch) | names_in(TableState) | {"clusterTime"}
+"""The fields of states."""
+
+
 def end_of(state: Mapping[str, Any]) -> Offset | None:
     """Return the end of the newest batch in a state; None if that is unknown."""
     return Offset.of(state["offset"]) if state.get("offset") else None
@@ -116,7 +127,10 @@ class StateFiles:
         return number
 
     def read(self, number: int) -> dict[str, Any]:
-        """Return a state. Raises StreamError if its file is lost, and OSError."""
+        """Return a state.
+
+        Raises StreamError if its file is lost, or of a newer version of this package; and OSError.
+        """
         text = self._folder.text(_path(number))
         if text is None:
             raise StreamError(
@@ -125,7 +139,7 @@ class StateFiles:
                 "for job rebuild to make it again"
             )
         state: dict[str, Any] = json.loads(text)
-        return state
+        return _known(self._address, state)
 
     def clean(self, newest: int) -> None:
         """Remove the states that are older than that of the newest version by an hour. OSError.
@@ -136,6 +150,13 @@ class StateFiles:
         if (time := files.get(_path(newest))) is not None:
             old = [path for path, modified in files.items() if modified < time - _KEPT]
             self._folder.remove(*old)
+
+
+def _known(address: str, state: dict[str, Any]) -> dict[str, Any]:
+    """Return the state of a table. Raises StreamError if it has a field of a newer version."""
+    for name in sorted(state.keys() - _FIELDS):
+        raise StreamError(f"the table at {address}: {NewerVersionError(name)}")
+    return state
 
 
 def _path(number: int) -> str:
@@ -151,11 +172,11 @@ def newest_state(address: str) -> dict[str, Any]:
     folder = Folder(address)
     try:
         for _, state in states_in(folder, _newest_version(folder, _last_checkpoint(folder))):
-            return state
+            return _known(address, state)
         names = sorted((file.base_name for file in folder.listed(_LOG)), reverse=True)
         newest = next((name for name in names if re.fullmatch(r"\d{20}\.json", name)), "-1")
         for _, state in states_in(folder, int(newest[:20])):  # the hint was missing, or wrong
-            return state
+            return _known(address, state)
         for name in (n for n in names if ".checkpoint." in n and n.endswith(".parquet")):
             for transaction in _transactions_in(folder, name):
                 if transaction["appId"] == APPLICATION:

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import bson
 import pyarrow as pa
@@ -114,7 +115,7 @@ def test_what_is_replaced_or_lost_is_right_once_it_is_read_again(
     stream, folder = RandomChanges(seed), tmp_path / "current"
     reading: list[str] = []
     required, begun = "", 0
-    number, state = 0, TableState(())
+    number, state = 0, TableState()
     while number < 15 or reading or state.unread_or_lost:
         number += 1
         events = stream.changes(stream.chance.choice((1, 40)))
@@ -507,6 +508,16 @@ def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(tmp_path: Pa
         each.unlink()
     with pytest.raises(StreamError, match="was restored"):
         require_whole(DeltaLog(str(tmp_path)))
+
+
+def test_a_query_does_not_continue_on_a_restored_table(tmp_path: Path) -> None:
+    """Each of its batches opens the table, so none sees the restore among later commits."""
+    stream = RandomChanges(1)
+    for number in range(2):
+        apply(tmp_path, [stream.change(number, n=1)], number)
+    DeltaTable(tmp_path).restore(0)
+    with pytest.raises(StreamError, match="was restored"):
+        CurrentTable(str(tmp_path)).apply(Mock())
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:

@@ -10,14 +10,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs import maintenance
 from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.tables import delta_log
-from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.delta_log import DeletedVersionError, DeltaLog
 from spark_sink.tables.parquet_parts import Parts
 from spark_sink.tables.table_rows import scan
 from spark_sink.tables.version_states import Batch, StateFiles, newest_state
@@ -231,6 +231,19 @@ def test_compaction_and_vacuum_keep_rows_state_and_new_files(tmp_path: Path) -> 
     assert DeltaLog(str(tmp_path)).state()["batch"] == 5
 
 
+def test_a_table_may_keep_its_files_for_longer_than_orphans(tmp_path: Path) -> None:
+    table, day = appended(tmp_path, 2, ()), 24 * 3600
+    merge_small_files(table)
+    orphan = tmp_path / "part-orphan.parquet"
+    for age, deleted in ((10, 0), (40, 1)):
+        table.keep_files(30 * day)
+        orphan.touch()
+        for each in tmp_path.glob("*.parquet"):
+            os.utime(each, (time.time() - age * day,) * 2)
+        assert table.vacuum(full=True) == deleted
+    assert len(list(tmp_path.glob("*.parquet"))) == 3
+
+
 def appended(folder: Path, count: int, partitions: Sequence[str] = ("bucket",)) -> DeltaLog:
     """Make a table of as many batches, of a row each."""
     table = DeltaLog(str(folder), partitions)
@@ -424,3 +437,48 @@ def test_files_that_delta_rs_has_rewritten_are_searched(
             row for each in batches for row in zip(*each.to_pydict().values(), strict=True)
         )
         assert found == [(row["token"], row["event"]) for row in left if holds(row)]
+
+
+@pytest.mark.parametrize("feature", ["DeletionVectors", "ColumnMapping"])
+def test_a_table_whose_files_have_deleted_rows_or_other_names_is_refused(
+    feature: str, tmp_path: Path
+) -> None:
+    """Otherwise the deleted rows would be read, and a compaction would write them again."""
+    log = DeltaLog(str(tmp_path))
+    log.append_rows(pa.table({"a": [1]}), Batch("q", 0))
+    DeltaTable(tmp_path).alter.add_feature(
+        getattr(TableFeatures, feature), allow_protocol_versions_increase=True
+    )
+    for read in (log.reload, lambda: DeltaLog(str(tmp_path))):
+        with pytest.raises(StreamError, match=f"DROP FEATURE {feature[0].lower()}{feature[1:]}"):
+            read()
+
+
+def test_a_version_with_deleted_files_is_told_from_a_storage_that_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Only the former can be made again from bronze."""
+    log = DeltaLog(str(tmp_path), ("bucket",))
+    for number in range(2):
+        parts = written(tmp_path, rows_of([2 * number]))
+        log.replace(parts, SCHEMA, {}, Batch("q", number), ["0"])
+    [first] = log.at(0, {}).paths()
+    (tmp_path / first).unlink()
+    with pytest.raises(DeletedVersionError):
+        log.at(0, {})
+
+    def fail(*_: Any) -> None:
+        raise OSError("the storage does not answer")
+
+    monkeypatch.setattr(DeltaLog, "_existing", fail)
+    with pytest.raises(StreamError, match="does not answer") as raised:
+        log.at(0, {})
+    assert not isinstance(raised.value, DeletedVersionError)
+
+
+def test_the_state_of_a_newer_version_of_this_package_is_refused(tmp_path: Path) -> None:
+    """Without the field that it does not know, it would continue at a wrong place."""
+    DeltaLog(str(tmp_path)).replace(written(tmp_path, rows_of([1])), SCHEMA, {"unread2": {}})
+    for read in (newest_state, lambda address: DeltaLog(address).state()):
+        with pytest.raises(StreamError, match=r"newer version .* field 'unread2'"):
+            read(str(tmp_path))
