@@ -19,9 +19,9 @@ from bench.kernel import children, cpu_seconds, own_cpu_seconds
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_tables import MESSAGES
-from spark_sink.jobs.progress import WrittenBatch, batch_progress
-from spark_sink.jobs.tables_job import TablesJob
+from spark_sink.jobs.report.progress import WrittenBatch, batch_progress
 from spark_sink.tables.delta_log import DeltaLog
 
 # Batches of a query that include its start, and are not yet of full size.
@@ -79,8 +79,8 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     begun = before = after = count.look()
     skipped, written = 0, None
     if args.tables:
-        tables_job = job(folder, args.tables, options_of(args))
-        query, written = tables_job.start(spark, None), tables_job.written
+        job_query = job(folder, args.tables, options_of(args))
+        query, written = job_query.start(spark, None), job_query.written
     else:
         query = parquet(spark, args, folder)
     while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
@@ -115,14 +115,14 @@ def parquet(spark: SparkSession, args: argparse.Namespace, folder: Path) -> Stre
     return writer.trigger(availableNow=True).start()
 
 
-def job(folder: Path, tables: Sequence[str], options: Mapping[str, str]) -> TablesJob:
+def job(folder: Path, tables: Sequence[str], options: Mapping[str, str]) -> JobQuery:
     """Return a job with these options of the source, which writes tables into a folder."""
     where, settings = JobFolder(str(folder)), dict(options)
     uri = settings.pop("uri")
     messages = {"prefix": "bench"} if MESSAGES in tables else {}
     record = JobRecord((), settings, tuple(tables), messages=messages)
     where.begin(record)
-    return TablesJob(where, record, uri)
+    return JobQuery(where, record, uri)
 
 
 def stream(spark: SparkSession, args: argparse.Namespace) -> DataFrame:

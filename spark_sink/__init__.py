@@ -41,7 +41,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_sink.job import Job as Job
-    from spark_sink.jobs.point_in_time import read_at as read_at
+    from spark_sink.jobs.history.point_in_time import read_at as read_at
     from spark_sink.rows.document_parsing import parse_documents as parse_documents
     from spark_sink.session.spark_session import local_session as local_session
     from spark_sink.session.spark_session import register as register
@@ -55,7 +55,7 @@ _MODULES = {
     "infer_schema": "spark_sink.source.schema",
     "local_session": "spark_sink.session.spark_session",
     "parse_documents": "spark_sink.rows.document_parsing",
-    "read_at": "spark_sink.jobs.point_in_time",
+    "read_at": "spark_sink.jobs.history.point_in_time",
     "register": "spark_sink.session.spark_session",
     "verify": "spark_sink.verification.collection_comparison",
 }

@@ -255,7 +255,7 @@ def status(
 ) -> None:
     """Show the progress of a job, and how far it is behind the router of --uri."""
     from spark_sink.jobs.job_folder import JobFolder
-    from spark_sink.jobs.status import lines_of, status_of
+    from spark_sink.jobs.report.status import lines_of, status_of
 
     report = status_of(JobFolder(out, checkpoint), uri)
     typer.echo(json.dumps(report) if as_json else "\n".join(lines_of(report)))
@@ -278,7 +278,7 @@ def wait(
 
     The exit status is 3 if they do not within the timeout. Only `now` needs a router.
     """
-    from spark_sink.jobs.waiting import position_to_reach, wait_until
+    from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 
     seconds, folder = argument(seconds_of, timeout, "--timeout"), _job_in(out)
     try:
@@ -329,7 +329,7 @@ def verify(
     messages and transactions with the stream, and current with the collections. The exit status is
     1 if there is a difference.
     """
-    from spark_sink.jobs.progress import printed_progress
+    from spark_sink.jobs.report.progress import printed_progress
     from spark_sink.session.spark_session import job_session
     from spark_sink.source.unmatched_names import warn_of_unmatched_names
     from spark_sink.stream.router_client import require_cluster
@@ -358,7 +358,7 @@ def compact(out: Out) -> None:
     The job may run meanwhile.
     """
     from spark_sink.jobs.maintenance import compact_tables
-    from spark_sink.jobs.progress import printed_progress
+    from spark_sink.jobs.report.progress import printed_progress
 
     line = None
     with printed_progress():
@@ -385,9 +385,9 @@ def rebuild(
 
     With --to, make a current table as of an earlier time, in another folder, from bronze alone.
     """
-    from spark_sink.jobs.point_in_time import UNREAD_THEN
-    from spark_sink.jobs.progress import printed_progress
-    from spark_sink.jobs.recovery import lacks_current, rebuild_table, restore_checkpoint
+    from spark_sink.jobs.history.point_in_time import UNREAD_THEN
+    from spark_sink.jobs.history.recovery import lacks_current, rebuild_table, restore_checkpoint
+    from spark_sink.jobs.report.progress import printed_progress
     from spark_sink.session.spark_session import job_session
     from spark_sink.snapshot.unread import unread_names
 
@@ -421,8 +421,8 @@ def at(
 
     They are the newest ones that have nothing from after it, and every transaction whole.
     """
-    from spark_sink.jobs.point_in_time import versions_at
-    from spark_sink.jobs.progress import printed_progress
+    from spark_sink.jobs.history.point_in_time import versions_at
+    from spark_sink.jobs.report.progress import printed_progress
 
     with printed_progress():
         by_table = versions_at(_job_in(out), argument(cluster_time, time, "TIME"))
@@ -448,7 +448,7 @@ def seek(
 
     The next start of the job continues there, and reads the collections again. Stop the job first.
     """
-    from spark_sink.jobs.seeking import seek as seek_to
+    from spark_sink.jobs.history.seeking import seek as seek_to
 
     folder = _job_in(out)
     with folder.locked():

@@ -17,21 +17,21 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.console import lines_of_job, say
 from spark_sink.errors import SourceError
+from spark_sink.jobs.history.recovery import restore_checkpoint
+from spark_sink.jobs.history.seeking import replace_lost_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.maintenance import compaction_beside
-from spark_sink.jobs.metrics import JobMetrics
-from spark_sink.jobs.progress import ProgressReport
 from spark_sink.jobs.query_run import cause_of, quiet_stop, run_until_stopped
-from spark_sink.jobs.recovery import restore_checkpoint
+from spark_sink.jobs.report.metrics import JobMetrics
+from spark_sink.jobs.report.progress import ProgressReport
+from spark_sink.jobs.report.router_report import RouterReport
+from spark_sink.jobs.report.status import status_of
+from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 from spark_sink.jobs.router_beside import router_beside
-from spark_sink.jobs.router_report import RouterReport
-from spark_sink.jobs.seeking import replace_lost_batch
-from spark_sink.jobs.status import status_of
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.table_commits import take_over
-from spark_sink.jobs.tables_job import TablesJob
-from spark_sink.jobs.waiting import position_to_reach, wait_until
 from spark_sink.session.spark_session import job_session
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.stream.router_client import require_cluster
@@ -164,9 +164,7 @@ class _Start:
         if settings.verify_every is not None:
             verifier = Verifier(spark, folder, self.options, settings, metrics.add_round)
             findings = verifier.findings
-        job = TablesJob(
-            folder, self.record, settings.uri, findings, self.epoch, settings.keep_files
-        )
+        job = JobQuery(folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
         port = settings.metrics_port
         report = ProgressReport((metrics, router), written=job.written)
 

@@ -26,7 +26,7 @@ from spark_sink.jobs.job_tables import (
     TRANSACTIONS,
     dated_schema,
 )
-from spark_sink.jobs.progress import WrittenBatch
+from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.options.scope import Scope
 from spark_sink.rows.arrow_types import arrow_schema

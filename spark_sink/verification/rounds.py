@@ -25,7 +25,7 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.job_tables import CURRENT
 from spark_sink.jobs.query_run import cause_of
-from spark_sink.jobs.status import verified_line
+from spark_sink.jobs.report.status import verified_line
 from spark_sink.jobs.table_commits import Findings
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send

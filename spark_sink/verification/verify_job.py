@@ -20,8 +20,9 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.history.job_history import snapshot_ends
+from spark_sink.jobs.history.recovery import lacking_tables
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.job_history import snapshot_ends
 from spark_sink.jobs.job_tables import (
     BRONZE,
     CURRENT,
@@ -31,7 +32,6 @@ from spark_sink.jobs.job_tables import (
     TRANSACTIONS,
 )
 from spark_sink.jobs.query_run import cause_of
-from spark_sink.jobs.recovery import lacking_tables
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum

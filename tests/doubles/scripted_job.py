@@ -19,9 +19,9 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import AtTime
 from spark_sink.events.runs import run_of
 from spark_sink.folders import Folder
+from spark_sink.jobs.history.recovery import restore_checkpoint
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import dated_schema
-from spark_sink.jobs.recovery import restore_checkpoint
 from spark_sink.jobs.table_commits import TableCommits, take_over
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.rows.arrow_types import arrow_schema

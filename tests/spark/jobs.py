@@ -9,8 +9,8 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, DEFAULT_TABLES, MESSAGES, TRANSACTIONS
-from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.options.scope import namespace_options
 from spark_sink.verification.verify_job import verify_job
 from tests.spark.conftest import Shop
@@ -28,7 +28,7 @@ def run_job(
     names: Sequence[str] = (),
     options: Mapping[str, str] = _NONE,
     **record: Any,
-) -> TablesJob:
+) -> JobQuery:
     """Run a job up to the present, and return it.
 
     Args:
@@ -45,7 +45,7 @@ def run_job(
     where = JobFolder(str(folder))
     kept = JobRecord(namespaces, chosen, tables, **record)
     where.begin(kept)
-    job = TablesJob(where, kept, shop.uri)
+    job = JobQuery(where, kept, shop.uri)
     query = job.start(spark, None)
     manager = "spark.sql.streaming.checkpointFileManagerClass"
     assert spark.conf.get(manager, None) is None  # the session's other queries keep their own

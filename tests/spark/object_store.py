@@ -21,8 +21,8 @@ from deltalake import DeltaTable
 
 from spark_sink import local_session, read_at
 from spark_sink.events.positions import AtTime, key_of
+from spark_sink.jobs.history.recovery import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.recovery import rebuild_table
 from spark_sink.source.offsets import Offset
 from spark_sink.verification.verify_job import verify_job
 from tests.harness.clusters import start_cluster

@@ -20,7 +20,7 @@ from pyspark.sql import SparkSession
 
 from spark_sink.debezium import to_debezium
 from spark_sink.events.slices import document_of, elements_of
-from spark_sink.jobs import recovery
+from spark_sink.jobs.history import recovery
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.range_tasks import differing_fields

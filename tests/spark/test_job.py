@@ -26,7 +26,7 @@ from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.job import Job
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import DEFAULT_TABLES, MESSAGES, TRANSACTIONS
-from spark_sink.jobs.status import lines_of, status_of
+from spark_sink.jobs.report.status import lines_of, status_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.requests import SnapshotRequest

@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from spark_sink import read_at
 from spark_sink.cli import job
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs import recovery
+from spark_sink.jobs.history import recovery
+from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.point_in_time import versions_at
 from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.jobs import rows_of, run_job
 from tests.spark.tables import change_at_random, collections_of, documents_in

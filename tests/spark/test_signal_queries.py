@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from spark_sink.cli import job
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.tables_job import TablesJob
+from spark_sink.jobs.job_query import JobQuery
 from spark_sink.options.scope import namespace_options
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.verify_job import verify_job
@@ -33,7 +33,7 @@ def test_a_job_processes_signals_and_writes_notifications(
     where.begin(record)
 
     def run() -> None:
-        started = TablesJob(where, record, shop.uri).start(spark, None)
+        started = JobQuery(where, record, shop.uri).start(spark, None)
         started.awaitTermination()
 
     def send(*arguments: str) -> str:

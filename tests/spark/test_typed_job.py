@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 
 from spark_sink import read_at
 from spark_sink.errors import OptionError
-from spark_sink.jobs import recovery
+from spark_sink.jobs.history import recovery
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.status import lines_of, status_of
-from spark_sink.jobs.tables_job import TablesJob, table_form
+from spark_sink.jobs.job_query import JobQuery, table_form
+from spark_sink.jobs.report.status import lines_of, status_of
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.verification.collection_comparison import Comparison
 from spark_sink.verification.verify_job import verify_job
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.xdist_group("spark_jobs"), pytest.mark.timeout(600)]
 TABLES = ("bronze", "current")
 
 
-def run_typed(spark: SparkSession, shop: Shop, folder: Path, **form: Any) -> TablesJob:
+def run_typed(spark: SparkSession, shop: Shop, folder: Path, **form: Any) -> JobQuery:
     """Run the job up to the present, and return it."""
     return run_job(spark, shop, folder, TABLES, names=[f"{shop.database}.orders"], **form)
 

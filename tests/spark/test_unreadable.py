@@ -14,11 +14,11 @@ from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sink.errors import HistoryLostError
+from spark_sink.jobs.history.recovery import restore_checkpoint
+from spark_sink.jobs.history.seeking import replace_lost_batch, seek
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.recovery import restore_checkpoint
-from spark_sink.jobs.seeking import replace_lost_batch, seek
+from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.table_commits import take_over
-from spark_sink.jobs.tables_job import TablesJob
 from spark_sink.options.scope import namespace_options
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable
@@ -148,7 +148,7 @@ def start(spark: SparkSession, shop: Shop, folder: Path, mode: str) -> None:
     restore_checkpoint(where)
     where.begin(record)
     replace_lost_batch(where, shop.uri)
-    TablesJob(where, record, shop.uri, epoch=epoch).start(spark, None).awaitTermination()
+    JobQuery(where, record, shop.uri, epoch=epoch).start(spark, None).awaitTermination()
 
 
 @pytest.mark.timeout(1200)

@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings
-from spark_sink.jobs.metrics import JobMetrics
-from spark_sink.jobs.status import lines_of, status_of
+from spark_sink.jobs.report.metrics import JobMetrics
+from spark_sink.jobs.report.status import lines_of, status_of
 from spark_sink.options.stream_options import parse_options
 from spark_sink.verification.rounds import Verifier
 from tests.harness.until import wait_for

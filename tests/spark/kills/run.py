@@ -19,8 +19,8 @@ from pyspark.sql import SparkSession
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
+from spark_sink.jobs.history.seeking import seek
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.seeking import seek
 from spark_sink.options.scope import Scope
 from spark_sink.signals.channels import send
 from spark_sink.source.offsets import Offset

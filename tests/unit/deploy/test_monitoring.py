@@ -17,7 +17,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from router.tls.handshake import Handshakes
 from shard_client.wire.tls import TlsContexts, TlsFiles
-from spark_sink.jobs.metrics import JobMetrics
+from spark_sink.jobs.report.metrics import JobMetrics
 from tests.harness.admin import admin_port, get, watched_facade
 from tests.harness.certificates import Authority
 

@@ -22,10 +22,10 @@ from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after
 from spark_sink.jobs.checkpoint import is_whole
+from spark_sink.jobs.history.point_in_time import versions_at
+from spark_sink.jobs.history.recovery import rebuild_table, restore_checkpoint
+from spark_sink.jobs.history.seeking import replace_lost_batch, seek
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.point_in_time import versions_at
-from spark_sink.jobs.recovery import rebuild_table, restore_checkpoint
-from spark_sink.jobs.seeking import replace_lost_batch, seek
 from spark_sink.signals.state import SignalState
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient

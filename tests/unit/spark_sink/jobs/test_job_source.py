@@ -9,8 +9,8 @@ from bson.timestamp import Timestamp
 from spark_sink.batches.event_tasks import EventsTask
 from spark_sink.events.heartbeats import heartbeat
 from spark_sink.events.positions import AtTime
+from spark_sink.jobs.job_query import job_options
 from spark_sink.jobs.job_source import JobStreamReader
-from spark_sink.jobs.tables_job import job_options
 from spark_sink.jobs.task_writer import TaskTables
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.state import SignalState

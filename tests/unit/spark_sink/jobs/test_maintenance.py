@@ -13,12 +13,12 @@ from deltalake import DeltaTable
 
 from spark_sink.console import lines_of_job
 from spark_sink.jobs import maintenance
+from spark_sink.jobs.history.point_in_time import versions_at
+from spark_sink.jobs.history.recovery import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
 from spark_sink.jobs.maintenance import compact_tables, compaction_beside
-from spark_sink.jobs.point_in_time import versions_at
-from spark_sink.jobs.progress import printed_progress
-from spark_sink.jobs.recovery import rebuild_table
+from spark_sink.jobs.report.progress import printed_progress
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS

@@ -19,9 +19,9 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.cli import job
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, Token
-from spark_sink.jobs import recovery
+from spark_sink.jobs.history import recovery
+from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.point_in_time import versions_at
 from spark_sink.options.scope import Scope
 from spark_sink.signals.requests import Lacked, SnapshotRequest
 from spark_sink.signals.state import SignalState

@@ -18,9 +18,14 @@ from prometheus_client import generate_latest
 
 from spark_sink.dataclass_json import to_document
 from spark_sink.jobs.checkpoint import LoggedBatch
-from spark_sink.jobs.metrics import JobMetrics, ProgressListener
-from spark_sink.jobs.progress import BatchProgress, ProgressReport, WrittenBatch, batch_progress
 from spark_sink.jobs.query_run import cause_of
+from spark_sink.jobs.report.metrics import JobMetrics, ProgressListener
+from spark_sink.jobs.report.progress import (
+    BatchProgress,
+    ProgressReport,
+    WrittenBatch,
+    batch_progress,
+)
 from spark_sink.signals.requests import SnapshotRequest
 from spark_sink.signals.state import SignalState
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
@@ -137,7 +142,7 @@ def test_a_batch_that_runs_for_long_is_told_once(capsys: pytest.CaptureFixture[s
 
 
 def test_rows_are_counted_by_collection_and_operation(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_sink.jobs.metrics._MOST_NAMESPACES", 1)
+    monkeypatch.setattr("spark_sink.jobs.report.metrics._MOST_NAMESPACES", 1)
     metrics = JobMetrics()
     first = [("shop.orders", "c", 3), ("shop.orders", "d", 1), ("shop.items", "c", 2)]
     for counts in (first, [("shop.orders", "c", 4), ("shop.more", "c", 5)]):

@@ -12,8 +12,8 @@ from pymongo.errors import AutoReconnect, OperationFailure
 from pymongo.synchronous.database import Database
 
 from router.commands.job_reports import JobReport
-from spark_sink.jobs.progress import BatchProgress, WrittenBatch
-from spark_sink.jobs.router_report import RouterReport
+from spark_sink.jobs.report.progress import BatchProgress, WrittenBatch
+from spark_sink.jobs.report.router_report import RouterReport
 from tests.harness.facade import Facade, facade
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)

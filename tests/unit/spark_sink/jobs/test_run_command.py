@@ -19,10 +19,10 @@ import spark_sink.job as running
 from spark_sink.errors import SourceError
 from spark_sink.jobs import query_run, router_beside
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.progress import WrittenBatch
-from spark_sink.jobs.router_report import RouterReport
+from spark_sink.jobs.job_query import JobQuery
+from spark_sink.jobs.report.progress import WrittenBatch
+from spark_sink.jobs.report.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
-from spark_sink.jobs.tables_job import TablesJob
 from tests.doubles.query_progress import progress
 
 URI = "mongodb://127.0.0.1:27999"
@@ -83,7 +83,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     def session(_name: str, _settings: dict[str, str]) -> Iterator[Any]:
         yield None
 
-    def start(job: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
+    def start(job: JobQuery, _spark: object, _trigger: str) -> EndedQuery:
         happened.append("query starts")
         job.written[0] = WrittenBatch(7, 1)
         return EndedQuery()
@@ -98,7 +98,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         monkeypatch.setattr(module, "require_cluster", require)
     monkeypatch.setattr(running, "warn_of_unmatched_names", lambda *_: None)
     monkeypatch.setattr(running, "job_session", session)
-    monkeypatch.setattr(TablesJob, "start", start)
+    monkeypatch.setattr(JobQuery, "start", start)
     return happened
 
 
@@ -142,11 +142,11 @@ def test_a_record_is_not_mended_while_another_process_has_the_job(
 def test_a_signal_that_ends_spark_too_is_an_orderly_end(
     events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def ended(_self: TablesJob, _spark: object, _trigger: str) -> EndedQuery:
+    def ended(_self: JobQuery, _spark: object, _trigger: str) -> EndedQuery:
         signal.raise_signal(signal.SIGTERM)
         raise ConnectionRefusedError("the JVM is gone")
 
-    monkeypatch.setattr(TablesJob, "start", ended)
+    monkeypatch.setattr(JobQuery, "start", ended)
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 0, result.output
     assert "the next start repeats the batch" in result.output
@@ -161,7 +161,7 @@ def test_a_batch_that_fails_after_a_signal_is_a_failure(
         signal.raise_signal(signal.SIGTERM)
         raise error("disk is gone")
 
-    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery(tick, events))
+    monkeypatch.setattr(JobQuery, "start", lambda *_: WaitingQuery(tick, events))
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert (result.exit_code, result.output.count("error: disk is gone\n")) == (1, 1)
     assert events[-2:] == ["reports disk is gone", "router ends"]
@@ -174,7 +174,7 @@ def test_a_batch_that_spark_cancels_when_a_signal_ends_it_is_no_failure(
         signal.raise_signal(signal.SIGTERM)
         raise StreamingQueryException("Job 3 cancelled because SparkContext was shut down")
 
-    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery(tick, events))
+    monkeypatch.setattr(JobQuery, "start", lambda *_: WaitingQuery(tick, events))
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 0, result.output
     assert "the next start repeats the batch" in result.output
@@ -224,7 +224,7 @@ def test_a_failure_ends_all_jobs_and_is_printed_and_reported_once(
 
     ticks = {"shop.bad": fail, "shop.good": bool}
     start = lambda job, *_: WaitingQuery(ticks[job.record.namespaces[0]], events)  # noqa: E731
-    monkeypatch.setattr(TablesJob, "start", start)
+    monkeypatch.setattr(JobQuery, "start", start)
     (tmp_path / "jobs.yaml").write_text(f"collections:\n  shop.bad:\n{others}")
     given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
     result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
@@ -252,12 +252,12 @@ def test_a_failure_while_the_jobs_end_for_another_one_is_no_orderly_stop(
         "shop.worse": lambda: asked.wait(60) and fail("router is gone"),
     }
 
-    def start(job: TablesJob, *_: object) -> WaitingQuery:
+    def start(job: JobQuery, *_: object) -> WaitingQuery:
         query = WaitingQuery(ticks[job.record.namespaces[0]], events)
         query.status = {"isTriggerActive": True}
         return query
 
-    monkeypatch.setattr(TablesJob, "start", start)
+    monkeypatch.setattr(JobQuery, "start", start)
     monkeypatch.setattr(StopRequest, "request", requested)
     (tmp_path / "jobs.yaml").write_text("collections:\n  shop.bad:\n  shop.worse:\n")
     given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
@@ -277,7 +277,7 @@ def test_a_clock_that_is_set_back_ends_the_job(
         return False
 
     before = time.time
-    monkeypatch.setattr(TablesJob, "start", lambda *_: WaitingQuery(tick, events))
+    monkeypatch.setattr(JobQuery, "start", lambda *_: WaitingQuery(tick, events))
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 1
     assert "error: the clock of this machine was set back by 3600 s" in result.output

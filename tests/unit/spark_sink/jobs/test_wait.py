@@ -15,7 +15,7 @@ from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.waiting import position_to_reach, wait_until
+from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 from spark_sink.signals.requests import SnapshotRequest
 from spark_sink.signals.signal import digest
 from spark_sink.signals.state import SignalState

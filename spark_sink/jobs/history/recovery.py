@@ -14,7 +14,9 @@ from pyspark.sql import SparkSession
 
 from spark_sink.console import say
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.jobs.history.point_in_time import bronze_at
 from spark_sink.jobs.job_folder import JobFolder
+from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.job_tables import (
     ALL_BATCHES,
     BRONZE,
@@ -23,8 +25,6 @@ from spark_sink.jobs.job_tables import (
     NOTIFICATIONS,
     QUARANTINE,
 )
-from spark_sink.jobs.point_in_time import bronze_at
-from spark_sink.jobs.tables_job import table_form
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog

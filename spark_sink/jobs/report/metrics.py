@@ -15,7 +15,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
-from spark_sink.jobs.progress import BatchProgress, batch_progress, reached
+from spark_sink.jobs.report.progress import BatchProgress, batch_progress, reached
 
 _OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
 # The most collections with metrics of their own.

@@ -27,7 +27,7 @@ from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_source import BATCH_PROPERTY, FORMAT, TABLES, JobSource, JobStreamReader
 from spark_sink.jobs.job_tables import CURRENT, QUARANTINE, dated_schema
-from spark_sink.jobs.progress import WrittenBatch
+from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.table_commits import Findings, TableCommits
 from spark_sink.jobs.task_writer import TaskReport, TaskTables
 from spark_sink.options.scope import Scope
@@ -62,7 +62,7 @@ _STARTS = threading.Lock()
 
 
 @dataclass
-class TablesJob:
+class JobQuery:
     """A job in a folder, as its record says.
 
     Args:

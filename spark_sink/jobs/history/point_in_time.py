@@ -20,10 +20,10 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime
+from spark_sink.jobs.history.job_history import JobHistory, cut_of, scope_at, snapshot_ends
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.jobs.job_history import JobHistory, cut_of, scope_at, snapshot_ends
+from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, TOKENS
-from spark_sink.jobs.tables_job import table_form
 from spark_sink.options.declared import argument
 from spark_sink.options.parsers import cluster_time
 from spark_sink.snapshot.unread import unread_names

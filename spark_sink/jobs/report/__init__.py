@@ -1,0 +1,1 @@
+"""What a job tells while it runs, and what others ask about it."""
