@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any, Self
@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.console import lines_of_job, say
-from spark_sink.errors import SourceError
+from spark_sink.errors import SourceError, StreamError
 from spark_sink.jobs.history.recovery import restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -32,7 +32,7 @@ from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 from spark_sink.jobs.router_beside import router_beside
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.table_commits import take_over
-from spark_sink.session.spark_session import job_session
+from spark_sink.session.spark_session import job_session, register
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.stream.router_client import require_cluster
 from spark_sink.verification.rounds import Verifier
@@ -57,12 +57,16 @@ def run_jobs(
     failures: list[Exception | None] = []
     try:
         with router_beside(settings), ExitStack() as held:
+            jobs = settings.jobs()
             starts = [
-                _Start.prepared(settings, stop, number, held, once=once)
-                for number in range(len(settings.parts))
+                _Start.prepared(settings, stop, jobs, number, held, once=once)
+                for number in range(len(jobs))
             ]
             held.enter_context(quiet_stop(stop))
-            spark = spark or held.enter_context(job_session("run", settings.conf))
+            if spark is None:
+                spark = held.enter_context(job_session("run", settings.conf))
+            else:
+                register(spark)
             stop.begin()
             if len(starts) == 1:  # in the thread that gets the signals
                 failures.append(starts[0].run(spark))
@@ -124,21 +128,30 @@ class _Start:
 
     @classmethod
     def prepared(
-        cls, settings: JobSettings, stop: StopRequest, number: int, held: ExitStack, *, once: bool
+        cls,
+        settings: JobSettings,
+        stop: StopRequest,
+        jobs: Sequence[tuple[JobFolder, JobRecord]],
+        number: int,
+        held: ExitStack,
+        *,
+        once: bool,
     ) -> Self:
-        """Check the job, and restore what a crash has left, before Spark starts.
+        """Check one of the jobs, and restore what a crash has left, before Spark starts.
 
-        The folder is locked until `held` is closed. With `once` a snapshot alone is read. Raises
-        SourceError.
+        The folder is locked until `held` is closed. With `once` a snapshot alone is read. A start
+        that cannot continue the job does not end one that runs. Raises SourceError.
         """
-        folder, wanted = settings.jobs()[number]
-        name = wanted.namespaces[0] if len(settings.parts) > 1 else ""
+        folder, wanted = jobs[number]
+        name = wanted.namespaces[0] if len(jobs) > 1 else ""
         with lines_of_job(name):
             if once:
                 wanted.options["snapshotMode"] = "initial_only"
             record, options = _checked(settings, wanted)
             held.enter_context(folder.locked())
             folder.mend(record)
+            with suppress(StreamError):  # a damaged checkpoint, which is restored below
+                folder.require_continues(record, once=once)
             router = held.enter_context(RouterReport(folder.address, options))
             epoch = take_over(folder)
             restore_checkpoint(folder)
@@ -174,9 +187,14 @@ class _Start:
 
         with nullcontext() if port is None else metrics.serve(port + self.number):
             query = job.start(spark, self.trigger)
-            report.begin(folder.checkpoint.last_committed())
-            with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
-                run_until_stopped(query, self.stop, report_all)
+            try:
+                report.begin(folder.checkpoint.last_committed())
+                with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
+                    run_until_stopped(query, self.stop, report_all)
+            except BaseException:
+                with suppress(Exception):  # the session may be gone
+                    query.stop()  # in a session of the caller it would go on without the lock
+                raise
         report.end(folder.checkpoint.last_committed())
 
 
@@ -304,6 +322,8 @@ class Job:
         the comparison was impossible. Raises SourceError.
         """
         active = spark or SparkSession.getActiveSession()
+        if active is not None:
+            register(active)
         by_table: dict[str, Outcome] = {}
         with nullcontext(active) if active else job_session("verify", self.settings.conf) as used:
             for folder in self._folders:

@@ -163,4 +163,4 @@ def _of_components(value: Any) -> int:
         raise CommandError(
             ErrorCode.BadValue, "Expected default.verbosity to be a number, but found another type"
         )
-    return int(min(max(verbosity, 0), MOST_VERBOSE))
+    return int(min(verbosity, MOST_VERBOSE)) if verbosity > 0 else 0  # also for NaN

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +66,13 @@ class Peer:
 
         After a timeout, further commands return None immediately for ten seconds.
         """
+        try:
+            return await self._answer(database, command)
+        except CommandError:
+            return None
+
+    async def _answer(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Do the same, but raise CommandError if the worker refuses the command."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._paused_until:
             return None
@@ -75,11 +83,13 @@ class Peer:
             if isinstance(error, TimeoutError):
                 self._paused_until = loop.time() + _PAUSE_AFTER_TIMEOUT
             log.warning(
-                "A worker does not answer",
+                "A worker does not answer as it should",
                 asked=self.number,
                 command=next(iter(command)),
                 error=str(error),
             )
+            if isinstance(error, CommandError):
+                raise
             return None
 
     async def kill_cursor(self, cursor_id: int, user: str | None) -> None:
@@ -96,8 +106,9 @@ class Peer:
                 named = [killed for killed, whose in self._to_kill.items() if whose == user]
                 behalf = {} if user is None else {ON_BEHALF_OF: user}
                 command = {"killCursors": "", "cursors": named, **behalf}
-                if await self.ask("admin", command) is None:
-                    break
+                with suppress(CommandError):  # such as a cursor of another user
+                    if await self._answer("admin", command) is None:
+                        break
                 for killed in named:
                     self._to_kill.pop(killed, None)
 

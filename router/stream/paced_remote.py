@@ -126,7 +126,6 @@ class PacedRemote:
         """The round whose first getMore of this remote is due or in progress."""
         self.asked_in: int | None = None
         """The last round in which the watermark was asked for."""
-        self._is_first = True
         self._asked = Timestamp(0, 0)
         self._oplog_end = Timestamp(0, 0)
         self._events_at = -inf
@@ -141,9 +140,7 @@ class PacedRemote:
             self._events_at = now
         if oplog_end is not None:
             self._oplog_end = max(self._oplog_end, oplog_end)
-        # The reply of an opening is always empty, so it does not show that the member is idle.
-        self.idle = complete and not self._is_first
-        self._is_first = False
+        self.idle = complete
 
     def record_noop(self, past: Timestamp, now: float) -> None:
         """Record that a no-op write has moved the member past this time."""

@@ -265,7 +265,7 @@ class Remotes:
     def _close_cursor(self, remote: Remote) -> None:
         """Kill a remote's cursor in the background."""
         remote.end_delay()
-        self._owner.start(f"close {remote.target}", remote.cursor.close)
+        self._owner.start(f"close {remote.target}", partial(_close_logged, remote.cursor))
 
     # Reading.
 
@@ -323,3 +323,11 @@ class Remotes:
             "waiting": slowest is not None and merged.is_held_back,
             "remotes": [remote.describe(merged) for remote in self],
         }
+
+
+async def _close_logged(cursor: RemoteCursor) -> None:
+    """Close a cursor; a defect is logged, and is no failure of the stream."""
+    try:
+        await cursor.close()
+    except Exception:
+        log.exception("Unexpected error", target=cursor.name)

@@ -69,7 +69,8 @@ class CursorBatch:
 
     ``watermark`` is the postBatchResumeToken (None if there is none), ``size`` the total bytes of
     the events, ``cluster_time`` the raw $clusterTime document, ``requested`` the number of events
-    that were asked for (0 if unknown). A batch that ``of`` has read has no events before ``split``.
+    that were asked for (0 if unknown), ``opening`` whether it answers an aggregate. A batch that
+    ``of`` has read has no events before ``split``.
     """
 
     cursor_id: int
@@ -83,6 +84,7 @@ class CursorBatch:
     requested: int = 0
     _body: bytes = field(default=b"", repr=False)
     _array: tuple[int, int] = (0, 0)
+    opening: bool = False
 
     @classmethod
     def of(cls, body: bytes) -> Self:
@@ -146,7 +148,12 @@ class CursorBatch:
 
     @property
     def complete(self) -> bool:
-        """Whether it is known that the member had no more events."""
+        """Whether it is known that the member had no more events.
+
+        The reply of an ``opening`` is always empty, so it does not show that.
+        """
+        if self.opening:
+            return False
         count = len(self.events)
         few, small = (self.requested, _MOST_COMPLETE) if self.requested else (_FEW, _SMALL)
         return (

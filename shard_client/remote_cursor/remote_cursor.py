@@ -332,6 +332,7 @@ class RemoteCursor:
             after = None if self._watermark is None else self._watermark.token
             self._link.send(encode_opening(self._opening(after), self._clock), takes=0.0)
             batch = await self._link.receive()
+            batch.opening = True
             if batch.cursor_id:
                 cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
                 self._become(Reading(cursor))

@@ -134,8 +134,11 @@ class JobQuery:
     ) -> None:
         """Commit a batch to the tables, from the reports of its tasks."""
         batch, written = commits.planned(number), TaskReport()
-        for report in _reports(reader, rows, batch):
-            written.add(report)
+        try:
+            for report in _reports(reader, rows, batch):
+                written.add(report)
+        finally:
+            reader.stop()  # it connects for the end of a snapshot
         self.written[number] = commits.commit(rows.sparkSession, batch, written)
 
 

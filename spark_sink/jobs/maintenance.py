@@ -59,8 +59,8 @@ def compact_tables(folder: JobFolder, is_stopped: Callable[[], bool] = _never) -
 def compaction_beside(folder: JobFolder, seconds: float | None) -> Iterator[None]:
     """Compact a job's tables in a thread during the block, so many seconds after the last time.
 
-    None: never. A failure is printed, and the job continues. The block ends after the portion in
-    progress.
+    None: never. A failure is printed, and the job continues. At its end, the block waits for the
+    portion in progress, a minute at most.
     """
     if seconds is None:
         yield

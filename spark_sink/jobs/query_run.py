@@ -52,9 +52,13 @@ _REMEDIES = {
     "Java heap space": "Spark has too little memory: start the job with --conf "
     "spark.driver.memory=4g, or more if it has that, or with smaller batches (--option "
     "maxEventsPerTrigger=50000, or fewer)",
+}
+_LOST_FILE = ("No such file", "does not exist", "not found", "NoSuchKey")
+"""Words for a file that is gone, and not one that a storage does not return just now."""
+_REMEDIES_OF_LOST_FILES = {
     "/current/_changes/": "another start of the job has removed what this one was about to "
     "commit: run one process for each --out; nothing is lost",
-    "/keyRange=": "a file of the table current is lost or cannot be read: restore it, or remove "
+    "/keyRange=": "a file of the table current is lost: restore it, or remove "
     "the table and let job rebuild make it again from bronze",
 }
 
@@ -135,7 +139,8 @@ def cause_of(error: BaseException) -> str:
     if own := re.search(r"\bspark_sink\.[\w.]+Error: (.+)", text):
         return within_limit(own[1])
     cause = _innermost(text)
-    for words, remedy in _REMEDIES.items():
+    is_lost = any(words in cause for words in _LOST_FILE)
+    for words, remedy in {**_REMEDIES, **(_REMEDIES_OF_LOST_FILES if is_lost else {})}.items():
         if words in cause:
             return within_limit(f"{remedy} ({cause})")
     return within_limit(cause)

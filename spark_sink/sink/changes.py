@@ -173,7 +173,9 @@ def passes(changes: Iterable[Change]) -> Iterator[list[Change]]:
     """
     by_document: dict[Any, list[Change]] = {}
     for change in sorted(changes, key=attrgetter("token")):
-        identifier = bson.encode({"_": change.key.get("_id", dict(change.key))})
+        identifier = bson.encode(
+            {"_": change.key.get("_id", dict(change.key))}, codec_options=CELLS
+        )
         kept = by_document.setdefault((change.namespace, identifier), [])
         if kept and not change.token > kept[-1].token:
             continue

@@ -538,8 +538,10 @@ class DeltaLog:
         """Return old files that are not in the version, also those that no commit names."""
         try:
             return table.vacuum(_ORPHAN_HOURS, full=True)
-        except DeltaError:  # the retention is longer than that
-            return table.vacuum(full=True)
+        except DeltaError as error:
+            if "Invalid retention period" not in str(error):
+                raise
+            return table.vacuum(full=True)  # the table keeps files for longer than that
 
     def _existing(self, paths: Collection[str], what: str) -> Iterator[list[str]]:
         """Return the paths that exist, a portion at a time; REPORT_PROGRESS is called with `what`.

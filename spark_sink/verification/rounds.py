@@ -89,7 +89,7 @@ class Verifier:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the round, within the time of one step."""
+        """End the round; it waits 30 s at most for the step in progress."""
         self._ending.set()
         self._thread.join(_RETRY_SECONDS)
 
