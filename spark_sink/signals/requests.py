@@ -1,5 +1,7 @@
 """The requests for snapshots: who asks decides what a snapshot reads, and who may stop it.
 
+Offsets in checkpoints have the names of the three classes that say what is read.
+
 The mode of the query and signals choose collections by patterns. A table names what it lacks, and a
 scope that gains collections is a rule.
 """

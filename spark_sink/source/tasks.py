@@ -96,7 +96,7 @@ def require_maskable(client: RouterClient, options: StreamOptions) -> None:
 
 
 def chunk_read(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> ChunkRead:
-    """Return the task of a chunk, with the options' filter for its collection."""
+    """Return what is read of a chunk, with the options' filter for its collection."""
     filters = options.snapshot.filters or {}
     return ChunkRead(chunk, snapshot_time, filters.get(str(chunk.collection)))
 

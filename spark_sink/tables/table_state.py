@@ -9,7 +9,8 @@ from typing import Any
 import bson
 
 from shard_client.bson.resume_token import cluster_time_of, high_water_mark, next_tick
-from spark_sink.dataclass_json import from_document, stored, to_document
+from spark_sink.dataclass_json import NewerVersionError, from_document, stored, to_document
+from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.unread import (
@@ -55,8 +56,14 @@ class TableState:
 
     @classmethod
     def of(cls, state: Mapping[str, Any]) -> TableState:
-        """Return what the state of a table's version says, beside its batch."""
-        return from_document(cls, state, shared=True)
+        """Return what the state of a table's version says, beside its batch.
+
+        Raises StreamError if a newer version of this package has written it.
+        """
+        try:
+            return from_document(cls, state, shared=True)
+        except NewerVersionError as error:
+            raise StreamError(f"the state of a table cannot be read: {error}") from None
 
     def with_lost(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""

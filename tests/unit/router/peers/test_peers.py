@@ -3,14 +3,16 @@
 from pathlib import Path
 from typing import Any
 
+import pytest
 from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
 from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
-from router.peers.peers import Peers, private_address
+from router.peers.peers import ON_BEHALF_OF, Peers, private_address
 from router.server.listener import Listener
+from shard_client.errors import CommandError, ErrorCode
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import Asked
 from tests.harness.facade import WATCH, facade, facade_before
@@ -97,6 +99,27 @@ async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_pat
             await private.listen_privately(private_address(tmp_path, 2))
             await other.kill_cursor(ids[2], None)
         assert not router.cursors.cursors
+    peers.close()
+
+
+async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = Peers(1, MARK, 2, tmp_path, lambda **message: None)
+    other = peers.owner(new_cursor_id(MARK, 2))
+    assert other is not None
+    killed: list[int] = []
+
+    async def command(_database: str, command: dict[str, Any]) -> dict[str, Any]:
+        if command[ON_BEHALF_OF] == "ann":
+            raise CommandError(ErrorCode.Unauthorized, "not authorized")
+        killed.extend(command["cursors"])
+        return {"ok": 1.0}
+
+    monkeypatch.setattr(other._own, "command", command)
+    for cursor_id, user in ((1, "ann"), (2, "bob"), (3, "ann"), (4, "bob")):
+        await other.kill_cursor(cursor_id, user)
+    assert killed == [2, 4]
     peers.close()
 
 

@@ -27,7 +27,7 @@ from tests.doubles.scripted_job import (
 from tests.doubles.table_changes import RandomChanges, apply
 
 LACKS, NO_STATE = "lacks batches that the job has written to it", "has lost its file"
-LOST = "a file of the table current is lost or cannot be read: restore it, or remove the table"
+LOST = "a file of the table current is lost: restore it, or remove the table"
 UNREADABLE = "cannot be read or written"
 SCRIPT = Script(5)
 

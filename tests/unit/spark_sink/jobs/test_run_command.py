@@ -16,10 +16,11 @@ from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
 import spark_sink.job as running
-from spark_sink.errors import SourceError
+from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs import query_run, router_beside
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import JobQuery
+from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.report.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
@@ -116,6 +117,30 @@ def test_a_batch_is_a_line(events: list[str], tmp_path: Path) -> None:
         "query starts",
         "reports 0", "reports 0 ended", "router ends",
     ]  # fmt: skip
+
+
+def test_a_start_that_cannot_continue_does_not_end_the_one_that_runs(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, once: bool) -> None:
+        raise OptionError("has --deletes hard, not soft")
+
+    monkeypatch.setattr(running, "take_over", lambda _: events.append("takes over"))
+    monkeypatch.setattr(JobFolder, "require_continues", refuse)
+    result = run(tmp_path, "--configdb", "cfg/h:1", "--upstream", "mongodb://m:1")
+    assert "has --deletes hard, not soft" in result.output
+    assert "takes over" not in events
+
+
+@pytest.mark.parametrize(
+    ("cause", "told"),
+    [
+        ("[Errno 2] No such file or directory: 'lake/current/keyRange=a/x.parquet'", "is lost"),
+        ("When reading information for key 'lake/current/keyRange=a/x': SLOW_DOWN", "When reading"),
+    ],
+)
+def test_a_file_that_a_storage_does_not_return_is_not_lost(cause: str, told: str) -> None:
+    assert told in cause_of(OSError(cause))
 
 
 def test_without_a_router_the_cause_is_told(events: list[str], tmp_path: Path) -> None:

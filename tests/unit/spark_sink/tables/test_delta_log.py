@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable, TableFeatures, write_deltalake
-from deltalake.exceptions import CommitFailedError
+from deltalake.exceptions import CommitFailedError, DeltaError
 
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs import maintenance
@@ -242,6 +242,26 @@ def test_a_table_may_keep_its_files_for_longer_than_orphans(tmp_path: Path) -> N
             os.utime(each, (time.time() - age * day,) * 2)
         assert table.vacuum(full=True) == deleted
     assert len(list(tmp_path.glob("*.parquet"))) == 3
+
+
+def test_an_error_of_the_storage_does_not_shorten_the_age_of_orphans(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = appended(tmp_path, 2, ())
+    orphan = tmp_path / "part-orphan.parquet"
+    orphan.touch()
+    os.utime(orphan, (time.time() - 24 * 3600,) * 2)
+    vacuum = DeltaTable.vacuum
+
+    def fail(of: DeltaTable, hours: int | None = None, **given: Any) -> list[str]:
+        if hours is not None:
+            raise DeltaError("Generic error: the list of files is not complete")
+        return vacuum(of, **given)
+
+    monkeypatch.setattr(DeltaTable, "vacuum", fail)
+    with pytest.raises(StreamError, match="is not complete"):
+        table.vacuum(full=True)
+    assert orphan.exists()
 
 
 def appended(folder: Path, count: int, partitions: Sequence[str] = ("bucket",)) -> DeltaLog:
