@@ -24,6 +24,7 @@ from router.stream.pacing import FlowControl
 from router.stream.read_scheduler import ReadScheduler
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete
+from router.tasks.owned_tasks import AwaitedTasks
 from router.tasks.shared_answer import result_of
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
@@ -87,7 +88,7 @@ class RunningStream:
         )
         self._remotes = remotes = Remotes(request, merged, resources, self)
         self._read_scheduler = ReadScheduler(merged, remotes, self.waiting, flow, resources)
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = AwaitedTasks()
         """The tasks that read and close remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
         self._life = _Life.OPENING
@@ -177,8 +178,7 @@ class RunningStream:
             self._read_scheduler.close()
             self._memory.size = 0
             self.merged.close()
-            while self._tasks:
-                await asyncio.wait(self._tasks)
+            await self._tasks.wait()
         finally:
             self._ticket.end()
 
@@ -345,10 +345,7 @@ class RunningStream:
                 self.merged.fail(error)
                 self._stop_if_broken()
 
-        task = self._loop.create_task(guarded(), name=name, context=context)
-        task.add_done_callback(self._tasks.discard)
-        self._tasks.add(task)
-        return task
+        return self._tasks.start(guarded(), name, context)
 
     def batch_arrived(self, remote: Remote, batch: CursorBatch) -> None:
         """Process a batch of an open remote."""

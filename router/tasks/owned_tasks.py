@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
+from contextvars import Context
 from math import inf
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
@@ -67,9 +68,11 @@ class OwnedTasks:
 class AwaitedTasks(set[asyncio.Task[Any]]):
     """The running tasks of a part that, as it closes, waits for them: they end by themselves."""
 
-    def start(self, work: Coroutine[Any, Any, _T], name: str) -> asyncio.Task[_T]:
+    def start(
+        self, work: Coroutine[Any, Any, _T], name: str, context: Context | None = None
+    ) -> asyncio.Task[_T]:
         """Run ``work`` in a task, and return that; its result is the caller's to take."""
-        task = asyncio.get_running_loop().create_task(work, name=name)
+        task = asyncio.get_running_loop().create_task(work, name=name, context=context)
         self.add(task)
         task.add_done_callback(self.discard)
         return task
