@@ -72,7 +72,7 @@ def test_a_table_follows_its_collections(
 ) -> None:
     monkeypatch.setattr(range_merge, "_CHANGES_PER_STEP", 10)
     stream, folder = RandomChanges(seed), tmp_path / "current"
-    most = 0
+    most, batches = 0, list[list[dict[str, Any]]]()
     for number in range(15):
         events = stream.changes(stream.chance.choice((1, 40, 200)))
         match stream.chance.randrange(8):
@@ -83,6 +83,7 @@ def test_a_table_follows_its_collections(
             case 2:
                 events += stream.snapshot(stream.chance.sample("abc", 2))
         events += stream.changes(20)
+        batches.append(events)
         apply(folder, events, number)
         assert documents_in(folder) == stream.collections
         most = max(most, check_ranges(folder))
@@ -90,7 +91,8 @@ def test_a_table_follows_its_collections(
             before = DeltaTable(folder).version()
             apply(folder, events, number)  # again
             assert DeltaTable(folder).version() == before
-            apply(folder, events)  # as another query
+            last = batches[-stream.chance.randrange(1, 4) :]
+            apply(folder, [event for batch in last for event in batch])  # as another query
             assert documents_in(folder) == stream.collections
     assert most > 5
     assert not list(folder.glob("_changes/*"))
