@@ -2,7 +2,7 @@
 
 import asyncio
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 
 import anyio
@@ -14,16 +14,17 @@ from router.access.users import User
 from router.commands.serving_process import ServingProcess
 from router.config.settings import Feed
 from router.cursors.cursor import Owner
+from router.feed.json_lines import json_lines
 from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
 from router.limits.client_limits import ConnectionCounts
+from router.limits.turns import Turns
 from router.ports import AcceptingPort, uncounted
-from router.stream.event_log import cut
 from router.stream.log_reader import Batch
 from router.tls.handshake import Handshakes, peer_certificate
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.connection import probe_peer
-from shard_client.wire.documents import LENIENT, decode
+from shard_client.wire.documents import decode
 
 log = structlog.get_logger(component="FEED")
 
@@ -31,10 +32,6 @@ _MS = 0.001
 _LONGEST_LINE = 1024 * 1024
 MOST_CLIENTS = 1000
 _EVENTS_A_BATCH = 1000
-_TURN_BYTES = 16 * 1024
-"""Bytes of events that are encoded without a pause: up to 2 ms for small values."""
-_LARGE_EVENT = 64 * 1024
-"""Bytes of an event from which a thread encodes it."""
 _AWAIT = 1.0
 _CLOSE_TIMEOUT = 2.0
 
@@ -69,6 +66,7 @@ class FeedPort(AcceptingPort):
         self._limits = process.client_limits
         # A client can make the router hold twice as many bytes while none of its lines is read.
         self._held = self._limits.message_size_before_login
+        self._turns = Turns()
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
@@ -163,11 +161,11 @@ class FeedPort(AcceptingPort):
         try:
             if user is not None:
                 check_rights(user, watch)  # the rights may have changed during the opening
-            await _write_events(batch, watch, writer)
+            await self._write_events(batch, watch, writer)
             while not batch.closed:
                 with self._cursors.checkout(cursor.cursor_id, owner) as held:
                     batch = await held.next_batch(_EVENTS_A_BATCH, wait)
-                await _write_events(batch, watch, writer)
+                await self._write_events(batch, watch, writer)
                 if batch.events:
                     wrote_at = now()
                 elif watch.heartbeat and not batch.closed and now() - wrote_at >= watch.heartbeat:
@@ -176,29 +174,12 @@ class FeedPort(AcceptingPort):
         finally:
             self._cursors.kill([cursor.cursor_id], owner)
 
-
-async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
-    """Write a batch in turns of the event loop, so that encoding does not block the loop."""
-    if not batch.events:
-        _check_peer(writer)
-    left = batch.events
-    while left:
-        events, size = cut(left, None, _TURN_BYTES, first=True)
-        left = left[len(events) :]
-        if size < _LARGE_EVENT:
-            lines = _encode(events, watch)
-        else:
-            lines = await asyncio.to_thread(_encode, events, watch)
-        writer.write(lines)
-        await writer.drain()
-        await asyncio.sleep(0)
-
-
-def _encode(events: Sequence[bytes], watch: Watch) -> bytes:
-    """Return the lines of events."""
-    form = watch.form
-    lines = [json_util.dumps(decode(event, LENIENT), json_options=form) for event in events]
-    return "\n".join([*lines, ""]).encode()
+    async def _write_events(self, batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:
+        if not batch.events:
+            _check_peer(writer)
+        async for text in json_lines(batch.events, watch.form, self._turns.take):
+            writer.write(text)
+            await writer.drain()
 
 
 async def _write_place(batch: Batch, watch: Watch, writer: asyncio.StreamWriter) -> None:

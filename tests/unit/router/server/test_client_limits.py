@@ -22,8 +22,8 @@ from router.limits.client_limits import (
     supported_connections,
 )
 from router.limits.fair_limit import FairLimit
+from router.limits.turns import Turns
 from router.server.client_deadlines import ClientDeadlines
-from router.server.incoming import Turns
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.doubles.scripted_server import Asked, scripted_server
