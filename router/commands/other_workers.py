@@ -1,4 +1,4 @@
-"""Commands that concern the router's other workers too; no other command knows of workers.
+"""What the commands of one worker pass on to the others, or ask them.
 
 With a single process, or if another worker asks, there are no others (docs/workers.md).
 """
@@ -12,8 +12,8 @@ import structlog
 
 from router.commands.call import Call
 from router.commands.reply_bodies import RawAnswer, code_of
-from router.config.log_lines import LEVEL
 from router.cursors.cursor import Owner
+from router.peers.messages import RotateCertificates, SetVerbosity
 from router.peers.peers import ON_BEHALF_OF, Peer, Peers
 from shard_client.errors import ErrorCode, NetworkError
 from shard_client.wire.documents import encode
@@ -33,12 +33,12 @@ async def ask_other_workers(call: Call) -> Sequence[dict[str, Any]]:
     return await peers.ask_all(call.database, _for_user(call, call.command))
 
 
-async def change_other_workers(call: Call) -> None:
-    """Run a command that changes the process on all other workers; the parent does the same."""
+async def change_all_processes(call: Call, change: RotateCertificates | SetVerbosity) -> None:
+    """Run a command that changes the process on all other workers, and tell the parent too."""
     await ask_other_workers(call)
     peers = _peers(call)
     if peers is not None:
-        peers.tell_parent(changed=call.name, verbosity=LEVEL.verbosity)
+        peers.tell_parent(change)
 
 
 def has_other_owner(call: Call, cursor_id: int) -> bool:

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from router.commands.call import Call, answers
-from router.commands.other_workers import change_other_workers
+from router.commands.other_workers import change_all_processes
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.config.log_lines import LEVEL, MOST_VERBOSE
+from router.peers.messages import SetVerbosity
 from router.request.fields import GENERIC_FIELDS, unknown_field, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 
@@ -134,7 +135,7 @@ async def set_parameter(call: Call) -> AnyAnswer:
     verbosity = _level(value) if name == _LEVEL else _of_components(value)
     was = log_parameters()[name]
     LEVEL.verbosity = verbosity
-    await change_other_workers(call)
+    await change_all_processes(call, SetVerbosity(verbosity))
     return Answer({"was": was})
 
 

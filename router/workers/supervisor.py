@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import anyio
 import structlog
@@ -21,9 +20,23 @@ from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
 from router.limits.client_limits import ConnectionCounts
 from router.peers.cursor_ids import new_mark
+from router.peers.messages import (
+    DRIVER,
+    FEED,
+    ConnectionEnded,
+    Drain,
+    End,
+    IdentityRead,
+    Ready,
+    RotateCertificates,
+    SetVerbosity,
+    ShowIdentity,
+    ToWorker,
+    UseUpstream,
+)
 from router.peers.peers import Peer
 from router.tls.certificates import Certificates
-from router.workers.channel import DRIVER, FEED
+from router.workers.channel import Message
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
 from shard_client.backoff import Backoff
@@ -75,9 +88,8 @@ class Supervisor:
             ConnectionCounts(most, limits.connections_per_client, limits.exempt)
         )
         self._certificates: Certificates | None = None
-        self._identity: dict[str, Any] | None = None
-        self._topology_counter = 0
-        self._upstream: dict[str, int] | None = None
+        self._identity: ShowIdentity | None = None
+        self._upstream: UseUpstream | None = None
         self._stopping = False
         self._all_ready = asyncio.Event()
         self._failure: WorkerFailedError | OSError | None = None
@@ -145,11 +157,11 @@ class Supervisor:
     def _rotate(self) -> None:
         """Make all processes exchange their certificates."""
         self._rotate_own()
-        self._tell_all(rotate=True)
+        self._tell_all(RotateCertificates())
 
-    def _tell_all(self, **message: Any) -> None:
+    def _tell_all(self, message: ToWorker) -> None:
         for child in self._alive:
-            child.channel.send(**message)
+            child.channel.send(message)
 
     async def _keep_workers(self, stop: asyncio.Event, ports: Mapping[str, int]) -> None:
         async with anyio.create_task_group() as keepers:  # a failure ends the process
@@ -220,10 +232,9 @@ class Supervisor:
             return _CANNOT_START
         self._alive.add(child)
         try:
-            if self._identity is not None:
-                child.channel.send(identity=self._identity, counter=self._topology_counter)
-            if self._upstream is not None:
-                child.channel.send(upstream=self._upstream)
+            for told in (self._identity, self._upstream):
+                if told is not None:
+                    child.channel.send(told)
             async for report in child.reports():
                 self._react(child, report)
             self._dispatcher.remove(number)
@@ -241,30 +252,32 @@ class Supervisor:
                 with anyio.move_on_after(_END_TIMEOUT, shield=True):
                     await child.process.wait()
 
-    def _react(self, child: Child, report: Mapping[str, Any]) -> None:
+    def _react(self, child: Child, report: Message) -> None:
         """Make all processes follow what one worker reports."""
         match report:
-            case {"ready": _}:
+            case Ready():
                 self._dispatcher.add(child)
                 log.info("A worker is ready", worker=child.number, pid=child.process.pid)
                 if len(self._dispatcher.children) == self._settings.workers:
                     self._all_ready.set()
-            case {"ended": connection_id}:
+            case ConnectionEnded(connection_id):
                 self._dispatcher.release(child, connection_id)
-            case {"identity": identity} if identity != self._identity:
-                self._identity = identity
-                self._topology_counter += 1
-                self._tell_all(identity=identity, counter=self._topology_counter)
-            case {"upstream": choice}:
-                if self._upstream is None or choice["generation"] > self._upstream["generation"]:
-                    self._upstream = choice
-                    self._tell_all(upstream=choice)
+            case IdentityRead(identity):
+                shown = self._identity
+                if shown is None or identity != shown.identity:
+                    counter = 1 if shown is None else shown.counter + 1
+                    self._identity = ShowIdentity(identity, counter)
+                    self._tell_all(self._identity)
+            case UseUpstream(generation=generation):
+                if self._upstream is None or generation > self._upstream.generation:
+                    self._upstream = report
+                    self._tell_all(report)
                 else:
-                    child.channel.send(upstream=self._upstream)
-            case {"changed": command, "verbosity": verbosity}:
+                    child.channel.send(self._upstream)
+            case SetVerbosity(verbosity):
                 LEVEL.verbosity = verbosity
-                if command == "rotateCertificates":
-                    self._rotate_own()
+            case RotateCertificates():
+                self._rotate_own()
 
     def _rotate_own(self) -> None:
         if self._certificates is not None:
@@ -276,14 +289,14 @@ class Supervisor:
         seconds = self._settings.process.drain_time
         log.info("Shutting down", drainSeconds=seconds)
         for child in children:
-            child.channel.send(drain=seconds)
+            child.channel.send(Drain(seconds))
         # A drained worker stays up: clients of other workers may still read its cursors.
         with anyio.move_on_after(seconds + _DRAIN_GRACE):
             for child in children:
                 await child.drained.wait()
         for child in children:
             if child.drained.is_set():
-                child.channel.send(end=True)
+                child.channel.send(End())
             else:
                 log.warning("A worker hangs; killing it", worker=child.number)
                 child.process.kill()

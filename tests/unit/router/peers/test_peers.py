@@ -36,7 +36,7 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Pa
         else:
             asked.reply({"of": "upstream", "ok": 1.0})
 
-    peers = Peers(2, MARK, 2, tmp_path, lambda **message: None)
+    peers = Peers(2, MARK, 2, tmp_path, lambda message: None)
     async with facade_before(script, peers=peers) as (mongos, router, client):
         router.cursors.new_id = peers.new_cursor_id
         assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
@@ -64,7 +64,7 @@ async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
 async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
     tmp_path: Path,
 ) -> None:
-    peers = [Peers(number, MARK, 2, tmp_path, lambda **message: None) for number in (1, 2)]
+    peers = [Peers(number, MARK, 2, tmp_path, lambda message: None) for number in (1, 2)]
     async with (
         facade(peers=peers[0]) as first,
         facade(peers=peers[1]) as second,
@@ -87,7 +87,7 @@ async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
 
 
 async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_path: Path) -> None:
-    peers = Peers(1, MARK, 2, tmp_path, lambda **message: None)
+    peers = Peers(1, MARK, 2, tmp_path, lambda message: None)
     async with facade() as router, await router.client() as opener:
         ids = [(await opener.command("db", WATCH))["cursor"]["id"] for _ in range(3)]
         other = peers.owner(new_cursor_id(MARK, 2))
@@ -105,7 +105,7 @@ async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_pat
 async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = Peers(1, MARK, 2, tmp_path, lambda **message: None)
+    peers = Peers(1, MARK, 2, tmp_path, lambda message: None)
     other = peers.owner(new_cursor_id(MARK, 2))
     assert other is not None
     killed: list[int] = []
