@@ -175,11 +175,11 @@ async def _explained(
     call: Call, request: StreamRequest, command: Mapping[str, Any], verbosity: Any
 ) -> Answer:
     process = call.process
-    build = process.identity.build_info
+    build = process.server.identity.build_info
     server = {
-        "host": process.host,
-        "port": process.port,
-        "version": process.identity.version,
+        "host": process.server.host,
+        "port": process.server.port,
+        "version": process.server.identity.version,
         "gitVersion": build["gitVersion"],
     }
     plan = await explain_stream(request, verbosity, process.cursors.streams)

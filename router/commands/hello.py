@@ -104,11 +104,11 @@ async def hello(call: Call) -> Answer:
         timeout = min(most_ms * _SECONDS_PER_MS, _LONGEST_WAIT)
         process.counters.awaiting_hellos += 1
         try:
-            await process.topology.wait_beyond(known, timeout)
+            await process.server.topology.wait_beyond(known, timeout)
         finally:
             process.counters.awaiting_hellos -= 1
     else:
-        await process.topology.wait_beyond(None, 0)
+        await process.server.topology.wait_beyond(None, 0)
     reply = {**_describe(call), **await fields_of_hello(call)}
     if not call.exhaust:
         return Answer(reply)
@@ -117,7 +117,7 @@ async def hello(call: Call) -> Answer:
             51763, "A hello/isMaster request with exhaust must specify 'maxAwaitTimeMS'"
         )
     following = {key: value for key, value in command.items() if key != "client"}
-    following["topologyVersion"] = process.topology.document()
+    following["topologyVersion"] = process.server.topology.document()
     return Answer(reply, next_command=following)
 
 
@@ -159,7 +159,7 @@ def _describe(call: Call) -> dict[str, Any]:
     reply: dict[str, Any] = {
         primary: True,
         "msg": "isdbgrid",
-        "topologyVersion": process.topology.document(),
+        "topologyVersion": process.server.topology.document(),
     }
     if command.get("helloOk") is not None:
         reply["helloOk"] = True
@@ -170,12 +170,12 @@ def _describe(call: Call) -> dict[str, Any]:
         "localTime": process.now(),
         "logicalSessionTimeoutMinutes": SESSION_TIMEOUT_MINUTES,
         "connectionId": call.client.connection_id,
-        "maxWireVersion": process.identity.max_wire_version,
+        "maxWireVersion": process.server.identity.max_wire_version,
         "minWireVersion": 0,
     }
     offered = command.get("compression")
     if isinstance(offered, list):
-        common = negotiate(offered, process.compressors)
+        common = negotiate(offered, process.options.compressors)
         if common:
             reply["compression"] = common
     return reply

@@ -30,7 +30,7 @@ async def get_parameter(call: Call) -> AnyAnswer:
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
-    own: dict[str, Any] = {**call.process.parameters, **log_parameters()}
+    own: dict[str, Any] = {**call.process.options.parameters, **log_parameters()}
     if not everything:
         own = {name: own[name] for name in call.command if name in own}
     values = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
@@ -68,7 +68,7 @@ def _detailed(name: str, value: Any) -> dict[str, Any]:
 
 def _is_others(call: Call, name: str) -> bool:
     return (
-        name not in (call.name, *call.process.parameters, *LOG_PARAMETERS)
+        name not in (call.name, *call.process.options.parameters, *LOG_PARAMETERS)
         and name not in GENERIC_FIELDS
         and name not in _MONGOD_ALONE
     )

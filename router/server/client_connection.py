@@ -205,7 +205,7 @@ class ClientConnection:
     async def _run(self, request: ClientMessage, again: Mapping[str, Any] | None) -> AnyAnswer:
         """Find the command and run it, with the document ``again`` instead if that is given."""
         command = COMMANDS.get(request.name)
-        if self._process.topology.quiescing and not (command and command.while_quiescing):
+        if self._process.server.topology.quiescing and not (command and command.while_quiescing):
             raise at_shutdown(ErrorCode.ShutdownInProgress, request.name, request.body())
         if command is not None and command.is_ours is not None and request.query is None:
             command = command if command.is_ours(request.body()) else None

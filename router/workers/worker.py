@@ -68,8 +68,8 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
                 counters = process.counters
                 channel.send(Load(len(process.cursors), counters.connections, busy.share()))
             case ShowIdentity(identity, counter):
-                process.identity = identity
-                process.topology.move_to(counter)
+                process.server.identity = identity
+                process.server.topology.move_to(counter)
             case UseUpstream(chosen, generation):
                 if isinstance(process.upstream, UpstreamMongos):
                     process.upstream.follow(chosen, generation)
@@ -155,7 +155,7 @@ async def _run(start: WorkerStart, channel_end: int) -> None:
             started=start.started,
         )
         async with parts as (process, listener, feed), OwnedTasks() as tasks:
-            process.port = start.port
+            process.server.port = start.port
             address = private_address(start.folder, start.number)
             with suppress(FileNotFoundError):  # one that has died leaves it
                 os.unlink(address)

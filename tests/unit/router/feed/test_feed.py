@@ -38,7 +38,7 @@ async def feed(
     request_wait: float = 0.02, access: Any = None, **limits: int
 ) -> AsyncIterator[tuple[FakeCursors, int]]:
     cursors: Any = FakeCursors()
-    process = ServingProcess(clock=cursors.clock, cursors=cursors, cluster=cursors, access=access)
+    process = ServingProcess(cursors=cursors, cluster=cursors, access=access)
     given = Feed.model_validate({"requestWaitMs": request_wait * 1000})
     async with FeedPort(process, given, **limits) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)

@@ -8,6 +8,7 @@ from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
 from router.peers.peers import ON_BEHALF_OF, Peers, private_address
@@ -51,7 +52,10 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Pa
 
 async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
     topology = TopologyVersion(ObjectId())  # which the workers share
-    async with facade(topology=topology) as router, await router.client() as client:
+    async with (
+        facade(server=ServerDescription(topology=topology)) as router,
+        await router.client() as client,
+    ):
         ahead = {**topology.document(), "counter": Int64(topology.counter + 1)}
         client.send("admin", {"hello": 1, "topologyVersion": ahead, "maxAwaitTimeMS": 60_000})
         await until(lambda: router.process.counters.awaiting_hellos == 1)
