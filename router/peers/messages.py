@@ -1,84 +1,48 @@
-"""The messages between the parent and its workers: each kind is a class.
+"""The messages between the parent and its workers, a class for each kind (docs/workers.md).
 
-A worker's commands and its peers also send some, so they are below ``workers``, whose channel
-carries them. A message that goes both ways is first told to the parent, which tells the others.
+They are below ``workers``, whose channel carries them, because a worker's commands send some too.
 """
 
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from router.catalog.version import ServerIdentity
 
 Port = Literal["driver", "feed"]
 """The port that has accepted a connection."""
 
-DRIVER: Final = "driver"
-FEED: Final = "feed"
+
+class Message:
+    """A message; only ``ServeClient`` has a connection with it."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServeClient:
-    """To a worker, with a connection: serve it; its number is unique in the whole router."""
+@dataclass(frozen=True)
+class Ready(Message):
+    """From a worker: it can serve clients."""
+
+
+@dataclass(frozen=True)
+class ServeClient(Message):
+    """To a worker: serve this connection, whose number is unique in the whole router."""
 
     port: Port
     connection_id: int
 
 
-@dataclass(frozen=True, slots=True)
-class ReportLoad:
+@dataclass(frozen=True)
+class ConnectionEnded(Message):
+    """From a worker: it serves this connection no longer."""
+
+    connection_id: int
+
+
+@dataclass(frozen=True)
+class ReportLoad(Message):
     """To a worker: answer with its ``Load``."""
 
 
-@dataclass(frozen=True, slots=True)
-class ShowIdentity:
-    """To a worker: show this version to clients, under this counter of the topology version."""
-
-    identity: ServerIdentity
-    counter: int
-
-
-@dataclass(frozen=True, slots=True)
-class Drain:
-    """To a worker: refuse new commands, and report ``Drained`` after so many seconds at most."""
-
-    seconds: float
-
-
-@dataclass(frozen=True, slots=True)
-class End:
-    """To a worker: end at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class UseUpstream:
-    """Use the mongos of this index; the choice with the higher generation counts.
-
-    From a worker when it could not connect to the mongos before, and to all others.
-    """
-
-    chosen: int
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
-class RotateCertificates:
-    """Read the certificates again: to a worker, or from one that a client has told to do so."""
-
-
-@dataclass(frozen=True, slots=True)
-class SetVerbosity:
-    """From a worker: a client has set the log level of all processes."""
-
-    verbosity: int
-
-
-@dataclass(frozen=True, slots=True)
-class Ready:
-    """From a worker: it can serve clients."""
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
+@dataclass(frozen=True)
+class Load(Message):
     """From a worker: its load.
 
     ``cursors`` is the number of its open merged cursors, ``connections`` the number of driver
@@ -90,33 +54,56 @@ class Load:
     busy: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class ConnectionEnded:
-    """From a worker: a connection that it was handed has ended."""
-
-    connection_id: int
-
-
-@dataclass(frozen=True, slots=True)
-class IdentityRead:
-    """From a worker: it has read another version of the cluster."""
+@dataclass(frozen=True)
+class IdentityRead(Message):
+    """From a worker: it has read the cluster's version."""
 
     identity: ServerIdentity
 
 
-@dataclass(frozen=True, slots=True)
-class Drained:
+@dataclass(frozen=True)
+class ShowIdentity(Message):
+    """To a worker: show this version to clients, under this counter of the topology version."""
+
+    identity: ServerIdentity
+    counter: int
+
+
+@dataclass(frozen=True)
+class UseUpstream(Message):
+    """From a worker that could not connect, and to all: the mongos to use, by its index.
+
+    The choice with the highest generation counts.
+    """
+
+    chosen: int
+    generation: int
+
+
+@dataclass(frozen=True)
+class RotateCertificates(Message):
+    """To a worker, or from one that a client has asked for it: read the certificates again."""
+
+
+@dataclass(frozen=True)
+class SetVerbosity(Message):
+    """From a worker: a client has set the log level of all processes."""
+
+    verbosity: int
+
+
+@dataclass(frozen=True)
+class Drain(Message):
+    """To a worker: refuse new commands, and let those in flight end within so many seconds."""
+
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Drained(Message):
     """From a worker: no command is in flight any more."""
 
 
-ToWorker = ServeClient | ReportLoad | ShowIdentity | UseUpstream | RotateCertificates | Drain | End
-ToParent = (
-    Ready
-    | Load
-    | ConnectionEnded
-    | IdentityRead
-    | UseUpstream
-    | RotateCertificates
-    | SetVerbosity
-    | Drained
-)
+@dataclass(frozen=True)
+class End(Message):
+    """To a worker: end now."""

@@ -8,14 +8,12 @@ from collections import deque
 
 import anyio
 
-from router.peers.messages import ServeClient, ToParent, ToWorker
+from router.peers.messages import Message, ServeClient
 
 _LONGEST_MESSAGE = 64 * 1024
 _FOR_LACK_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 _PAUSE = 0.1
 """Seconds before a message is sent again that the system had no memory for."""
-
-Message = ToWorker | ToParent
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:

@@ -13,8 +13,8 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.config.settings import Settings
-from router.peers.messages import Drained, Load, ReportLoad
-from router.workers.channel import Channel, Message, socket_pair
+from router.peers.messages import Drained, Load, Message, ReportLoad
+from router.workers.channel import Channel, socket_pair
 
 log = structlog.get_logger()
 

@@ -10,7 +10,7 @@ import anyio
 import structlog
 
 from router.limits.client_limits import ConnectionCounts
-from router.peers.messages import DRIVER, Port, ServeClient
+from router.peers.messages import Port, ServeClient
 from router.ports import BACKLOG, accept, bind, peer_address
 from router.workers.child import Child
 from router.workers.placement import choose_worker
@@ -51,7 +51,7 @@ class ConnectionDispatcher:
         Clients cannot connect before ``listen``.
 
         Args:
-            kind: DRIVER or FEED.
+            kind: "driver" or "feed".
             hosts: names or addresses of this machine.
             port: the port.
 
@@ -122,7 +122,7 @@ class ConnectionDispatcher:
         loads = taking or {number: child.load for number, child in children.items()}
         loop = asyncio.get_running_loop()
         address = peer_address(connection)
-        if kind == DRIVER and not self._counts.admit(address, loop.time()):
+        if kind == "driver" and not self._counts.admit(address, loop.time()):
             return
         while loads:
             number = choose_worker(loads, self._recent, self._last)
@@ -132,11 +132,11 @@ class ConnectionDispatcher:
                 log.warning("A worker accepts no connection", worker=number, error=str(error))
                 del loads[number]
             else:
-                if kind == DRIVER:
+                if kind == "driver":
                     children[number].clients[connection_id] = address
                 self._last = number
                 self._recent[number] += 1
                 loop.call_later(_RECENT, self._recent.subtract, [number])
                 return
-        if kind == DRIVER:
+        if kind == "driver":
             self._counts.release(address)

@@ -19,24 +19,10 @@ from router.commands.process_status import COMMAND
 from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
 from router.limits.client_limits import ConnectionCounts
+from router.peers import messages
 from router.peers.cursor_ids import new_mark
-from router.peers.messages import (
-    DRIVER,
-    FEED,
-    ConnectionEnded,
-    Drain,
-    End,
-    IdentityRead,
-    Ready,
-    RotateCertificates,
-    SetVerbosity,
-    ShowIdentity,
-    ToWorker,
-    UseUpstream,
-)
 from router.peers.peers import Peer
 from router.tls.certificates import Certificates
-from router.workers.channel import Message
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
 from shard_client.backoff import Backoff
@@ -88,8 +74,8 @@ class Supervisor:
             ConnectionCounts(most, limits.connections_per_client, limits.exempt)
         )
         self._certificates: Certificates | None = None
-        self._identity: ShowIdentity | None = None
-        self._upstream: UseUpstream | None = None
+        self._identity: messages.ShowIdentity | None = None
+        self._upstream: messages.UseUpstream | None = None
         self._stopping = False
         self._all_ready = asyncio.Event()
         self._failure: WorkerFailedError | OSError | None = None
@@ -113,9 +99,9 @@ class Supervisor:
         with temporary as name, ExitStack() as owned:
             folder = Path(name)
             owned.callback(self._dispatcher.close)
-            ports = {"port": await self._dispatcher.open(DRIVER, net.hosts, net.port)}
+            ports = {"port": await self._dispatcher.open("driver", net.hosts, net.port)}
             if feed.port is not None:
-                ports["feedPort"] = await self._dispatcher.open(FEED, [feed.bind_ip], feed.port)
+                ports["feedPort"] = await self._dispatcher.open("feed", [feed.bind_ip], feed.port)
             self._start = partial(
                 WorkerStart,
                 mark=new_mark(),
@@ -157,9 +143,9 @@ class Supervisor:
     def _rotate(self) -> None:
         """Make all processes exchange their certificates."""
         self._rotate_own()
-        self._tell_all(RotateCertificates())
+        self._tell_all(messages.RotateCertificates())
 
-    def _tell_all(self, message: ToWorker) -> None:
+    def _tell_all(self, message: messages.Message) -> None:
         for child in self._alive:
             child.channel.send(message)
 
@@ -252,31 +238,31 @@ class Supervisor:
                 with anyio.move_on_after(_END_TIMEOUT, shield=True):
                     await child.process.wait()
 
-    def _react(self, child: Child, report: Message) -> None:
+    def _react(self, child: Child, report: messages.Message) -> None:
         """Make all processes follow what one worker reports."""
         match report:
-            case Ready():
+            case messages.Ready():
                 self._dispatcher.add(child)
                 log.info("A worker is ready", worker=child.number, pid=child.process.pid)
                 if len(self._dispatcher.children) == self._settings.workers:
                     self._all_ready.set()
-            case ConnectionEnded(connection_id):
+            case messages.ConnectionEnded(connection_id):
                 self._dispatcher.release(child, connection_id)
-            case IdentityRead(identity):
+            case messages.IdentityRead(identity):
                 shown = self._identity
                 if shown is None or identity != shown.identity:
                     counter = 1 if shown is None else shown.counter + 1
-                    self._identity = ShowIdentity(identity, counter)
+                    self._identity = messages.ShowIdentity(identity, counter)
                     self._tell_all(self._identity)
-            case UseUpstream(generation=generation):
+            case messages.UseUpstream(generation=generation):
                 if self._upstream is None or generation > self._upstream.generation:
                     self._upstream = report
                     self._tell_all(report)
                 else:
                     child.channel.send(self._upstream)
-            case SetVerbosity(verbosity):
+            case messages.SetVerbosity(verbosity):
                 LEVEL.verbosity = verbosity
-            case RotateCertificates():
+            case messages.RotateCertificates():
                 self._rotate_own()
 
     def _rotate_own(self) -> None:
@@ -289,14 +275,14 @@ class Supervisor:
         seconds = self._settings.process.drain_time
         log.info("Shutting down", drainSeconds=seconds)
         for child in children:
-            child.channel.send(Drain(seconds))
+            child.channel.send(messages.Drain(seconds))
         # A drained worker stays up: clients of other workers may still read its cursors.
         with anyio.move_on_after(seconds + _DRAIN_GRACE):
             for child in children:
                 await child.drained.wait()
         for child in children:
             if child.drained.is_set():
-                child.channel.send(End())
+                child.channel.send(messages.End())
             else:
                 log.warning("A worker hangs; killing it", worker=child.number)
                 child.process.kill()

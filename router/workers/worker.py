@@ -24,20 +24,7 @@ from router.catalog.upstream import UpstreamMongos
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.feed.feed import FeedPort
-from router.peers.messages import (
-    DRIVER,
-    ConnectionEnded,
-    Drain,
-    Drained,
-    End,
-    Load,
-    Ready,
-    ReportLoad,
-    RotateCertificates,
-    ServeClient,
-    ShowIdentity,
-    UseUpstream,
-)
+from router.peers import messages
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.service import Parts, process_parts
@@ -57,28 +44,30 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
     """
     process, listener, feed = parts
     busy = _Busy()
-    channel.send(Ready())
+    channel.send(messages.Ready())
     while (received := await channel.receive()) is not None:
         message, connection = received
         match message:
-            case ServeClient(port, connection_id):
-                adopts = listener if port == DRIVER else feed
+            case messages.ServeClient(port, connection_id):
+                adopts = listener if port == "driver" else feed
                 tasks.run(_adopt, channel, connection, connection_id, adopts)
-            case ReportLoad():
+            case messages.ReportLoad():
                 counters = process.counters
-                channel.send(Load(len(process.cursors), counters.connections, busy.share()))
-            case ShowIdentity(identity, counter):
+                channel.send(
+                    messages.Load(len(process.cursors), counters.connections, busy.share())
+                )
+            case messages.ShowIdentity(identity, counter):
                 process.server.identity = identity
                 process.server.topology.move_to(counter)
-            case UseUpstream(chosen, generation):
+            case messages.UseUpstream(chosen, generation):
                 if isinstance(process.upstream, UpstreamMongos):
                     process.upstream.follow(chosen, generation)
-            case RotateCertificates():
+            case messages.RotateCertificates():
                 if process.certificates is not None:
                     process.certificates.rotate()
-            case Drain(seconds):
+            case messages.Drain(seconds):
                 tasks.run(_drain, channel, listener, seconds)
-            case End():
+            case messages.End():
                 return
     log.error("The parent is gone; ending")
     shutil.rmtree(folder, ignore_errors=True)
@@ -86,7 +75,7 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
 
 async def _drain(channel: Channel, listener: Listener, seconds: float) -> None:
     await listener.drain(seconds)
-    channel.send(Drained())
+    channel.send(messages.Drained())
 
 
 async def _adopt(
@@ -98,7 +87,7 @@ async def _adopt(
     """Serve a connection that the parent has handed over, unless it could not be opened."""
 
     def ended() -> None:
-        channel.send(ConnectionEnded(connection_id))
+        channel.send(messages.ConnectionEnded(connection_id))
 
     try:
         if connection is None:

@@ -20,8 +20,6 @@ from router.commands.serving_process import Counters
 from router.config.settings import Settings, load_settings
 from router.limits.client_limits import ConnectionCounts
 from router.peers.messages import (
-    DRIVER,
-    FEED,
     ConnectionEnded,
     Drain,
     End,
@@ -103,14 +101,14 @@ def test_messages_wait_for_a_process_that_does_not_read() -> None:
             ours.send(ConnectionEnded(number))
         with socket.socket() as connection:
             with pytest.raises(BlockingIOError):
-                ours.hand_over(connection, ServeClient(DRIVER, sent))
+                ours.hand_over(connection, ServeClient("driver", sent))
             for number in range(sent):
                 assert await theirs.receive() == (ConnectionEnded(number), None)
-            ours.hand_over(connection, ServeClient(DRIVER, sent))
+            ours.hand_over(connection, ServeClient("driver", sent))
         received = await theirs.receive()
         assert received is not None
         message, connection_or_none = received
-        assert message == ServeClient(DRIVER, sent)
+        assert message == ServeClient("driver", sent)
         assert connection_or_none is not None
         connection_or_none.close()
         ours.close()
@@ -208,7 +206,7 @@ class _Worker(Child):
 
 async def test_a_connection_waits_for_a_worker_if_the_last_one_dies_meanwhile() -> None:
     dealer = ConnectionDispatcher(ConnectionCounts(10))
-    port = await dealer.open(DRIVER, ["127.0.0.1"], 0)
+    port = await dealer.open("driver", ["127.0.0.1"], 0)
     dealer.listen()
     died = asyncio.Event()
 
@@ -226,7 +224,7 @@ async def test_a_connection_waits_for_a_worker_if_the_last_one_dies_meanwhile() 
         dealer.add(next_one)
         received = await next_one.theirs.receive()
     assert received is not None
-    assert received[0] == ServeClient(DRIVER, 1)
+    assert received[0] == ServeClient("driver", 1)
     writer.close()
     dispatching.cancel()
     dealer.close()
@@ -237,7 +235,7 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
 ) -> None:
     monkeypatch.setattr("router.workers.dispatcher._LOAD_TIMEOUT", PATIENCE)
     dispatcher = ConnectionDispatcher(ConnectionCounts(10))
-    ports = [await dispatcher.open(port, ["127.0.0.1"], 0) for port in (DRIVER, FEED)]
+    ports = [await dispatcher.open(port, ["127.0.0.1"], 0) for port in ("driver", "feed")]
     dispatcher.listen()
     ends = [Channel(theirs) for theirs in (_child(dispatcher, 1), _child(dispatcher, 2))]
     reports = [asyncio.create_task(_read(child)) for child in dispatcher.children.values()]
@@ -252,8 +250,8 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
         placed = [await ends[1].receive() for _ in clients]
     messages = {message[0] for message in placed if message is not None}
     assert {message.port for message in messages if isinstance(message, ServeClient)} == {
-        DRIVER,
-        FEED,
+        "driver",
+        "feed",
     }
     for _reader, writer in clients:
         writer.close()
@@ -299,7 +297,7 @@ async def test_a_worker_answers_its_parent_while_it_drains(tmp_path: Path) -> No
 
 async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
     dealer = ConnectionDispatcher(ConnectionCounts(10))
-    port = await dealer.open(DRIVER, ["127.0.0.1", "127.0.0.2"], 0)
+    port = await dealer.open("driver", ["127.0.0.1", "127.0.0.2"], 0)
     for host in ("127.0.0.1", "127.0.0.2"):
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(host, port)
@@ -309,7 +307,7 @@ async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
         writer.close()
     taken = ConnectionDispatcher(ConnectionCounts(10))
     with pytest.raises(OSError, match="in use"):
-        await taken.open(DRIVER, ["127.0.0.1"], port)
+        await taken.open("driver", ["127.0.0.1"], port)
     taken.close()
     dealer.close()
 
