@@ -78,7 +78,6 @@ class Supervisor:
         self._upstream: messages.UseUpstream | None = None
         self._stopping = False
         self._all_ready = asyncio.Event()
-        self._failure: WorkerFailedError | OSError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then drain and stop all workers.
@@ -150,30 +149,30 @@ class Supervisor:
             child.channel.send(message)
 
     async def _keep_workers(self, stop: asyncio.Event, ports: Mapping[str, int]) -> None:
-        async with anyio.create_task_group() as keepers:  # a failure ends the process
-            for number in self._numbers:
-                keepers.start_soon(self._keep, number, keepers.cancel_scope)
-            distributing = anyio.CancelScope()
-            keepers.start_soon(self._distribute, distributing, keepers.cancel_scope, ports)
-            await stop.wait()
-            distributing.cancel()
-            await self._drain()
-            keepers.cancel_scope.cancel()
-        if self._failure is not None:
-            raise self._failure
+        try:
+            async with anyio.create_task_group() as keepers:
+                for number in self._numbers:
+                    keepers.start_soon(self._keep, number)
+                distributing = anyio.CancelScope()
+                keepers.start_soon(self._distribute, distributing, ports)
+                await stop.wait()
+                distributing.cancel()
+                await self._drain()
+                keepers.cancel_scope.cancel()
+        except ExceptionGroup as failures:  # the first failure has ended the others
+            error: Exception = failures
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
 
-    async def _distribute(
-        self, until: anyio.CancelScope, keepers: anyio.CancelScope, ports: Mapping[str, int]
-    ) -> None:
-        """Accept clients once all workers are ready, until ``until`` is cancelled."""
+    async def _distribute(self, until: anyio.CancelScope, ports: Mapping[str, int]) -> None:
+        """Accept clients once all workers are ready, until ``until`` is cancelled.
+
+        Raises OSError: another process has bound the same port, and listens.
+        """
         with until:
             await self._all_ready.wait()
-            try:
-                self._dispatcher.listen()
-            except OSError as error:  # another process has bound the same port, and listens
-                self._failure = error
-                keepers.cancel()
-                return
+            self._dispatcher.listen()
             log.info(
                 "Waiting for connections",
                 component="NETWORK",
@@ -183,8 +182,11 @@ class Supervisor:
             await self._dispatcher.dispatch()
         self._dispatcher.close()
 
-    async def _keep(self, number: int, keepers: anyio.CancelScope) -> None:
-        """Run worker ``number`` and restart it whenever it ends; end all if it cannot start."""
+    async def _keep(self, number: int) -> None:
+        """Run worker ``number``, and restart it whenever it ends.
+
+        Raises WorkerFailedError: it has ended before all workers were ready.
+        """
         loop = asyncio.get_running_loop()
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stopping:
@@ -193,9 +195,7 @@ class Supervisor:
             if self._stopping:
                 return
             if not self._all_ready.is_set():
-                self._failure = WorkerFailedError(number, status)
-                keepers.cancel()
-                return
+                raise WorkerFailedError(number, status)
             if loop.time() - began > _STEADY:
                 backoff.reset()
             pause = backoff.next_pause()

@@ -168,7 +168,10 @@ class _ReadyChild(Child):
 async def test_a_dispatcher_that_fails_ends_the_router(folders: Path) -> None:
     """A router that goes on without it would accept nobody for ever."""
     ready = partial(_ReadyChild.start, program="tests.doubles.idle_worker")
-    with capture_logs() as logged, pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+    with (
+        capture_logs() as logged,
+        pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="planted")),
+    ):
         async with asyncio.timeout(PATIENCE), anyio.create_task_group() as tasks:
             tasks.start_soon(Supervisor(settings(), [], start_child=ready).run, asyncio.Event())
             await until(lambda: "Waiting for connections" in [line["event"] for line in logged])
