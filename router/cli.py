@@ -60,9 +60,9 @@ def main() -> None:
     points = {point.name: point for point in (*OWN_COMMANDS, *entry_points(group=_GROUP))}
     wanted = sys.argv[1] if len(sys.argv) > 1 else None
     if wanted is not None and wanted not in points and not wanted.startswith("-"):
-        known = ", ".join(sorted(points))
+        commands = ", ".join(sorted(points))
         hint = nearest(wanted, points)
-        typer.echo(f"{wanted} is not a command.{hint} The commands are {known}.", err=True)
+        typer.echo(f"{wanted} is not a command.{hint} The commands are {commands}.", err=True)
         raise SystemExit(_USAGE)
     for point in points.values():
         if wanted not in (None, point.name, *_FOR_ALL):

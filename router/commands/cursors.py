@@ -152,8 +152,8 @@ async def kill_cursors(call: Call) -> AnyAnswer:
 
 
 def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
-    for name, kept in lists.items():
-        kept.extend(reply.get(name, ()))
+    for name, identifiers in lists.items():
+        identifiers.extend(reply.get(name, ()))
 
 
 @answers("endSessions", help="end sessions", while_quiescing=True, api_versions=("1",))

@@ -42,16 +42,16 @@ _SECONDS_PER_MS = 0.001
 class _Point:
     """A fail point: how often it may still fire (None: always), and its data."""
 
-    left: int | None = 0
+    remaining: int | None = 0
     data: Mapping[str, Any] = field(default_factory=dict)
     count: int = 0
 
     def fires(self) -> bool:
         """Count a command that it applies to; return whether the command fails."""
-        if self.left == 0:
+        if self.remaining == 0:
             return False
-        if self.left is not None:
-            self.left -= 1
+        if self.remaining is not None:
+            self.remaining -= 1
         self.count += 1
         return True
 
@@ -80,12 +80,12 @@ class FailPoints:
             CommandError: the mode or the data is not one of those that the router knows.
         """
         point = self._points[command[CONFIGURE]]
-        point.left = 0
-        left, data = _left(command.get("mode")), command.get("data", {})
+        point.remaining = 0
+        remaining, data = _times(command.get("mode")), command.get("data", {})
         if not isinstance(data, Mapping) or not data.keys() <= _DATA:
             message = f"the fail points of mergerouter know the data {', '.join(sorted(_DATA))}"
             raise CommandError(ErrorCode.BadValue, message)
-        point.left, point.data = left, data
+        point.remaining, point.data = remaining, data
         return point.count
 
     async def before(self, call: Call, names: Sequence[str]) -> None:
@@ -125,7 +125,7 @@ class FailPoints:
             raise CommandError(code, f"Hit the '{_FAIL_GET_MORE}' failpoint")
 
 
-def _left(mode: object) -> int | None:
+def _times(mode: object) -> int | None:
     """Return how often a fail point of this mode fires, None for always; raises CommandError."""
     if mode in ("off", "alwaysOn"):
         return 0 if mode == "off" else None

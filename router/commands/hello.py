@@ -98,13 +98,13 @@ async def hello(call: Call) -> Answer:
     """
     command, process, client = call.command, call.process, call.client
     _accept_metadata(client, command)
-    known = _known_version(command)
-    if known is not None:
+    seen = _seen_version(command)
+    if seen is not None:
         most_ms = at_least_zero(command, "hello", "maxAwaitTimeMS") or 0
         timeout = min(most_ms * _SECONDS_PER_MS, _LONGEST_WAIT)
         process.counters.awaiting_hellos += 1
         try:
-            await process.server.topology.wait_beyond(known, timeout)
+            await process.server.topology.wait_beyond(seen, timeout)
         finally:
             process.counters.awaiting_hellos -= 1
     else:
@@ -112,7 +112,7 @@ async def hello(call: Call) -> Answer:
     reply = {**_describe(call), **await fields_of_hello(call)}
     if not call.exhaust:
         return Answer(reply)
-    if known is None:
+    if seen is None:
         raise CommandError(
             51763, "A hello/isMaster request with exhaust must specify 'maxAwaitTimeMS'"
         )
@@ -133,24 +133,24 @@ def _accept_metadata(client: Client, command: Mapping[str, Any]) -> None:
     client.greeted = True
 
 
-def _known_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
-    known = command.get("topologyVersion")
-    if (known is None) != (at_least_zero(command, "hello", "maxAwaitTimeMS") is None):
+def _seen_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
+    seen = command.get("topologyVersion")
+    if (seen is None) != (at_least_zero(command, "hello", "maxAwaitTimeMS") is None):
         raise CommandError(
             51760,
             "A request with 'maxAwaitTimeMS' must include a 'topologyVersion'"
-            if known is None
+            if seen is None
             else "A request with a 'topologyVersion' must include 'maxAwaitTimeMS'",
         )
-    if known is None:
+    if seen is None:
         return None
-    if not isinstance(known, Mapping):
-        raise wrong_type("hello.topologyVersion", known, "object")
-    of_type(known, "hello.topologyVersion", "processId", ObjectId, "objectId")
-    counter = of_type(known, "hello.topologyVersion", "counter", Int64, "long")
+    if not isinstance(seen, Mapping):
+        raise wrong_type("hello.topologyVersion", seen, "object")
+    of_type(seen, "hello.topologyVersion", "processId", ObjectId, "objectId")
+    counter = of_type(seen, "hello.topologyVersion", "counter", Int64, "long")
     if counter < 0:
         raise CommandError(51758, "topologyVersion must have a non-negative counter")
-    return dict(known)
+    return dict(seen)
 
 
 def _describe(call: Call) -> dict[str, Any]:

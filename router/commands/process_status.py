@@ -89,8 +89,8 @@ def _by_name(errors: Mapping[int, int]) -> Counter[str]:
     """Return the counts by the names of their codes; a code without a name is a number."""
     named: Counter[str] = Counter()
     for code, count in errors.items():
-        known = code in ErrorCode._value2member_map_
-        named[ErrorCode(code).name if known else str(code)] += count
+        has_name = code in ErrorCode._value2member_map_
+        named[ErrorCode(code).name if has_name else str(code)] += count
     return named
 
 

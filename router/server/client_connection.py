@@ -212,11 +212,12 @@ class ClientConnection:
         fail_points = self._process.fail_points
         if command is None and fail_points is None:
             return PASS_THROUGH
-        own = command is not None
         if command is not None and command.refuse_early is not None and again is None:
             command.refuse_early(request.body(), self.client.user)
         long_turn = self._incoming.long_turn
-        document = again if again is not None else await request.command(long_turn, own=own)
+        document = (
+            again if again is not None else await request.command(long_turn, passes=command is None)
+        )
         self._call = call = Call(
             name=request.name,
             database=request.database(dict(document)) if again is None else "admin",

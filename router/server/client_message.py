@@ -94,14 +94,13 @@ class ClientMessage:
         return body
 
     async def command(
-        self, turn: Callable[[], Awaitable[None]], *, own: bool = True
+        self, turn: Callable[[], Awaitable[None]], *, passes: bool = False
     ) -> dict[str, Any]:
         """Return the decoded command, without blocking the loop.
 
         Args:
             turn: waits for a turn of the loop; awaited between the pieces of a large command.
-            own: whether the router answers the command itself; a command that passes through can
-                be larger.
+            passes: whether the command passes through to the upstream; it can be larger then.
 
         Raises:
             ProtocolError: the message is malformed.
@@ -110,7 +109,8 @@ class ClientMessage:
         if self.query is not None:
             return _unwrapped(self.query.document())
         body = self.body()
-        if own and len(body) > MOST_OWN and (size := self._size_besides_pipeline(body)) > MOST_OWN:
+        small = passes or len(body) <= MOST_OWN
+        if not small and (size := self._size_besides_pipeline(body)) > MOST_OWN:
             raise CommandError(
                 ErrorCode.BSONObjectTooLarge,
                 f"the command {self.name} has {size} bytes; the router accepts {MOST_OWN} at most "
