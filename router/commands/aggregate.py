@@ -14,6 +14,7 @@ from router.commands.call import Call, answers
 from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough, build_cursor_reply
 from router.cursors.cursor import Owner
 from router.cursors.explanation import explain_stream
+from router.parameter import MILLISECONDS
 from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.accepted import MOST_STAGES, explained, is_change_stream
 from router.request.fields import api_parameters
@@ -23,7 +24,6 @@ from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.bson_slices import Element, cut_document, find, iter_elements, string_value
 from shard_client.wire.documents import decode
 
-_SECONDS_PER_MS = 0.001
 _OF_THE_CLUSTER = frozenset({"config", "local"})
 
 
@@ -77,7 +77,7 @@ async def aggregate(call: Call) -> AnyAnswer:
         return request
     if request.explain:
         return await _explained(call, request, call.command, "queryPlanner")
-    limit = request.max_time_ms * _SECONDS_PER_MS if request.max_time_ms else None
+    limit = request.max_time_ms * MILLISECONDS if request.max_time_ms else None
     try:
         async with asyncio.timeout(limit):
             after = (call.command.get("readConcern") or {}).get("afterClusterTime")

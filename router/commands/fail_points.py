@@ -13,6 +13,7 @@ from bson.int64 import Int64
 from router.commands.call import Call, answers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.cursors.cursor import MergedCursor
+from router.parameter import MILLISECONDS
 from router.request.accepted import is_change_stream
 from router.request.fields import text
 from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
@@ -35,7 +36,6 @@ _TRANSIENT: Final = frozenset(
     }
 )  # fmt: skip
 """Codes of a transaction's command that carry TransientTransactionError."""
-_SECONDS_PER_MS = 0.001
 
 
 @dataclass(slots=True)
@@ -107,7 +107,7 @@ class FailPoints:
         if not point.fires():
             return
         if data.get("blockConnection"):
-            await asyncio.sleep(data.get("blockTimeMS", 0) * _SECONDS_PER_MS)
+            await asyncio.sleep(data.get("blockTimeMS", 0) * MILLISECONDS)
         if data.get("closeConnection"):
             raise NetworkError(f"a fail point closes the connection in {call.name}")
         if "errorCode" in data:

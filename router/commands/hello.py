@@ -9,6 +9,7 @@ from bson.objectid import ObjectId
 from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, answers
 from router.commands.reply_bodies import Answer
+from router.parameter import MILLISECONDS
 from router.request.fields import at_least_zero, of_type, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.compression import negotiate
@@ -72,7 +73,6 @@ def _check_text(path: str, value: object, most_bytes: int | None = None) -> None
 
 
 SESSION_TIMEOUT_MINUTES = 30
-_SECONDS_PER_MS = 0.001
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
@@ -101,7 +101,7 @@ async def hello(call: Call) -> Answer:
     seen = _seen_version(command)
     if seen is not None:
         most_ms = at_least_zero(command, "hello", "maxAwaitTimeMS") or 0
-        timeout = min(most_ms * _SECONDS_PER_MS, _LONGEST_WAIT)
+        timeout = min(most_ms * MILLISECONDS, _LONGEST_WAIT)
         process.counters.awaiting_hellos += 1
         try:
             await process.server.topology.wait_beyond(seen, timeout)

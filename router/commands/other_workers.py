@@ -41,14 +41,9 @@ async def change_all_processes(call: Call, change: RotateCertificates | SetVerbo
         peers.tell_parent(change)
 
 
-def has_other_owner(call: Call, cursor_id: int) -> bool:
-    """Return whether another worker has the cursor."""
-    return _owner(call, cursor_id) is not None
-
-
 async def get_more_from_owner(call: Call, cursor_id: int) -> RawAnswer | None:
     """Return the answer of the worker that owns a cursor; None if no other worker has it."""
-    owner = _owner(call, cursor_id)
+    owner = other_owner(call, cursor_id)
     if owner is None:
         return None
     assert call.raw is not None
@@ -80,7 +75,7 @@ async def kill_at_owners(
     """
     owned: dict[Peer, list[int]] = {}
     for cursor_id in cursor_ids:
-        owner = _owner(call, cursor_id)
+        owner = other_owner(call, cursor_id)
         if owner is not None:
             owned.setdefault(owner, []).append(cursor_id)
     command = {**_for_user(call, call.command), **({ON_BEHALF_OF: ANYBODY} if anybody else {})}
@@ -103,7 +98,7 @@ async def kill_unread(call: Call | None) -> None:
     if call is None or call.cursor_id is None:
         return
     call.process.cursors.kill((call.cursor_id,), Owner(), anybody=True)
-    owner = _owner(call, call.cursor_id)
+    owner = other_owner(call, call.cursor_id)
     if owner is not None:
         with anyio.CancelScope(shield=True):
             await owner.kill_cursor(call.cursor_id, call.user_name)
@@ -120,7 +115,8 @@ def _peers(call: Call) -> Peers | None:
     return None if call.client.is_worker else call.process.peers
 
 
-def _owner(call: Call, cursor_id: int) -> Peer | None:
+def other_owner(call: Call, cursor_id: int) -> Peer | None:
+    """Return the other worker that may have the cursor; None if no other one has."""
     peers = _peers(call)
     return None if peers is None else peers.owner(cursor_id)
 

@@ -60,12 +60,8 @@ class Counters:
 class StartOptions:
     """What the operator has set, as far as commands show it or depend on it.
 
-    Args:
-        arguments: the command line.
-        given: the explicit settings, nested and named as in mongos's file.
-        parameters: the start parameters by name.
-        client_limits: the limits of client connections.
-        compressors: the compressors that clients may use, best first.
+    ``given`` are the explicit settings, nested and named as in mongos's file; ``parameters`` are
+    the start parameters by name. Clients may use the ``compressors``, the best first.
     """
 
     arguments: Sequence[str] = ()
@@ -79,12 +75,8 @@ class StartOptions:
 class ServerDescription:
     """What clients are told of the router, which is a mongos to them.
 
-    Args:
-        host: this machine's name.
-        port: the router's port for drivers.
-        started: when the router was started.
-        identity: the version, which is that of the cluster.
-        topology: the version of this description, for clients that wait for another one.
+    ``port`` is that for drivers. ``identity`` is the version, which is the cluster's; ``topology``
+    is the version of this description, for clients that wait for the next one.
     """
 
     host: str = "localhost"
@@ -119,11 +111,8 @@ class ServingProcess:
         access: the users and their rights; None if clients do not log in.
         certificates: the router's certificates; None without TLS.
         peers: the other workers of this router, if there are any.
-        options: what the operator has set.
-        server: what clients are told of the router.
-        counters: the counters of serverStatus.
         jobs: what running jobs have reported.
-        measures: what is measured for the admin port; None without one.
+        measures: None without an admin port.
         fail_points: switches for drivers' tests; None without ``enableTestCommands``.
         now: the wall clock.
     """

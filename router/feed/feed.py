@@ -17,6 +17,7 @@ from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
 from router.limits.client_limits import ConnectionCounts
 from router.limits.turns import Turns
+from router.parameter import MILLISECONDS
 from router.ports import AcceptingPort, uncounted
 from router.tls.handshake import Handshakes, peer_certificate
 from shard_client.errors import CommandError, ErrorCode
@@ -25,7 +26,6 @@ from shard_client.wire.documents import decode
 
 log = structlog.get_logger(component="FEED")
 
-_MS = 0.001
 _LONGEST_LINE = 1024 * 1024
 MOST_CLIENTS = 1000
 _EVENTS_A_BATCH = 1000
@@ -56,7 +56,7 @@ class FeedPort(AcceptingPort):
     ) -> None:
         super().__init__(handshakes, self._arriving, ConnectionCounts(most))
         self._cursors = process.cursors
-        self._request_wait = settings.request_wait_ms * _MS
+        self._request_wait = settings.request_wait_ms * MILLISECONDS
         self._default = settings.watch
         self._access = process.access
         self._limits = process.options.client_limits

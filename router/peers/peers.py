@@ -46,7 +46,7 @@ class Peer:
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
         self._address = (private_address(folder, number), 0)
-        self._own = ServerLink(self)
+        self._link = ServerLink(self)
         self._paused_until = 0.0
         self._killing = asyncio.Lock()
         self._to_kill: dict[Int64, str | None] = {}
@@ -72,13 +72,13 @@ class Peer:
             return None
 
     async def _answer(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Do the same, but raise CommandError if the worker refuses the command."""
+        """Run a command as ``ask``; raises CommandError: the worker refuses it."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._paused_until:
             return None
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT):
-                return await self._own.command(database, command)
+                return await self._link.command(database, command)
         except (CommandError, NetworkError, ProtocolError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 self._paused_until = loop.time() + _PAUSE_AFTER_TIMEOUT
@@ -114,7 +114,7 @@ class Peer:
 
     def close(self) -> None:
         """Cut the connection that ``ask`` uses."""
-        self._own.abort()
+        self._link.abort()
 
 
 class Peers:

@@ -1,12 +1,12 @@
 """A client's message, parsed only as far as its handling requires."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from struct import Struct
 from typing import Any, ParamSpec, TypeVar
+
+import anyio
 
 from router.bson_text import render
 from router.request.accepted import explained
@@ -41,7 +41,8 @@ _LONGEST_SHOWN = 1024
 INLINE_SIZE = 64 * 1024
 """Most bytes compressed or decompressed on the loop: two milliseconds with zlib."""
 
-_THREADS = 2
+_THREADS = anyio.CapacityLimiter(2)
+"""Limits the threads that compress and decompress."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -220,10 +221,6 @@ async def off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.k
     """
     if size <= INLINE_SIZE:
         return work(*args, **kwargs)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads(), lambda: work(*args, **kwargs))
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="compression")
+    return await anyio.to_thread.run_sync(
+        partial(work, *args, **kwargs), limiter=_THREADS, abandon_on_cancel=True
+    )

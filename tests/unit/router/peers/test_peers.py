@@ -120,7 +120,7 @@ async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
         killed.extend(command["cursors"])
         return {"ok": 1.0}
 
-    monkeypatch.setattr(other._own, "command", command)
+    monkeypatch.setattr(other._link, "command", command)
     for cursor_id, user in ((1, "ann"), (2, "bob"), (3, "ann"), (4, "bob")):
         await other.kill_cursor(cursor_id, user)
     assert killed == [2, 4]
