@@ -246,13 +246,7 @@ class ClientConnection:
         """
         upstream = self._process.upstream
         if upstream is None or request.query is not None:
-            login = self.client.login
-            if login is not None and login.user is None:
-                raise login_required(request.name)
-            message = f"no such cmd: {request.name}"
-            if request.name == "aggregate":
-                message = f"{request.name} without a change stream requires an upstream mongos"
-            raise CommandError(ErrorCode.CommandNotFound, message)
+            raise self._unknown(request.name)
         if self.client.login is not None and self.client.login.by_certificate:
             raise not_for_certificates(request.name)
         link = self.client.link_to(upstream)
@@ -279,6 +273,16 @@ class ClientConnection:
                 await self._write(request, _relayed_frame(request, reply) if first else reply)
                 first = False
                 await self._stream.drain()
+
+    def _unknown(self, name: str) -> CommandError:
+        """Return the error for a command that neither the router nor an upstream answers."""
+        login = self.client.login
+        if login is not None and login.user is None:
+            return login_required(name)
+        message = f"no such cmd: {name}"
+        if name == "aggregate":
+            message = f"{name} without a change stream requires an upstream mongos"
+        return CommandError(ErrorCode.CommandNotFound, message)
 
     async def _send(self, request: ClientMessage, answer: AnyAnswer, response_to: int) -> int:
         """Send an answer, if the client waits for one; return its id. Raises NetworkError."""
