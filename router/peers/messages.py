@@ -12,17 +12,17 @@ Port = Literal["driver", "feed"]
 """The port that has accepted a connection."""
 
 
-class Message:
+class WorkerMessage:
     """A message; only ``ServeClient`` has a connection with it."""
 
 
 @dataclass(frozen=True)
-class Ready(Message):
+class Ready(WorkerMessage):
     """From a worker: it can serve clients."""
 
 
 @dataclass(frozen=True)
-class ServeClient(Message):
+class ServeClient(WorkerMessage):
     """To a worker: serve this connection, whose number is unique in the whole router."""
 
     port: Port
@@ -30,19 +30,19 @@ class ServeClient(Message):
 
 
 @dataclass(frozen=True)
-class ConnectionEnded(Message):
+class ConnectionEnded(WorkerMessage):
     """From a worker: it serves this connection no longer."""
 
     connection_id: int
 
 
 @dataclass(frozen=True)
-class ReportLoad(Message):
+class ReportLoad(WorkerMessage):
     """To a worker: answer with its ``Load``."""
 
 
 @dataclass(frozen=True)
-class Load(Message):
+class Load(WorkerMessage):
     """From a worker: its load.
 
     ``cursors`` is the number of its open merged cursors, ``connections`` the number of driver
@@ -55,14 +55,14 @@ class Load(Message):
 
 
 @dataclass(frozen=True)
-class IdentityRead(Message):
+class IdentityRead(WorkerMessage):
     """From a worker: it has read the cluster's version."""
 
     identity: ServerIdentity
 
 
 @dataclass(frozen=True)
-class ShowIdentity(Message):
+class ShowIdentity(WorkerMessage):
     """To a worker: show this version to clients, under this counter of the topology version."""
 
     identity: ServerIdentity
@@ -70,7 +70,7 @@ class ShowIdentity(Message):
 
 
 @dataclass(frozen=True)
-class UseUpstream(Message):
+class UseUpstream(WorkerMessage):
     """From a worker that could not connect, and to all: the mongos to use, by its index.
 
     The choice with the highest generation counts.
@@ -81,29 +81,29 @@ class UseUpstream(Message):
 
 
 @dataclass(frozen=True)
-class RotateCertificates(Message):
+class RotateCertificates(WorkerMessage):
     """To a worker, or from one that a client has asked for it: read the certificates again."""
 
 
 @dataclass(frozen=True)
-class SetVerbosity(Message):
+class SetVerbosity(WorkerMessage):
     """From a worker: a client has set the log level of all processes."""
 
     verbosity: int
 
 
 @dataclass(frozen=True)
-class Drain(Message):
+class Drain(WorkerMessage):
     """To a worker: refuse new commands, and let those in flight end within so many seconds."""
 
     seconds: float
 
 
 @dataclass(frozen=True)
-class Drained(Message):
+class Drained(WorkerMessage):
     """From a worker: no command is in flight any more."""
 
 
 @dataclass(frozen=True)
-class End(Message):
+class End(WorkerMessage):
     """To a worker: end now."""

@@ -12,7 +12,7 @@ from bson.int64 import Int64
 from router.catalog.upstream import ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.peers.cursor_ids import new_cursor_id, worker_of
-from router.peers.messages import IdentityRead, Message, UseUpstream
+from router.peers.messages import IdentityRead, UseUpstream, WorkerMessage
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.connection import Address, Connection
 
@@ -134,7 +134,7 @@ class Peers:
         mark: int,
         count: int,
         folder: Path,
-        tell_parent: Callable[[Message], None],
+        tell_parent: Callable[[WorkerMessage], None],
     ) -> None:
         self.number = number
         self.count = count

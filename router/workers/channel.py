@@ -8,7 +8,7 @@ from collections import deque
 
 import anyio
 
-from router.peers.messages import Message, ServeClient
+from router.peers.messages import ServeClient, WorkerMessage
 
 _LONGEST_MESSAGE = 64 * 1024
 _FOR_LACK_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
@@ -33,7 +33,7 @@ class Channel:
         self._end = end
         self._unsent: deque[bytes] = deque()
 
-    def send(self, message: Message) -> None:
+    def send(self, message: WorkerMessage) -> None:
         """Send a message without waiting; it is lost if the other side is gone."""
         packet = pickle.dumps(message)
         assert len(packet) <= _LONGEST_MESSAGE
@@ -68,7 +68,7 @@ class Channel:
             raise BlockingIOError("its messages wait")
         socket.send_fds(self._end, [pickle.dumps(message)], [connection.fileno()])
 
-    async def receive(self) -> tuple[Message, socket.socket | None] | None:
+    async def receive(self) -> tuple[WorkerMessage, socket.socket | None] | None:
         """Return the next message, and its connection if it has one that could be opened.
 
         Returns None when the other side is gone.
@@ -87,7 +87,7 @@ class Channel:
         connection = socket.socket(fileno=descriptors[0]) if descriptors else None
         if connection is not None:
             connection.setblocking(False)
-        message: Message = pickle.loads(packet)  # noqa: S301 (our own other process wrote it)
+        message: WorkerMessage = pickle.loads(packet)  # noqa: S301 (our own other process wrote it)
         return message, connection
 
     def close(self) -> None:

@@ -13,7 +13,7 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.config.settings import Settings
-from router.peers.messages import Drained, Load, Message, ReportLoad
+from router.peers.messages import Drained, Load, ReportLoad, WorkerMessage
 from router.workers.channel import Channel, socket_pair
 
 log = structlog.get_logger()
@@ -92,7 +92,7 @@ class Child:
         process.stdin.write_eof()
         return child
 
-    async def reports(self) -> AsyncIterator[Message]:
+    async def reports(self) -> AsyncIterator[WorkerMessage]:
         """Yield the worker's messages until it is gone, but not those about its load and drain."""
         while (received := await self.channel.receive()) is not None:
             message, _ = received

@@ -144,7 +144,7 @@ class Supervisor:
         self._rotate_own()
         self._tell_all(messages.RotateCertificates())
 
-    def _tell_all(self, message: messages.Message) -> None:
+    def _tell_all(self, message: messages.WorkerMessage) -> None:
         for child in self._alive:
             child.channel.send(message)
 
@@ -238,7 +238,7 @@ class Supervisor:
                 with anyio.move_on_after(_END_TIMEOUT, shield=True):
                     await child.process.wait()
 
-    def _react(self, child: Child, report: messages.Message) -> None:
+    def _react(self, child: Child, report: messages.WorkerMessage) -> None:
         """Make all processes follow what one worker reports."""
         match report:
             case messages.Ready():

@@ -27,9 +27,10 @@ from router.peers.messages import (
     Ready,
     ReportLoad,
     ServeClient,
+    WorkerMessage,
 )
 from router.tasks.owned_tasks import OwnedTasks
-from router.workers.channel import Channel, Message, socket_pair
+from router.workers.channel import Channel, socket_pair
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
 from router.workers.placement import choose_worker
@@ -156,7 +157,7 @@ async def test_a_signal_before_all_are_ready_ends_the_started_workers(folders: P
 class _ReadyChild(Child):
     """A worker that reports ready at once, and whose load cannot be asked for."""
 
-    async def reports(self) -> AsyncIterator[Message]:
+    async def reports(self) -> AsyncIterator[WorkerMessage]:
         yield Ready()
         async for report in super().reports():
             yield report
