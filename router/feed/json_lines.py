@@ -38,42 +38,39 @@ async def json_lines(events: list[bytes], form: JSONOptions, turn: Turn) -> Asyn
         some, size = cut(events, None, PIECE_SIZE, first=True)
         events = events[len(some) :]
         if size > PIECE_SIZE:
-            parts: list[bytes] = []
-            await _encode(DOCUMENT, some[0], 0, size, form, turn, parts)
-            yield b"".join([*parts, b"\n"])
+            yield await _large_line(some[0], form, turn)
         else:
             await turn(1 + size // _BYTES_A_COST)
             lines = [json_util.dumps(decode(event, LENIENT), json_options=form) for event in some]
             yield "\n".join([*lines, ""]).encode()
 
 
-async def _encode(
-    kind: int,
-    buffer: bytes,
-    start: int,
-    limit: int,
-    form: JSONOptions,
-    turn: Turn,
-    parts: list[bytes],
-) -> None:
-    """Add the text of the document or the array at ``start``, of type ``kind``, to ``parts``."""
-    opening, closing = (b"[", b"]") if kind == ARRAY else (b"{", b"}")
-    parts.append(opening)
-    for number, (piece, first, end) in enumerate(pieces(buffer, start, limit)):
-        if number:
-            parts.append(b", ")
-        if piece in (DOCUMENT, ARRAY):
-            name_end = buffer.index(0, first + 1)
-            if kind == DOCUMENT:
-                name = buffer[first + 1 : name_end].decode(errors="replace")
-                parts.append(json.dumps(name).encode() + b": ")
-            await _encode(piece, buffer, name_end + 1, end, form, turn, parts)
-        else:
-            await turn(1 + (end - first) // _BYTES_A_COST)
-            fields = document_of(buffer[first:end])
-            if kind == ARRAY:  # the decoder keeps the order of elements and ignores their names
-                fields = document_of(b"\x04\0" + fields)
-            decoded = decode(fields, LENIENT)
-            values = decoded[""] if kind == ARRAY else decoded
-            parts.append(json_util.dumps(values, json_options=form)[1:-1].encode())
-    parts.append(closing)
+async def _large_line(event: bytes, form: JSONOptions, turn: Turn) -> bytes:
+    """Return the line of an event, encoded piece by piece."""
+    parts: list[bytes] = []
+
+    async def add(kind: int, start: int, limit: int) -> None:
+        """Add the text of the document or the array at ``start``, of type ``kind``."""
+        opening, closing = (b"[", b"]") if kind == ARRAY else (b"{", b"}")
+        parts.append(opening)
+        for number, (piece, first, end) in enumerate(pieces(event, start, limit)):
+            if number:
+                parts.append(b", ")
+            if piece in (DOCUMENT, ARRAY):
+                name_end = event.index(0, first + 1)
+                if kind == DOCUMENT:
+                    name = event[first + 1 : name_end].decode(errors="replace")
+                    parts.append(json.dumps(name).encode() + b": ")
+                await add(piece, name_end + 1, end)
+            else:
+                await turn(1 + (end - first) // _BYTES_A_COST)
+                fields = document_of(event[first:end])
+                if kind == ARRAY:  # the decoder keeps the elements' order and ignores their names
+                    fields = document_of(b"\x04\0" + fields)
+                decoded = decode(fields, LENIENT)
+                values = decoded[""] if kind == ARRAY else decoded
+                parts.append(json_util.dumps(values, json_options=form)[1:-1].encode())
+        parts.append(closing)
+
+    await add(DOCUMENT, 0, len(event))
+    return b"".join([*parts, b"\n"])
