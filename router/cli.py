@@ -3,7 +3,7 @@
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, requires, version
 from typing import Annotated, Any
 
@@ -60,9 +60,9 @@ def main() -> None:
     points = {point.name: point for point in (*OWN_COMMANDS, *entry_points(group=_GROUP))}
     wanted = sys.argv[1] if len(sys.argv) > 1 else None
     if wanted is not None and wanted not in points and not wanted.startswith("-"):
-        known = ", ".join(sorted(points))
+        commands = ", ".join(sorted(points))
         hint = nearest(wanted, points)
-        typer.echo(f"{wanted} is not a command.{hint} The commands are {known}.", err=True)
+        typer.echo(f"{wanted} is not a command.{hint} The commands are {commands}.", err=True)
         raise SystemExit(_USAGE)
     for point in points.values():
         if wanted not in (None, point.name, *_FOR_ALL):
@@ -81,12 +81,17 @@ def main() -> None:
 
 
 def missing_packages(point: EntryPoint) -> list[str]:
-    """Return the requirements of a sub-command's extras that are not installed."""
-    return [
-        requirement
-        for requirement in requirements_of(point.extras)
-        if not _is_installed(_name(requirement))
-    ]
+    """Return the requirements of a sub-command's extras that are not installed: "pyspark>=4.2"."""
+    missing = []
+    for requirement in requires("mergerouter") or ():
+        package, _semicolon, marker = requirement.partition(";")
+        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
+        if extra and extra[1] in point.extras:
+            try:
+                version(re.split(r"[^\w.-]", package, maxsplit=1)[0])
+            except PackageNotFoundError:
+                missing.append(package.strip())
+    return missing
 
 
 def explanation(command: str, missing: Sequence[str]) -> Callable[..., None]:
@@ -106,31 +111,6 @@ def explanation(command: str, missing: Sequence[str]) -> Callable[..., None]:
 
     explain.__doc__ = "Needs packages that are not installed."
     return explain
-
-
-def requirements_of(extras: Collection[str]) -> list[str]:
-    """Return what the given extras of mergerouter require, such as "pyspark>=4.2"."""
-    requirements = []
-    for requirement in requires("mergerouter") or ():
-        package, _semicolon, marker = requirement.partition(";")
-        extra = re.search(r"extra == ['\"]([\w-]+)['\"]", marker)
-        if extra and extra[1] in extras:
-            requirements.append(package.strip())
-    return requirements
-
-
-def _name(requirement: str) -> str:
-    """Return the package's name of a requirement."""
-    match = re.match(r"[\w.-]+", requirement)
-    return match[0] if match else requirement
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        version(package)
-    except PackageNotFoundError:
-        return False
-    return True
 
 
 def _show_version(wanted: bool) -> None:

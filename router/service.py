@@ -22,7 +22,13 @@ from router.catalog.cluster import Cluster, ReplicaSetFactory
 from router.catalog.server_checks import Check, ServerChecks
 from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstream
 from router.catalog.version import ClusterVersion
-from router.commands.serving_process import NOW, ServingProcess
+from router.commands.serving_process import (
+    NOW,
+    AdminMeasures,
+    ServerDescription,
+    ServingProcess,
+    StartOptions,
+)
 from router.commands.topology_version import TopologyVersion
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
@@ -144,38 +150,38 @@ async def process_parts(
         cursors = _cursors(of_streams, peers, servers, access)
         owned.push_async_callback(cursors.close)
         tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
-        checks = lag = None
+        measures = None
         if settings.net.admin.port is not None:
-            checks, lag = ServerChecks(*servers), Histogram(LAG_BOUNDS)
-            owned.push_async_callback(checks.close)
-            tasks.run(measure_lag, lag)
+            measures = AdminMeasures(ServerChecks(*servers), Histogram(LAG_BOUNDS))
+            owned.push_async_callback(measures.checks.close)
+            tasks.run(measure_lag, measures.lag)
         fail_points = None
         if settings.process.test_commands:
             from router.commands.fail_points import FailPoints  # no other router loads them
 
             fail_points = FailPoints()
         process = ServingProcess(
-            clock=servers.cluster.clock,
             cursors=cursors,
             cluster=servers.cluster,
             upstream=servers.upstream,
-            arguments=list(arguments),
-            options=settings.given(),
-            parameters=settings.parameters,
-            host=socket.gethostname(),
-            now=now,
-            started=started or now(),
-            topology=topology,
-            peers=peers,
-            fail_points=fail_points,
-            client_limits=settings.client_limits,
-            compressors=settings.net.compressors,
-            checks=checks,
-            lag=lag,
             access=access,
             certificates=certificates,
+            peers=peers,
+            options=StartOptions(
+                arguments=arguments,
+                given=settings.given(),
+                parameters=settings.parameters,
+                client_limits=settings.client_limits,
+                compressors=settings.net.compressors,
+            ),
+            server=ServerDescription(
+                host=socket.gethostname(), started=started or now(), topology=topology
+            ),
+            measures=measures,
+            fail_points=fail_points,
+            now=now,
         )
-        report = process.become if peers is None else peers.announce
+        report = process.server.become if peers is None else peers.announce
         version, known = ClusterVersion(*servers, report), asyncio.Event()
         # The first process keeps the version current for all.
         tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
@@ -274,7 +280,7 @@ async def _ports(
     handshakes = None
     if process.certificates is not None:
         contexts, required = process.certificates.contexts, settings.net.tls.mode == "requireTLS"
-        timeout = process.client_limits.login_time
+        timeout = process.options.client_limits.login_time
         handshakes = Handshakes(lambda: contexts.incoming, required=required, timeout=timeout)
     async with AsyncExitStack() as owned:
         listener = await owned.enter_async_context(Listener(process, handshakes=handshakes))

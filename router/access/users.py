@@ -95,9 +95,9 @@ class Users:
             return member
         if self._known(name) is not None:
             await self._refresh(_REFRESH_TIMEOUT)
-        known = self._known(name)
-        if known is not None:
-            return known
+        current = self._known(name)
+        if current is not None:
+            return current
         users = await self._read([name])
         if name not in users:
             raise CommandError(ErrorCode.UserNotFound, f'User "{name}" not found')

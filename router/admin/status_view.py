@@ -107,19 +107,19 @@ def status_view(status: RouterStatus, history: History) -> dict[str, Any] | None
     if sample is None:
         return None
     total, now = status.total, sample.at
-    own = total["status"]
+    server = total["status"]
     checks = status.checks.items()
     unusable = [
         target for target, check in checks if target != CONFIG and not check.get("usable", True)
     ]
     streams = [_stream_row(stream, unusable) for stream in total["streams"]]
-    members = own["mergerouter"]["members"]
+    members = server["mergerouter"]["members"]
     held = total["heldBytes"]
     span = max([_LEAST_SPAN, *(lag * 1.1 for lag in sample.lags.values())])
     return {
-        "host": str(own["host"]),
+        "host": str(server["host"]),
         "version": version("mergerouter"),
-        "mongodb_version": str(own["version"]),
+        "mongodb_version": str(server["version"]),
         "time": now.astimezone(UTC).isoformat(timespec="seconds"),
         "uptime": int((now - total["started"]).total_seconds()),
         "workers": len(status.processes),
@@ -129,9 +129,9 @@ def status_view(status: RouterStatus, history: History) -> dict[str, Any] | None
             # Their lanes have the causes.
             *(f"{target} cannot be read" for target in unusable),
         ],
-        "connections": own["connections"]["current"],
+        "connections": server["connections"]["current"],
         "cursors": total["cursors"],
-        "streams": own["mergerouter"]["differentStreams"],
+        "streams": server["mergerouter"]["differentStreams"],
         "waiting": total["waitingStreams"],
         "received_events": sample.received,
         "delivered_events": sample.delivered,
@@ -166,13 +166,13 @@ def _lanes(status: RouterStatus, span: float, past: History) -> Iterator[dict[st
     client that is farthest behind; None if unknown or without limit. ``error`` is why it cannot be
     read.
     """
-    checks, lags, left = status.checks, status.lags, status.history_left("cursor")
+    checks, lags, histories = status.checks, status.lags, status.history_left("cursor")
     targets = status.total["targets"]
     unread = {"cursors": 0, "failing": 0, "held": {}}
     for target in _sorted({**checks, **targets}):
         sums, lag = targets.get(target, unread), lags.get(target)
         unusable = not checks.get(target, {}).get("usable", True)
-        history = left.get(target)
+        history = histories.get(target)
         yield {
             "target": target,
             "lag": lag,

@@ -10,9 +10,10 @@ every client of the router as such a client, so the router has to distinguish th
 from typing import Final
 
 from router.commands.call import Call, answers
-from router.commands.other_workers import change_other_workers
+from router.commands.other_workers import change_all_processes
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.serving_process import ServingProcess
+from router.peers.messages import RotateCertificates
 from shard_client.errors import CommandError, ErrorCode
 
 # The localhost exception, which applies while authentication is on and there are no users.
@@ -75,7 +76,7 @@ async def rotate_certificates(call: Call) -> AnyAnswer:
     problem = call.process.certificates.rotate()
     if problem is not None:
         raise CommandError(ErrorCode.InvalidSSLConfiguration, problem)
-    await change_other_workers(call)
+    await change_all_processes(call, RotateCertificates())
     return Answer({})
 
 

@@ -14,16 +14,17 @@ from router.commands.call import Call, answers
 from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough, build_cursor_reply
 from router.cursors.cursor import Owner
 from router.cursors.explanation import explain_stream
+from router.parameter import MILLISECONDS
 from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
 from router.request.accepted import MOST_STAGES, explained, is_change_stream
 from router.request.fields import api_parameters
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
+from router.stream.log_reader import Batch
 from shard_client.bson.values import ARRAY, STRING, type_name
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.bson_slices import Element, cut_document, find, iter_elements, string_value
 from shard_client.wire.documents import decode
 
-_SECONDS_PER_MS = 0.001
 _OF_THE_CLUSTER = frozenset({"config", "local"})
 
 
@@ -77,22 +78,8 @@ async def aggregate(call: Call) -> AnyAnswer:
         return request
     if request.explain:
         return await _explained(call, request, call.command, "queryPlanner")
-    limit = request.max_time_ms * _SECONDS_PER_MS if request.max_time_ms else None
     try:
-        async with asyncio.timeout(limit):
-            after = (call.command.get("readConcern") or {}).get("afterClusterTime")
-            if after is not None:
-                await process.cursors.streams.cluster_time.check_reached(after, request)
-            owner = Owner(call.lsid, call.user_name, call.client.host, call.client.label)
-            cursor, batch = await process.cursors.open(
-                request, owner, user=call.user, api=api_parameters(call.command),
-                request_bytes=len(call.raw or b""),
-            )  # fmt: skip
-            call.cursor_id = cursor.cursor_id
-    except TimeoutError:
-        raise CommandError(
-            ErrorCode.MaxTimeMSExpired, "operation exceeded time limit"
-        ).with_change_stream_label() from None
+        cursor_id, batch = await _opened(call, request)
     except CommandError as error:
         if error.code == ErrorCode.ShardNotFound and request.passthrough_to_shard is None:
             # Without shards there is nothing to watch: mongos returns an exhausted cursor.
@@ -101,9 +88,34 @@ async def aggregate(call: Call) -> AnyAnswer:
         raise process.as_mongos_says(error) from error
     # mongos returns the reply of one shard, if the stream reads no others, unchanged.
     from_one = request.passthrough_to_shard is not None
-    ids = cursor.cursor_id, request.namespace
     times = process.reply_times
-    return build_cursor_reply("firstBatch", batch, *ids, times, identity_first=from_one)
+    return build_cursor_reply(
+        "firstBatch", batch, cursor_id, request.namespace, times, identity_first=from_one
+    )
+
+
+async def _opened(call: Call, request: StreamRequest) -> tuple[int, Batch]:
+    """Open the stream within the client's time limit; return its cursor's id and first batch.
+
+    Raises CommandError.
+    """
+    cursors = call.process.cursors
+    limit = request.max_time_ms * MILLISECONDS if request.max_time_ms else None
+    try:
+        async with asyncio.timeout(limit):
+            after = (call.command.get("readConcern") or {}).get("afterClusterTime")
+            if after is not None:
+                await cursors.streams.cluster_time.check_reached(after, request)
+            owner = Owner(call.lsid, call.user_name, call.client.host, call.client.label)
+            cursor, batch = await cursors.open(
+                request, owner, user=call.user, api=api_parameters(call.command),
+                request_bytes=len(call.raw or b""),
+            )  # fmt: skip
+    except TimeoutError:
+        message = "operation exceeded time limit"
+        raise CommandError(ErrorCode.MaxTimeMSExpired, message) from None
+    call.cursor_id = cursor.cursor_id
+    return cursor.cursor_id, batch
 
 
 @answers(
@@ -175,11 +187,11 @@ async def _explained(
     call: Call, request: StreamRequest, command: Mapping[str, Any], verbosity: Any
 ) -> Answer:
     process = call.process
-    build = process.identity.build_info
+    build = process.server.identity.build_info
     server = {
-        "host": process.host,
-        "port": process.port,
-        "version": process.identity.version,
+        "host": process.server.host,
+        "port": process.server.port,
+        "version": process.server.identity.version,
         "gitVersion": build["gitVersion"],
     }
     plan = await explain_stream(request, verbosity, process.cursors.streams)

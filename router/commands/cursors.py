@@ -14,11 +14,12 @@ from router.commands.other_workers import (
     ANYBODY,
     ask_other_workers,
     get_more_from_owner,
-    has_other_owner,
     kill_at_owners,
+    other_owner,
 )
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer, build_cursor_reply
 from router.cursors.cursor import Owner
+from router.parameter import MILLISECONDS
 from router.privileges import CLUSTER, Resource
 from router.request.accepted import (
     LONGEST_TIME,
@@ -39,7 +40,6 @@ from shard_client.bson.values import type_name
 from shard_client.errors import CommandError, ErrorCode
 
 DEFAULT_AWAIT_MS = 1000
-_SECONDS_PER_MS = 0.001
 _GET_MORE_FIELDS = frozenset({"collection", "batchSize", "term", "lastKnownCommittedOpTime"})
 _USUAL_FIELDS: Final[Mapping[str, Accepts]] = {
     **OF_ANY_COMMAND,
@@ -72,7 +72,7 @@ async def get_more(call: Call) -> AnyAnswer:
         pass  # the client's own worker has checked the fields
     elif call.upstream is None:
         await call.check_generic_fields()
-    elif (is_own or has_other_owner(call, cursor_id)) and not all(map(_is_usual, command.items())):
+    elif (is_own or other_owner(call, cursor_id)) and not all(map(_is_usual, command.items())):
         await call.let_upstream_check(command)
     if not is_own:
         reply = await get_more_from_owner(call, cursor_id)
@@ -92,7 +92,7 @@ async def get_more(call: Call) -> AnyAnswer:
         try:
             if process.fail_points is not None:
                 process.fail_points.after_checkout(call, cursor)
-            batch = await cursor.next_batch(batch_size or None, wait * _SECONDS_PER_MS)
+            batch = await cursor.next_batch(batch_size or None, wait * MILLISECONDS)
         except CommandError as error:
             raise process.as_mongos_says(error) from error
     namespace = f"{call.database}.{collection}"
@@ -152,8 +152,8 @@ async def kill_cursors(call: Call) -> AnyAnswer:
 
 
 def _add_lists(lists: _Lists, reply: Mapping[str, Any]) -> None:
-    for name, kept in lists.items():
-        kept.extend(reply.get(name, ()))
+    for name, identifiers in lists.items():
+        identifiers.extend(reply.get(name, ()))
 
 
 @answers("endSessions", help="end sessions", while_quiescing=True, api_versions=("1",))

@@ -19,13 +19,13 @@ async def ping(call: Call) -> Answer:
 @answers("buildInfo", "buildinfo", help="the version of the cluster", before_login=True)
 async def build_info(call: Call) -> Answer:
     """Return the version of the cluster's servers in the form of mongos's buildInfo."""
-    return Answer(call.process.identity.build_info)
+    return Answer(call.process.server.identity.build_info)
 
 
 @answers("getCmdLineOpts", help="the command line", admin_only=True, action="getCmdLineOpts")
 async def get_cmd_line_opts(call: Call) -> Answer:
     """Return the command line as given and as parsed."""
-    return Answer({"argv": call.process.arguments, "parsed": call.process.options})
+    return Answer({"argv": call.process.options.arguments, "parsed": call.process.options.given})
 
 
 @answers("getLog", help="the last log lines", admin_only=True, action="getLog")

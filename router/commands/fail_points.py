@@ -13,6 +13,7 @@ from bson.int64 import Int64
 from router.commands.call import Call, answers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.cursors.cursor import MergedCursor
+from router.parameter import MILLISECONDS
 from router.request.accepted import is_change_stream
 from router.request.fields import text
 from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
@@ -35,23 +36,22 @@ _TRANSIENT: Final = frozenset(
     }
 )  # fmt: skip
 """Codes of a transaction's command that carry TransientTransactionError."""
-_SECONDS_PER_MS = 0.001
 
 
 @dataclass(slots=True)
 class _Point:
     """A fail point: how often it may still fire (None: always), and its data."""
 
-    left: int | None = 0
+    remaining: int | None = 0
     data: Mapping[str, Any] = field(default_factory=dict)
     count: int = 0
 
     def fires(self) -> bool:
         """Count a command that it applies to; return whether the command fails."""
-        if self.left == 0:
+        if self.remaining == 0:
             return False
-        if self.left is not None:
-            self.left -= 1
+        if self.remaining is not None:
+            self.remaining -= 1
         self.count += 1
         return True
 
@@ -80,12 +80,12 @@ class FailPoints:
             CommandError: the mode or the data is not one of those that the router knows.
         """
         point = self._points[command[CONFIGURE]]
-        point.left = 0
-        left, data = _left(command.get("mode")), command.get("data", {})
+        point.remaining = 0
+        remaining, data = _times(command.get("mode")), command.get("data", {})
         if not isinstance(data, Mapping) or not data.keys() <= _DATA:
             message = f"the fail points of mergerouter know the data {', '.join(sorted(_DATA))}"
             raise CommandError(ErrorCode.BadValue, message)
-        point.left, point.data = left, data
+        point.remaining, point.data = remaining, data
         return point.count
 
     async def before(self, call: Call, names: Sequence[str]) -> None:
@@ -107,7 +107,7 @@ class FailPoints:
         if not point.fires():
             return
         if data.get("blockConnection"):
-            await asyncio.sleep(data.get("blockTimeMS", 0) * _SECONDS_PER_MS)
+            await asyncio.sleep(data.get("blockTimeMS", 0) * MILLISECONDS)
         if data.get("closeConnection"):
             raise NetworkError(f"a fail point closes the connection in {call.name}")
         if "errorCode" in data:
@@ -125,7 +125,7 @@ class FailPoints:
             raise CommandError(code, f"Hit the '{_FAIL_GET_MORE}' failpoint")
 
 
-def _left(mode: object) -> int | None:
+def _times(mode: object) -> int | None:
     """Return how often a fail point of this mode fires, None for always; raises CommandError."""
     if mode in ("off", "alwaysOn"):
         return 0 if mode == "off" else None

@@ -9,6 +9,7 @@ from bson.objectid import ObjectId
 from router.commands.authentication import fields_of_hello
 from router.commands.call import Call, Client, answers
 from router.commands.reply_bodies import Answer
+from router.parameter import MILLISECONDS
 from router.request.fields import at_least_zero, of_type, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.compression import negotiate
@@ -72,7 +73,6 @@ def _check_text(path: str, value: object, most_bytes: int | None = None) -> None
 
 
 SESSION_TIMEOUT_MINUTES = 30
-_SECONDS_PER_MS = 0.001
 _LONGEST_WAIT = 24 * 60 * 60.0
 
 
@@ -98,26 +98,26 @@ async def hello(call: Call) -> Answer:
     """
     command, process, client = call.command, call.process, call.client
     _accept_metadata(client, command)
-    known = _known_version(command)
-    if known is not None:
+    seen = _seen_version(command)
+    if seen is not None:
         most_ms = at_least_zero(command, "hello", "maxAwaitTimeMS") or 0
-        timeout = min(most_ms * _SECONDS_PER_MS, _LONGEST_WAIT)
+        timeout = min(most_ms * MILLISECONDS, _LONGEST_WAIT)
         process.counters.awaiting_hellos += 1
         try:
-            await process.topology.wait_beyond(known, timeout)
+            await process.server.topology.wait_beyond(seen, timeout)
         finally:
             process.counters.awaiting_hellos -= 1
     else:
-        await process.topology.wait_beyond(None, 0)
+        await process.server.topology.wait_beyond(None, 0)
     reply = {**_describe(call), **await fields_of_hello(call)}
     if not call.exhaust:
         return Answer(reply)
-    if known is None:
+    if seen is None:
         raise CommandError(
             51763, "A hello/isMaster request with exhaust must specify 'maxAwaitTimeMS'"
         )
     following = {key: value for key, value in command.items() if key != "client"}
-    following["topologyVersion"] = process.topology.document()
+    following["topologyVersion"] = process.server.topology.document()
     return Answer(reply, next_command=following)
 
 
@@ -133,24 +133,24 @@ def _accept_metadata(client: Client, command: Mapping[str, Any]) -> None:
     client.greeted = True
 
 
-def _known_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
-    known = command.get("topologyVersion")
-    if (known is None) != (at_least_zero(command, "hello", "maxAwaitTimeMS") is None):
+def _seen_version(command: Mapping[str, Any]) -> dict[str, Any] | None:
+    seen = command.get("topologyVersion")
+    if (seen is None) != (at_least_zero(command, "hello", "maxAwaitTimeMS") is None):
         raise CommandError(
             51760,
             "A request with 'maxAwaitTimeMS' must include a 'topologyVersion'"
-            if known is None
+            if seen is None
             else "A request with a 'topologyVersion' must include 'maxAwaitTimeMS'",
         )
-    if known is None:
+    if seen is None:
         return None
-    if not isinstance(known, Mapping):
-        raise wrong_type("hello.topologyVersion", known, "object")
-    of_type(known, "hello.topologyVersion", "processId", ObjectId, "objectId")
-    counter = of_type(known, "hello.topologyVersion", "counter", Int64, "long")
+    if not isinstance(seen, Mapping):
+        raise wrong_type("hello.topologyVersion", seen, "object")
+    of_type(seen, "hello.topologyVersion", "processId", ObjectId, "objectId")
+    counter = of_type(seen, "hello.topologyVersion", "counter", Int64, "long")
     if counter < 0:
         raise CommandError(51758, "topologyVersion must have a non-negative counter")
-    return dict(known)
+    return dict(seen)
 
 
 def _describe(call: Call) -> dict[str, Any]:
@@ -159,7 +159,7 @@ def _describe(call: Call) -> dict[str, Any]:
     reply: dict[str, Any] = {
         primary: True,
         "msg": "isdbgrid",
-        "topologyVersion": process.topology.document(),
+        "topologyVersion": process.server.topology.document(),
     }
     if command.get("helloOk") is not None:
         reply["helloOk"] = True
@@ -170,12 +170,12 @@ def _describe(call: Call) -> dict[str, Any]:
         "localTime": process.now(),
         "logicalSessionTimeoutMinutes": SESSION_TIMEOUT_MINUTES,
         "connectionId": call.client.connection_id,
-        "maxWireVersion": process.identity.max_wire_version,
+        "maxWireVersion": process.server.identity.max_wire_version,
         "minWireVersion": 0,
     }
     offered = command.get("compression")
     if isinstance(offered, list):
-        common = negotiate(offered, process.compressors)
+        common = negotiate(offered, process.options.compressors)
         if common:
             reply["compression"] = common
     return reply

@@ -1,4 +1,4 @@
-"""Commands that concern the router's other workers too; no other command knows of workers.
+"""What the commands of one worker pass on to the others, or ask them.
 
 With a single process, or if another worker asks, there are no others (docs/workers.md).
 """
@@ -12,8 +12,8 @@ import structlog
 
 from router.commands.call import Call
 from router.commands.reply_bodies import RawAnswer, code_of
-from router.config.log_lines import LEVEL
 from router.cursors.cursor import Owner
+from router.peers.messages import RotateCertificates, SetVerbosity
 from router.peers.peers import ON_BEHALF_OF, Peer, Peers
 from shard_client.errors import ErrorCode, NetworkError
 from shard_client.wire.documents import encode
@@ -33,22 +33,17 @@ async def ask_other_workers(call: Call) -> Sequence[dict[str, Any]]:
     return await peers.ask_all(call.database, _for_user(call, call.command))
 
 
-async def change_other_workers(call: Call) -> None:
-    """Run a command that changes the process on all other workers; the parent does the same."""
+async def change_all_processes(call: Call, change: RotateCertificates | SetVerbosity) -> None:
+    """Run a command that changes the process on all other workers, and tell the parent too."""
     await ask_other_workers(call)
     peers = _peers(call)
     if peers is not None:
-        peers.tell_parent(changed=call.name, verbosity=LEVEL.verbosity)
-
-
-def has_other_owner(call: Call, cursor_id: int) -> bool:
-    """Return whether another worker has the cursor."""
-    return _owner(call, cursor_id) is not None
+        peers.tell_parent(change)
 
 
 async def get_more_from_owner(call: Call, cursor_id: int) -> RawAnswer | None:
     """Return the answer of the worker that owns a cursor; None if no other worker has it."""
-    owner = _owner(call, cursor_id)
+    owner = other_owner(call, cursor_id)
     if owner is None:
         return None
     assert call.raw is not None
@@ -80,7 +75,7 @@ async def kill_at_owners(
     """
     owned: dict[Peer, list[int]] = {}
     for cursor_id in cursor_ids:
-        owner = _owner(call, cursor_id)
+        owner = other_owner(call, cursor_id)
         if owner is not None:
             owned.setdefault(owner, []).append(cursor_id)
     command = {**_for_user(call, call.command), **({ON_BEHALF_OF: ANYBODY} if anybody else {})}
@@ -103,7 +98,7 @@ async def kill_unread(call: Call | None) -> None:
     if call is None or call.cursor_id is None:
         return
     call.process.cursors.kill((call.cursor_id,), Owner(), anybody=True)
-    owner = _owner(call, call.cursor_id)
+    owner = other_owner(call, call.cursor_id)
     if owner is not None:
         with anyio.CancelScope(shield=True):
             await owner.kill_cursor(call.cursor_id, call.user_name)
@@ -120,7 +115,8 @@ def _peers(call: Call) -> Peers | None:
     return None if call.client.is_worker else call.process.peers
 
 
-def _owner(call: Call, cursor_id: int) -> Peer | None:
+def other_owner(call: Call, cursor_id: int) -> Peer | None:
+    """Return the other worker that may have the cursor; None if no other one has."""
     peers = _peers(call)
     return None if peers is None else peers.owner(cursor_id)
 

@@ -4,9 +4,10 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from router.commands.call import Call, answers
-from router.commands.other_workers import change_other_workers
+from router.commands.other_workers import change_all_processes
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.config.log_lines import LEVEL, MOST_VERBOSE
+from router.peers.messages import SetVerbosity
 from router.request.fields import GENERIC_FIELDS, unknown_field, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 
@@ -29,10 +30,12 @@ async def get_parameter(call: Call) -> AnyAnswer:
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
-    own: dict[str, Any] = {**call.process.parameters, **log_parameters()}
+    ours: dict[str, Any] = {**call.process.options.parameters, **log_parameters()}
     if not everything:
-        own = {name: own[name] for name in call.command if name in own}
-    values = {name: _detailed(name, value) for name, value in own.items()} if details else dict(own)
+        ours = {name: ours[name] for name in call.command if name in ours}
+    values = dict(ours)
+    if details:
+        values = {name: _detailed(name, value) for name, value in ours.items()}
     names = [] if everything else [name for name in call.command if _is_others(call, name)]
     if names or everything:
         values = {**await _ask_others(call, names), **values}
@@ -67,7 +70,7 @@ def _detailed(name: str, value: Any) -> dict[str, Any]:
 
 def _is_others(call: Call, name: str) -> bool:
     return (
-        name not in (call.name, *call.process.parameters, *LOG_PARAMETERS)
+        name not in (call.name, *call.process.options.parameters, *LOG_PARAMETERS)
         and name not in GENERIC_FIELDS
         and name not in _MONGOD_ALONE
     )
@@ -113,28 +116,28 @@ async def set_parameter(call: Call) -> AnyAnswer:
     it.
     """
     command = call.command
-    given = {name: command[name] for name in LOG_PARAMETERS if name in command}
-    others = [name for name in command if name not in {call.name, *given, *GENERIC_FIELDS}]
-    if not given and call.upstream is not None:
+    settings = {name: command[name] for name in LOG_PARAMETERS if name in command}
+    others = [name for name in command if name not in {call.name, *settings, *GENERIC_FIELDS}]
+    if not settings and call.upstream is not None:
         return PASS_THROUGH
-    if others and not given:  # mongos refuses both without a code
+    if others and not settings:  # mongos refuses both without a code
         unknown = f"attempted to set unrecognized parameter [{others[0]}]"
         return Answer({"ok": 0.0, "errmsg": f"{unknown}, use help:true to see options "})
-    if not given:
+    if not settings:
         return Answer(
             {"ok": 0.0, "errmsg": "no option found to set, use help:true to see options "}
         )
-    if others or len(given) > 1:
+    if others or len(settings) > 1:
         raise CommandError(
             ErrorCode.InvalidOptions,
-            f"{' and '.join([*given, *others])} cannot be set by one command: the router sets its "
-            "own log level, and the upstream mongos everything else",
+            f"{' and '.join([*settings, *others])} cannot be set by one command: the router sets "
+            "its own log level, and the upstream mongos everything else",
         )
-    ((name, value),) = given.items()
+    ((name, value),) = settings.items()
     verbosity = _level(value) if name == _LEVEL else _of_components(value)
     was = log_parameters()[name]
     LEVEL.verbosity = verbosity
-    await change_other_workers(call)
+    await change_all_processes(call, SetVerbosity(verbosity))
     return Answer({"was": was})
 
 

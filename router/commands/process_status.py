@@ -52,8 +52,8 @@ async def process_status(process: ServingProcess, *, details: bool, checks: bool
     status: dict[str, Any] = {
         "worker": number,
         "now": process.now(),
-        "started": process.started,
-        "quiescing": process.topology.quiescing,
+        "started": process.server.started,
+        "quiescing": process.server.topology.quiescing,
         "status": own_status(process),
         "clusterTime": process.clock.time,
         "waitingStreams": waiting,
@@ -74,10 +74,10 @@ async def process_status(process: ServingProcess, *, details: bool, checks: bool
         "cpuTime": time.process_time(),
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
-        "loopLag": None if process.lag is None else process.lag.to_document(),
+        "loopLag": None if process.measures is None else process.measures.lag.to_document(),
     }
-    if checks and process.checks is not None:
-        status["checks"] = list(map(asdict, await process.checks.results()))
+    if checks and process.measures is not None:
+        status["checks"] = list(map(asdict, await process.measures.checks.results()))
     if details:
         status["streams"] = streams
         status["failures"] = list(RECENT.failures)
@@ -89,8 +89,8 @@ def _by_name(errors: Mapping[int, int]) -> Counter[str]:
     """Return the counts by the names of their codes; a code without a name is a number."""
     named: Counter[str] = Counter()
     for code, count in errors.items():
-        known = code in ErrorCode._value2member_map_
-        named[ErrorCode(code).name if known else str(code)] += count
+        has_name = code in ErrorCode._value2member_map_
+        named[ErrorCode(code).name if has_name else str(code)] += count
     return named
 
 

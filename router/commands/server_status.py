@@ -60,8 +60,8 @@ def own_status(
     """Return the status of this process alone, with the descriptions of its ``streams``."""
     cursors, counters = process.cursors, process.counters
     return {
-        "host": f"{process.host}:{process.port}",
-        "version": process.identity.version,
+        "host": f"{process.server.host}:{process.server.port}",
+        "version": process.server.identity.version,
         "process": "mongos",
         "pid": Int64(os.getpid() if process.peers is None else os.getppid()),
         **_uptime(process),
@@ -85,8 +85,8 @@ def own_status(
         },
         "opcounters": _opcounters(counters),
         "security": _security(process),
-        "sharding": {"configsvrConnectionString": process.options["sharding"]["configDB"]}
-        if "sharding" in process.options
+        "sharding": {"configsvrConnectionString": process.options.given["sharding"]["configDB"]}
+        if "sharding" in process.options.given
         else {},
         # The upstream, or the set, coordinates transactions: the router has none of its own.
         "transactions": dict.fromkeys(_TRANSACTIONS, Int64(0)),
@@ -165,7 +165,7 @@ def _worker(process: ServingProcess, number: int) -> dict[str, Any]:
 
 
 def _uptime(process: ServingProcess) -> dict[str, Any]:
-    seconds = (process.now() - process.started).total_seconds()
+    seconds = (process.now() - process.server.started).total_seconds()
     return {
         "uptime": float(int(seconds)),
         "uptimeMillis": Int64(seconds * 1000),
@@ -177,7 +177,7 @@ def _connections(process: ServingProcess) -> dict[str, Any]:
     counters = process.counters
     return {
         "current": counters.connections,
-        "available": process.client_limits.connections - counters.connections,
+        "available": process.options.client_limits.connections - counters.connections,
         "totalCreated": Int64(counters.connections_created),
         "awaitingTopologyChanges": counters.awaiting_hellos,
     }

@@ -1,7 +1,7 @@
 """What commands share: the parts, the clock and the counters of the router's process."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -56,53 +56,34 @@ class Counters:
     """How often the router itself answered it with an error."""
 
 
-@dataclass(slots=True)
-class ServingProcess:
-    """A process of the router that serves clients, as its commands see it.
+@dataclass(frozen=True, slots=True)
+class StartOptions:
+    """What the operator has set, as far as commands show it or depend on it.
 
-    Args:
-        clock: the cluster's time as reported by servers; replies carry it.
-        cursors: the clients' open merged cursors.
-        cluster: the shards and the config server.
-        upstream: the upstream for all other commands; without one they are unknown.
-        arguments: the command line, for getCmdLineOpts.
-        options: the parsed options, nested and named as in mongos's file.
-        parameters: the start parameters by name.
-        host: this machine's name.
-        now: the wall clock.
-        jobs: what running jobs have reported.
-        fail_points: switches for drivers' tests; None without ``enableTestCommands``.
-        client_limits: the limits of client connections.
-        peers: the other workers of this router, if there are any.
-        checks: checks of the servers that the settings name; None without an admin port.
-        lag: the event loop's lag; None without an admin port.
-        access: the users and their rights; None if clients do not log in.
-        certificates: the router's certificates; None without TLS.
+    ``given`` are the explicit settings, nested and named as in mongos's file; ``parameters`` are
+    the start parameters by name. Clients may use the ``compressors``, the best first.
     """
 
-    clock: ClusterClock
-    cursors: CursorRegistry
-    cluster: Cluster
-    upstream: UpstreamMongos | CatalogPrimary | None = None
-    arguments: list[str] = field(default_factory=list)
-    options: Mapping[str, Any] = field(default_factory=dict)
+    arguments: Sequence[str] = ()
+    given: Mapping[str, Any] = field(default_factory=dict)
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    client_limits: ClientLimits = field(default_factory=ClientLimits)
+    compressors: tuple[str, ...] = AVAILABLE
+
+
+@dataclass(slots=True)
+class ServerDescription:
+    """What clients are told of the router, which is a mongos to them.
+
+    ``port`` is that for drivers. ``identity`` is the version, which is the cluster's; ``topology``
+    is the version of this description, for clients that wait for the next one.
+    """
+
     host: str = "localhost"
     port: int = 0
-    now: Callable[[], datetime] = NOW
     started: datetime = field(default_factory=NOW)
     identity: ServerIdentity = field(default_factory=ServerIdentity)
     topology: TopologyVersion = field(default_factory=TopologyVersion)
-    counters: Counters = field(default_factory=Counters)
-    jobs: JobReports = field(default_factory=JobReports)
-    fail_points: "FailPoints | None" = None
-    client_limits: ClientLimits = field(default_factory=ClientLimits)
-    compressors: tuple[str, ...] = AVAILABLE
-    peers: Peers | None = None
-    checks: ServerChecks | None = None
-    lag: Histogram | None = None
-    access: AccessControl | None = None
-    certificates: Certificates | None = None
 
     def become(self, identity: ServerIdentity) -> None:
         """Report ``identity`` from now on; wake waiting hellos if it changed."""
@@ -110,13 +91,58 @@ class ServingProcess:
             self.identity = identity
             self.topology.advance()
 
+
+@dataclass(frozen=True, slots=True)
+class AdminMeasures:
+    """What is measured for the admin port alone: checks of servers, and the event loop's lag."""
+
+    checks: ServerChecks
+    lag: Histogram
+
+
+@dataclass(slots=True)
+class ServingProcess:
+    """A process of the router that serves clients, as its commands see it.
+
+    Args:
+        cursors: the clients' open merged cursors.
+        cluster: the shards and the config server.
+        upstream: the upstream for all other commands; without one they are unknown.
+        access: the users and their rights; None if clients do not log in.
+        certificates: the router's certificates; None without TLS.
+        peers: the other workers of this router, if there are any.
+        jobs: what running jobs have reported.
+        measures: None without an admin port.
+        fail_points: switches for drivers' tests; None without ``enableTestCommands``.
+        now: the wall clock.
+    """
+
+    cursors: CursorRegistry
+    cluster: Cluster
+    upstream: UpstreamMongos | CatalogPrimary | None = None
+    access: AccessControl | None = None
+    certificates: Certificates | None = None
+    peers: Peers | None = None
+    options: StartOptions = field(default_factory=StartOptions)
+    server: ServerDescription = field(default_factory=ServerDescription)
+    counters: Counters = field(default_factory=Counters)
+    jobs: JobReports = field(default_factory=JobReports)
+    measures: AdminMeasures | None = None
+    fail_points: "FailPoints | None" = None
+    now: Callable[[], datetime] = NOW
+
+    @property
+    def clock(self) -> ClusterClock:
+        """The cluster's time as reported by servers; replies carry it."""
+        return self.cluster.clock
+
     def as_mongos_says(self, error: CommandError) -> CommandError:
         """Return a change stream's error with mongos's labels and code (docs/protocol.md#opening).
 
         State change errors keep their code only while the router itself shuts down.
         """
         labelled = error.with_change_stream_label()
-        return labelled if self.topology.quiescing else without_state_change(labelled)
+        return labelled if self.server.topology.quiescing else without_state_change(labelled)
 
     def times(self) -> dict[str, Any]:
         """Return $clusterTime and operationTime for a reply; empty until a time is known."""

@@ -65,42 +65,42 @@ class TopologyVersion:
         drivers take the label from the reply alone, and mongos does not send it.
         """
         assert self._quiesce_until is not None
-        left = max(0.0, self._quiesce_until - asyncio.get_running_loop().time())
+        remaining = max(0.0, self._quiesce_until - asyncio.get_running_loop().time())
         return CommandError(
             ErrorCode.ShutdownInProgress,
             QUIESCE_MESSAGE,
             labels={"RetryableWriteError"},
             extra={
                 "topologyVersion": self.document(),
-                "remainingQuiesceTimeMillis": Int64(left * 1000),
+                "remainingQuiesceTimeMillis": Int64(remaining * 1000),
             },
         )
 
-    async def wait_beyond(self, known: dict[str, Any] | None, timeout: float) -> None:
-        """Wait until ``known`` is no longer the current version, or until the timeout.
+    async def wait_beyond(self, seen: dict[str, Any] | None, timeout: float) -> None:
+        """Wait until ``seen`` is no longer the current version, or until the timeout.
 
         Args:
-            known: the client's ``topologyVersion``; None is never current.
+            seen: the client's ``topologyVersion``; None is never current.
             timeout: seconds to wait at most.
 
         Raises:
-            CommandError: the router shuts down, or ``known`` is ahead of the counter.
+            CommandError: the router shuts down, or ``seen`` is ahead of the counter.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):
-                while not self.quiescing and self._is_present(known):
+                while not self.quiescing and self._is_present(seen):
                     await self._changed.wait()
         if self.quiescing:
             raise self._shutdown_error()
 
-    def _is_present(self, known: dict[str, Any] | None) -> bool:
-        if known is None or known.get("processId") != self.process_id:
+    def _is_present(self, seen: dict[str, Any] | None) -> bool:
+        if seen is None or seen.get("processId") != self.process_id:
             return False
         # A client can see a change in another process before this one does.
-        if known["counter"] > self.counter and not self._shared:
+        if seen["counter"] > self.counter and not self._shared:
             raise CommandError(
                 51761,
-                f"Received a topology version with counter: {known['counter']} which is "
+                f"Received a topology version with counter: {seen['counter']} which is "
                 f"greater than the mongos topology version counter: {self.counter}",
             )
-        return bool(known["counter"] >= self.counter)
+        return bool(seen["counter"] >= self.counter)

@@ -94,9 +94,9 @@ class SubCommand(TyperCommand):
 
 def _wrong(error: Any, command: str) -> str:
     """Return what is wrong with a command's arguments, and the remedy."""
-    known, param = getattr(error, "possibilities", None), getattr(error, "param", None)
-    if known is not None:
-        hint = nearest(error.option_name, known) or f" {command} --help lists the options."
+    options, param = getattr(error, "possibilities", None), getattr(error, "param", None)
+    if options is not None:
+        hint = nearest(error.option_name, options) or f" {command} --help lists the options."
         return f"{error.option_name} is not an option.{hint}"
     if param is None:
         return f"{error.message.removesuffix('.')}: {command} --help lists the arguments"
@@ -113,7 +113,7 @@ def with_flags(*settings: str) -> Callable[[Callable[..., None]], Callable[..., 
     named = {setting.replace(".", "_"): setting for setting in settings}
 
     def decorated(command: Callable[..., None]) -> Callable[..., None]:
-        own = [
+        others = [
             parameter for parameter in signature(command, eval_str=True).parameters.values()
             if parameter.name != "flags"
         ]  # fmt: skip
@@ -126,9 +126,9 @@ def with_flags(*settings: str) -> Callable[[Callable[..., None]], Callable[..., 
             command(flags=flags, **values)
 
         options = [_option(name, setting) for name, setting in named.items()]
-        run.__signature__ = Signature([*options, *own])  # type: ignore[attr-defined]
+        run.__signature__ = Signature([*options, *others])  # type: ignore[attr-defined]
         run.__annotations__ = {
-            parameter.name: parameter.annotation for parameter in (*options, *own)
+            parameter.name: parameter.annotation for parameter in (*options, *others)
         }
         return run
 

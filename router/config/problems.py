@@ -62,14 +62,14 @@ def _describe(problem: Any, settings: type[BaseModel], noun: str) -> str:
     if problem["msg"].startswith(_VALUE_ERROR):
         return f"{name}: {message}"
     secret = name in ("security", "net.tls") or name.endswith("assword")
-    given = "" if secret else f", not {problem['input']!r}"
+    instead = "" if secret else f", not {problem['input']!r}"
     if problem["type"] == "model_type":
         inner = [path for path, _field in fields(settings) if path.startswith(f"{name}.")]
-        return f"{name} must be a section with {_listed(inner)}{given}"
+        return f"{name} must be a section with {_listed(inner)}{instead}"
     wanted = wanted_value(problem)
     if wanted is None:
-        return f"{name}: {message[:1].lower()}{message[1:]}{given}"
-    return f"{name} must be {wanted}{given}"
+        return f"{name}: {message[:1].lower()}{message[1:]}{instead}"
+    return f"{name} must be {wanted}{instead}"
 
 
 def _listed(names: Sequence[str]) -> str:

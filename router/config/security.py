@@ -44,10 +44,10 @@ class Security(Section):
 
     @model_validator(mode="after")
     def _user_has_a_password(self) -> Self:
-        given = (self.password is not None) + (self.password_file is not None)
-        if self.user is None and given:
+        passwords = (self.password is not None) + (self.password_file is not None)
+        if self.user is None and passwords:
             raise ValueError("security.user is missing: a password is set without a user")
-        if self.user is not None and given != 1:
+        if self.user is not None and passwords != 1:
             raise ValueError(
                 "security.user requires a password: set either security.passwordFile or the "
                 "environment variable MERGEROUTER_SECURITY__PASSWORD"

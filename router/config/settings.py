@@ -335,10 +335,10 @@ def load_settings(flags: Mapping[str, Any], file: Path | None = None) -> Setting
         ValueError: if a setting is unknown or invalid; the message names it.
         OSError: if the file cannot be read.
     """
-    given = {path: value for path, value in _flat(flags).items() if value not in (None, {})}
+    from_flags = {path: value for path, value in _flat(flags).items() if value not in (None, {})}
     from_file = {} if file is None else _flat(_read_file(file))
     settings: dict[str, Any] = {}
-    for (*outer, last), value in {**from_file, **_read_environment(), **given}.items():
+    for (*outer, last), value in {**from_file, **_read_environment(), **from_flags}.items():
         section = settings
         for name in outer:
             section[name] = {} if section.get(name) is None else section[name]
@@ -404,17 +404,17 @@ def _read_environment() -> dict[_Path, Any]:
     names it.
     """
     settings = dict(fields(Settings))
-    known = {variable(name): name for name in (*settings, *_MAPS)}
+    by_variable = {variable(name): name for name in (*settings, *_MAPS)}
     values: dict[_Path, Any] = {}
     for written, value in os.environ.items():
         name = written.upper()
         if not name.startswith(PREFIX):
             continue
-        setting = known.get(name)
+        setting = by_variable.get(name)
         if setting is not None:
             values |= _flat({setting: _map(written, value) if setting in _MAPS else value})
             continue
-        alike = [path for path in known if (_DOT in path) == (_DOT in name)]
+        alike = [path for path in by_variable if (_DOT in path) == (_DOT in name)]
         near = nearest(name, alike, required=len(PREFIX))
         if near or _DOT in name:
             raise ValueError(f"the environment variable {written} is not a setting.{near}")

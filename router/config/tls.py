@@ -60,14 +60,14 @@ class Tls(Section):
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        given = sorted(
+        set_here = sorted(
             field.alias or name
             for name, field in type(self).model_fields.items()
             if name in self.model_fields_set and name != "mode" and getattr(self, name)
         )
         if self.mode == "disabled":
-            if given:
-                raise ValueError(f"{given[0]} needs TLS: set mode to requireTLS or preferTLS")
+            if set_here:
+                raise ValueError(f"{set_here[0]} needs TLS: set mode to requireTLS or preferTLS")
             return self
         if self.certificate_key_file is None:
             raise ValueError(
@@ -146,5 +146,5 @@ class Tls(Section):
         return problems
 
 
-def _secret(given: SecretStr | None) -> str | None:
-    return None if given is None else given.get_secret_value()
+def _secret(secret: SecretStr | None) -> str | None:
+    return None if secret is None else secret.get_secret_value()

@@ -125,14 +125,14 @@ class MergedCursor:
                 f"Cursor session id ({_session(self.owner)}) is not the same as the operation "
                 f"context's session id ({_session(asking)})",
             )
-        made, run = "not created in a session", "without an lsid"
+        created_where, used_where = "not created in a session", "without an lsid"
         if created is not None:
-            made = f"created in session {_session(self.owner)}"
+            created_where = f"created in session {_session(self.owner)}"
         if used is not None:
-            run = f"in session {_session(asking)}"
+            used_where = f"in session {_session(asking)}"
         code = 50799 if created is None else 50800 if used is None else 50801
-        message = f"Cannot run getMore on cursor {self.cursor_id}, which was {made}, {run}"
-        raise CommandError(code, message)
+        cursor = f"cursor {self.cursor_id}, which was {created_where}, {used_where}"
+        raise CommandError(code, f"Cannot run getMore on {cursor}")
 
     @property
     def refusal(self) -> CommandError | None:

@@ -42,5 +42,5 @@ class DepartedClients:
 
     def earliest(self, now: float) -> Timestamp | None:
         """Return the earliest of these times at the loop's time ``now``; None if there is none."""
-        known = self._left.values()
-        return min((time for left, time in known if now - left < _REMEMBERED_FOR), default=None)
+        times = (time for at, time in self._left.values() if now - at < _REMEMBERED_FOR)
+        return min(times, default=None)

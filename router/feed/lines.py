@@ -1,9 +1,13 @@
-"""The lines of a feed: bounded ones from the client, documents to it, and the login in them."""
+"""The connection of one client of the feed, as lines, and the login in them."""
 
 import asyncio
 import json
+import socket
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any
+
+import anyio
 
 from router.access.authorization import require_stream
 from router.access.login import Login
@@ -12,9 +16,13 @@ from router.feed.watch import Watch
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import EXTERNAL, X509
 
+_CLOSE_TIMEOUT = 2.0
+
 
 class Lines:
-    """The lines of one client's connection: bounded ones from the client, documents to it.
+    """One client's connection: bounded lines from the client, lines of JSON to it.
+
+    ``address`` is the client's, None if it is gone; ``peer`` has its port too.
 
     Args:
         reader: what the client sends; its own limit can be smaller than that of a line.
@@ -22,6 +30,10 @@ class Lines:
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.transport = writer.transport
+        peer = writer.get_extra_info("peername")
+        self.address: str | None = peer[0] if peer else None
+        self.peer = f"{peer[0]}:{peer[1]}" if peer else "unknown"
         self._reader = reader
         self._writer = writer
 
@@ -47,16 +59,37 @@ class Lines:
                 raise ValueError(f"a line is longer than {most} bytes")
         return b"".join(parts).strip()
 
-    async def write(self, document: Mapping[str, Any]) -> None:
-        """Write a document of plain values as one line of JSON and wait until it can be sent."""
-        self._writer.write(json.dumps(document, default=str).encode() + b"\n")
+    async def write(self, lines: bytes) -> None:
+        """Write whole lines, and wait until more can be sent; raises ConnectionError."""
+        self._writer.write(lines)
         await self._writer.drain()
 
+    async def write_document(self, document: Mapping[str, Any]) -> None:
+        """Write a document of plain values as one line of JSON; raises ConnectionError."""
+        await self.write(json.dumps(document, default=str).encode() + b"\n")
+
     async def write_error(self, error: CommandError) -> None:
-        """Write an error, the last line of a feed."""
+        """Write an error, the last line of a feed; raises ConnectionError."""
         reply = error.to_reply()
         del reply["ok"]
-        await self.write({"error": reply})
+        await self.write_document({"error": reply})
+
+    def check_connection(self) -> None:
+        """Check that the client is not gone, as a write would; raises ConnectionError."""
+        if self._writer.is_closing():  # its socket may be closed, and has no options then
+            raise ConnectionResetError("the client is gone")
+        connection = self._writer.get_extra_info("socket")
+        error = connection.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) if connection else 0
+        if error:
+            raise ConnectionResetError(error, "the client is gone")
+
+    async def close(self) -> None:
+        """Close the connection, also if the task is being cancelled, in bounded time."""
+        self._writer.close()
+        with anyio.move_on_after(_CLOSE_TIMEOUT, shield=True) as closing, suppress(OSError):
+            await self._writer.wait_closed()
+        if closing.cancelled_caught:
+            self.transport.abort()
 
 
 _SCRAM = ("SCRAM-SHA-256", "SCRAM-SHA-1")
@@ -103,7 +136,7 @@ async def _present(login: Login, lines: Lines, first: Mapping[str, Any]) -> None
     if "user" in first:
         step["user"] = _text(first, "user")
     await login.present(_text(first, "authSource", EXTERNAL), step)
-    await lines.write({"login": {"payload": "", "done": True}})
+    await lines.write_document({"login": {"payload": "", "done": True}})
 
 
 async def _converse(login: Login, lines: Lines, first: Mapping[str, Any], most: int) -> None:
@@ -124,7 +157,7 @@ async def _converse(login: Login, lines: Lines, first: Mapping[str, Any], most: 
         reply = await login.converse(None, database, step)
         done = bool(reply.get("done"))
         answer = bytes(reply.get("payload") or b"").decode(errors="replace")
-        await lines.write({"login": {"payload": answer, "done": done}})
+        await lines.write_document({"login": {"payload": answer, "done": done}})
         if done:
             return
 

@@ -10,6 +10,7 @@ from pydantic import Field, ValidationError
 
 from router.bson_text import shortened
 from router.config.problems import Section, describe_problems
+from router.parameter import MILLISECONDS
 from router.request.stream_request import StreamRequest, parse_request
 
 _LONGEST = 500
@@ -74,7 +75,7 @@ def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
         "cursor": {},
         "$db": database,
     }
-    heartbeat = None if wanted.heartbeat_ms is None else wanted.heartbeat_ms / 1000
+    heartbeat = None if wanted.heartbeat_ms is None else wanted.heartbeat_ms * MILLISECONDS
     return Watch(parse_request(database, command), _FORMS[wanted.form], heartbeat)
 
 

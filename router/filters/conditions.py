@@ -130,20 +130,20 @@ def all_of(parts: Sequence[Condition]) -> Condition:
         return parts[0]
     tests = [part.meets for part in parts]
     # Those of the part that is likely to let the fewest events through.
-    known = (part.required for part in parts if part.required is not None)
+    required_by_parts = (part.required for part in parts if part.required is not None)
     return Condition(
         lambda event: all(meets(event) for meets in tests),
         _paths_of(parts),
-        min(known, key=_width, default=None),
+        min(required_by_parts, key=_width, default=None),
     )
 
 
 def any_of(parts: Sequence[Condition]) -> Condition:
     """Return ``$or``: at least one of the ``parts`` holds."""
     tests = [part.meets for part in parts]
-    known = [part.required for part in parts if part.required is not None]
-    pairs = frozenset[tuple[Path, Hashable]]().union(*known)
-    required = pairs if len(known) == len(parts) and len(pairs) <= _MOST_PAIRS else None
+    pairs_of_parts = [part.required for part in parts if part.required is not None]
+    pairs = frozenset[tuple[Path, Hashable]]().union(*pairs_of_parts)
+    required = pairs if len(pairs_of_parts) == len(parts) and len(pairs) <= _MOST_PAIRS else None
     return Condition(lambda event: any(meets(event) for meets in tests), _paths_of(parts), required)
 
 

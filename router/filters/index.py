@@ -246,10 +246,10 @@ class FilterIndex(Generic[T]):
         self._stale = False
 
 
-def _reader(known: PathReader, paths: Iterable[Path]) -> PathReader:
+def _reader(reader: PathReader, paths: Iterable[Path]) -> PathReader:
     """Return a reader of ``paths``: ``known``, with what it has learned, if it reads them."""
     wanted = tuple(paths)
-    return known if known.paths == wanted else PathReader(wanted)
+    return reader if reader.paths == wanted else PathReader(wanted)
 
 
 def _needed(data: bytes, path: Path) -> int:

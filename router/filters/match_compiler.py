@@ -304,7 +304,7 @@ def _kind(raw: bytes, element: Element) -> frozenset[int]:
             return kinds
     elif element.type in (INT32, INT64, DOUBLE):
         code = number(raw, element.type, element.start)
-        known = {*range(1, 0x14), 0x7F, -1}
-        if isinstance(code, (int, float)) and code in known:
+        codes = {*range(1, 0x14), 0x7F, -1}
+        if isinstance(code, (int, float)) and code in codes:
             return frozenset({int(code) & 0xFF})
     raise Declined("$type names an unknown type")

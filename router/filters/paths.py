@@ -266,11 +266,11 @@ def _value(kind: int, lengths: Collection[int]) -> bytes | None:
         return b".{%d}" % FIXED[kind]
     if not 0 < len(lengths) <= _MOST_LENGTHS:
         return None
-    known = [
+    values = [
         re.escape(pack_length(length)) + b".{%d}" % max(0, length + UNCOUNTED[kind] - 4)
         for length in sorted(lengths)
     ]
-    return b"(?:" + b"|".join(known) + b")"
+    return b"(?:" + b"|".join(values) + b")"
 
 
 def _matching(pattern: Sequence[bytes]) -> Callable[[bytes, int], re.Match[bytes] | None]:
@@ -336,9 +336,9 @@ class PathReader:
             outline = _Outline(data, self._root)
         except (ValueError, IndexError, StructError):
             return
-        known = next((layout for layout in self._layouts if layout.steps == outline.steps), None)
-        if known is not None:
-            known.learn(outline)
+        similar = next((layout for layout in self._layouts if layout.steps == outline.steps), None)
+        if similar is not None:
+            similar.learn(outline)
             return
         if len(self._layouts) == _MOST_LAYOUTS:
             self._layouts.remove(min(self._layouts, key=attrgetter("uses")))

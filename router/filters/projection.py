@@ -90,14 +90,14 @@ def compile_project(raw: bytes) -> Projection:
     """Return the projection of a ``$project``, given as BSON. Raises Declined."""
     named: list[tuple[bytes, bool]] = []
     _collect(raw, 0, len(raw), b"", named, 0)
-    kept = {wanted for name, wanted in named if name != b"_id"}
+    inclusions = {wanted for name, wanted in named if name != b"_id"}
     if len(named) > _MOST_FIELDS or not named:
         raise Declined("a projection is empty or very large")
     if (b"_id", False) in named:
         raise Declined("a projection drops the resume token")
-    if len(kept) > 1 or not kept:
+    if len(inclusions) > 1 or not inclusions:
         raise Declined("a projection includes and excludes, or names the resume token alone")
-    keeps = kept == {True}
+    keeps = inclusions == {True}
     if not keeps and (b"_id", True) in named:
         raise Declined("an exclusion includes the resume token")
     names = [name for name, _ in named]

@@ -1,1 +1,1 @@
-"""Bounds of what clients share: connections, messages, logins, and the memory of events."""
+"""Bounds of what clients share: connections, turns, messages, logins, the memory of events."""

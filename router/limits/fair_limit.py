@@ -72,5 +72,5 @@ class FairLimit:
         self.held += size
 
     def _fits(self, client: str, size: int) -> bool:
-        free, own = self._limit - self.held - size, self._held.get(client, 0)
-        return free >= 0 and (not own or own + size <= free)
+        free, of_client = self._limit - self.held - size, self._held.get(client, 0)
+        return free >= 0 and (not of_client or of_client + size <= free)

@@ -47,12 +47,12 @@ class LookupPlan:
             return None
         if request.passthrough_to_shard is not None:
             return None
-        own: Sequence[Mapping[str, Any]] = request.stages
+        user_stages: Sequence[Mapping[str, Any]] = request.stages
         split: Sequence[Mapping[str, Any]] = ()
         if request.splits_large_events:
             # Shards split as well, so that they create tokens of the version that fragments need.
-            own, split = request.stages[:-1], request.stages[-1:]
-        pushed, rest = divide(own)
+            user_stages, split = request.stages[:-1], request.stages[-1:]
+        pushed, rest = divide(user_stages)
         options = {k: v for k, v in request.change_stream_options.items() if k != "fullDocument"}
         start, resume = request.start, None
         if isinstance(start, AfterToken) and start.token.fragment_num is not None:
@@ -62,7 +62,7 @@ class LookupPlan:
         remote = replace(
             request, change_stream_options=options, stages=(*pushed, *split), start=start
         )
-        return cls(remote, rest, tuple(own), bool(split), resume)
+        return cls(remote, rest, tuple(user_stages), bool(split), resume)
 
 
 def divide(

@@ -67,8 +67,10 @@ def rejoined(event: bytes, part: bytes, result: bytes) -> bytes:
     if changed.pop(_MARK_NAME, None) is None:
         return result
     used = {name for name, _ in raw_fields(part)}
-    kept = [changed.pop(name, b"") if name in used else field for name, field in raw_fields(event)]
-    return document_of(b"".join((*kept, *changed.values())))
+    fields = [
+        changed.pop(name, b"") if name in used else field for name, field in raw_fields(event)
+    ]
+    return document_of(b"".join((*fields, *changed.values())))
 
 
 def operands_of(condition: Condition) -> tuple[Sequence[Condition], bool, bool] | None:
@@ -214,10 +216,10 @@ def _in_order(events: Sequence[bytes], results: Sequence[bytes]) -> list[bytes]:
     tokens = iter(map(token_of, events))
     for result in results:
         identifier = find(result, b"_id")
-        own = None
+        own_token = None
         if identifier is not None and identifier.type == DOCUMENT:
-            own = result[identifier.start : identifier.end]
-        if own is None or all(own != token for token in tokens):
+            own_token = result[identifier.start : identifier.end]
+        if own_token is None or all(own_token != token for token in tokens):
             document = {} if identifier is None else {"_id": decode(result)["_id"]}
             expected = {"_id": decode(token_of(events[0]))}
             raise CommandError(

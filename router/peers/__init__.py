@@ -1,1 +1,1 @@
-"""Access of one worker to the other workers of the same router."""
+"""What the processes of one router tell and ask each other."""

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,6 +12,7 @@ from bson.int64 import Int64
 from router.catalog.upstream import ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.peers.cursor_ids import new_cursor_id, worker_of
+from router.peers.messages import IdentityRead, UseUpstream, WorkerMessage
 from shard_client.errors import CommandError, NetworkError, ProtocolError
 from shard_client.wire.connection import Address, Connection
 
@@ -46,7 +46,7 @@ class Peer:
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
         self._address = (private_address(folder, number), 0)
-        self._own = ServerLink(self)
+        self._link = ServerLink(self)
         self._paused_until = 0.0
         self._killing = asyncio.Lock()
         self._to_kill: dict[Int64, str | None] = {}
@@ -72,13 +72,13 @@ class Peer:
             return None
 
     async def _answer(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Do the same, but raise CommandError if the worker refuses the command."""
+        """Run a command as ``ask``; raises CommandError: the worker refuses it."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._paused_until:
             return None
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT):
-                return await self._own.command(database, command)
+                return await self._link.command(database, command)
         except (CommandError, NetworkError, ProtocolError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 self._paused_until = loop.time() + _PAUSE_AFTER_TIMEOUT
@@ -114,7 +114,7 @@ class Peer:
 
     def close(self) -> None:
         """Cut the connection that ``ask`` uses."""
-        self._own.abort()
+        self._link.abort()
 
 
 class Peers:
@@ -125,11 +125,16 @@ class Peers:
         mark: the result of ``new_mark``, the same for all workers.
         count: the number of workers.
         folder: the router's private folder.
-        tell_parent: sends the parent a message, whose fields are the arguments.
+        tell_parent: sends the parent a message.
     """
 
     def __init__(
-        self, number: int, mark: int, count: int, folder: Path, tell_parent: Callable[..., None]
+        self,
+        number: int,
+        mark: int,
+        count: int,
+        folder: Path,
+        tell_parent: Callable[[WorkerMessage], None],
     ) -> None:
         self.number = number
         self.count = count
@@ -149,11 +154,11 @@ class Peers:
 
     def announce(self, identity: ServerIdentity) -> None:
         """Make all workers report the cluster's identity, through the parent."""
-        self.tell_parent(identity=asdict(identity))
+        self.tell_parent(IdentityRead(identity))
 
     def announce_upstream(self, upstream: UpstreamMongos) -> None:
         """Make all workers use the mongos that this one has moved to, through the parent."""
-        self.tell_parent(upstream={"chosen": upstream.chosen, "generation": upstream.generation})
+        self.tell_parent(UseUpstream(upstream.chosen, upstream.generation))
 
     async def ask_all(self, database: str, command: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
         """Run a command on every other worker; return the answers received."""

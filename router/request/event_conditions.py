@@ -165,10 +165,10 @@ def early_part(
 
 def _small_stages(stages: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
     """Yield the first stages, as many as can be looked into in some milliseconds."""
-    left = _MOST_FIELDS
+    budget = _MOST_FIELDS
     for stage in stages:
-        left = _left_after(stage, left)
-        if left < 0:
+        budget = _budget_after(stage, budget)
+        if budget < 0:
             return
         yield stage
 
@@ -213,8 +213,8 @@ def leaves_alone(stage: Mapping[str, Any], fields: Set[str]) -> bool:
     removed = fields_removed(stage)
     if removed is not None:
         return fields.isdisjoint(removed)
-    kept = operand if name == "$project" and isinstance(operand, Mapping) else {}
-    return all(isinstance(kept.get(field), (bool, int)) and bool(kept[field]) for field in fields)
+    shown = operand if name == "$project" and isinstance(operand, Mapping) else {}
+    return all(isinstance(shown.get(field), (bool, int)) and bool(shown[field]) for field in fields)
 
 
 def fields_removed(stage: Mapping[str, Any]) -> frozenset[str] | None:
@@ -258,24 +258,24 @@ def _conjuncts(
             yield {name: value}
 
 
-def _left_after(value: Any, left: int) -> int:
-    """Return ``left`` less the value's fields on all levels; below 0 if it is raw."""
+def _budget_after(value: Any, budget: int) -> int:
+    """Return ``budget`` less the value's fields on all levels; below 0 if it is raw."""
     waiting = [value]
     while waiting:
         each = waiting.pop()
         if isinstance(each, RawBSONDocument):
             return -1
         if isinstance(each, Mapping):
-            left -= len(each)
-            waiting += islice(each.values(), max(0, left) + 1)
+            budget -= len(each)
+            waiting += islice(each.values(), max(0, budget) + 1)
         elif isinstance(each, (list, tuple)) and each:
             # A list of constants is passed over, or its values are looked at once.
-            left -= len(each) // _VALUES_A_FIELD
+            budget -= len(each) // _VALUES_A_FIELD
             if isinstance(each[0], (Mapping, list)):
-                waiting += islice(each, max(0, left) + 1)
-        if left < 0:
+                waiting += islice(each, max(0, budget) + 1)
+        if budget < 0:
             break
-    return left
+    return budget
 
 
 def _is_of_value(value: Any) -> bool:

@@ -36,14 +36,14 @@ def progress_command(
     that tokens of fragments and invalidates need no special case.
     """
     stream, *stages = command["pipeline"]
-    given: Mapping[str, Any] = stream[CHANGE_STREAM]
-    images = {name for name, none in _IMAGES.items() if given.get(name, none) != none}
-    options = {name: value for name, value in given.items() if name not in {*STARTS, *images}}
+    wanted: Mapping[str, Any] = stream[CHANGE_STREAM]
+    images = {name for name, none in _IMAGES.items() if wanted.get(name, none) != none}
+    options = {name: value for name, value in wanted.items() if name not in {*STARTS, *images}}
     options["startAtOperationTime"] = _start(after)
-    kept, _whole = early_part(stages, changed=images | _COMPARED_ELSEWHERE, needed={"_id"})
-    while kept and stage_name(kept[-1]) != "$match":
-        kept = kept[:-1]
-    pipeline = [{CHANGE_STREAM: options}, *kept, {"$project": {"_id": 1}}]
+    early, _whole = early_part(stages, changed=images | _COMPARED_ELSEWHERE, needed={"_id"})
+    while early and stage_name(early[-1]) != "$match":
+        early = early[:-1]
+    pipeline = [{CHANGE_STREAM: options}, *early, {"$project": {"_id": 1}}]
     return database, {**command, "pipeline": pipeline, "cursor": {"batchSize": 0}}
 
 

@@ -202,10 +202,10 @@ class ResumePoint:
         return rewritten
 
     def _in_own_version(self, event: bytes, token: ResumeToken) -> ResumeToken | None:
-        own = self._token
-        if self._names_operations or own.version <= token.version or own.uuid != token.uuid:
+        sought = self._token
+        if self._names_operations or sought.version <= token.version or sought.uuid != token.uuid:
             kind = find(event, b"operationType")
-            return token.in_version(own.version, string_value(event, kind) if kind else b"")
+            return token.in_version(sought.version, string_value(event, kind) if kind else b"")
         if self._order(token.data) != 0:
             raise _fatal(
                 "cannot resume stream; whether an event at the resume token's cluster time follows "
@@ -217,12 +217,12 @@ class ResumePoint:
 
     def _order(self, key: bytes) -> int:
         """Compare a key with the token's: negative before it, 0 equal, positive beyond."""
-        own = self._token.data
+        sought = self._token.data
         version = version_of(key)
         if version is not None and version != self._token.version:
             oldest = min(version, self._token.version)
-            key, own = as_version(key, oldest), as_version(own, oldest)
-        return (key > own) - (key < own)
+            key, sought = as_version(key, oldest), as_version(sought, oldest)
+        return (key > sought) - (key < sought)
 
 
 def fragment_numbers(event: bytes) -> tuple[int, int]:

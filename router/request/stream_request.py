@@ -81,11 +81,11 @@ def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool
         collection: the collection that is watched; None for a database or the cluster.
         splits: whether the stream splits large events.
     """
-    given = [name for name in STARTS if spec.get(name) is not None]
-    tokens = {name: client_token(spec[name]) for name in given if name != "startAtOperationTime"}
-    if len(given) > 1:
-        raise refusal(f"more than one start: {', '.join(given)}")
-    if not given:
+    starts = [name for name in STARTS if spec.get(name) is not None]
+    tokens = {name: client_token(spec[name]) for name in starts if name != "startAtOperationTime"}
+    if len(starts) > 1:
+        raise refusal(f"more than one start: {', '.join(starts)}")
+    if not starts:
         return None
     if not tokens:
         time: Timestamp = spec["startAtOperationTime"]

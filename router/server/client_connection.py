@@ -205,18 +205,19 @@ class ClientConnection:
     async def _run(self, request: ClientMessage, again: Mapping[str, Any] | None) -> AnyAnswer:
         """Find the command and run it, with the document ``again`` instead if that is given."""
         command = COMMANDS.get(request.name)
-        if self._process.topology.quiescing and not (command and command.while_quiescing):
+        if self._process.server.topology.quiescing and not (command and command.while_quiescing):
             raise at_shutdown(ErrorCode.ShutdownInProgress, request.name, request.body())
         if command is not None and command.is_ours is not None and request.query is None:
             command = command if command.is_ours(request.body()) else None
         fail_points = self._process.fail_points
         if command is None and fail_points is None:
             return PASS_THROUGH
-        own = command is not None
         if command is not None and command.refuse_early is not None and again is None:
             command.refuse_early(request.body(), self.client.user)
         long_turn = self._incoming.long_turn
-        document = again if again is not None else await request.command(long_turn, own=own)
+        document = (
+            again if again is not None else await request.command(long_turn, passes=command is None)
+        )
         self._call = call = Call(
             name=request.name,
             database=request.database(dict(document)) if again is None else "admin",
@@ -245,13 +246,7 @@ class ClientConnection:
         """
         upstream = self._process.upstream
         if upstream is None or request.query is not None:
-            login = self.client.login
-            if login is not None and login.user is None:
-                raise login_required(request.name)
-            message = f"no such cmd: {request.name}"
-            if request.name == "aggregate":
-                message = f"{request.name} without a change stream requires an upstream mongos"
-            raise CommandError(ErrorCode.CommandNotFound, message)
+            raise self._unknown(request.name)
         if self.client.login is not None and self.client.login.by_certificate:
             raise not_for_certificates(request.name)
         link = self.client.link_to(upstream)
@@ -278,6 +273,16 @@ class ClientConnection:
                 await self._write(request, _relayed_frame(request, reply) if first else reply)
                 first = False
                 await self._stream.drain()
+
+    def _unknown(self, name: str) -> CommandError:
+        """Return the error for a command that neither the router nor an upstream answers."""
+        login = self.client.login
+        if login is not None and login.user is None:
+            return login_required(name)
+        message = f"no such cmd: {name}"
+        if name == "aggregate":
+            message = f"{name} without a change stream requires an upstream mongos"
+        return CommandError(ErrorCode.CommandNotFound, message)
 
     async def _send(self, request: ClientMessage, answer: AnyAnswer, response_to: int) -> int:
         """Send an answer, if the client waits for one; return its id. Raises NetworkError."""

@@ -1,16 +1,16 @@
 """A client's message, parsed only as far as its handling requires."""
 
-import asyncio
 from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from struct import Struct
 from typing import Any, ParamSpec, TypeVar
 
+import anyio
+
 from router.bson_text import render
 from router.request.accepted import explained
-from router.server.gradual_decoding import decode_gradually
+from router.request.gradual_decoding import decode_gradually
 from shard_client.errors import CommandError, ErrorCode, ProtocolError
 from shard_client.wire.bson_slices import document_of, find, iter_elements
 from shard_client.wire.documents import decode
@@ -41,7 +41,8 @@ _LONGEST_SHOWN = 1024
 INLINE_SIZE = 64 * 1024
 """Most bytes compressed or decompressed on the loop: two milliseconds with zlib."""
 
-_THREADS = 2
+_THREADS = anyio.CapacityLimiter(2)
+"""Limits the threads that compress and decompress."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -94,14 +95,13 @@ class ClientMessage:
         return body
 
     async def command(
-        self, turn: Callable[[], Awaitable[None]], *, own: bool = True
+        self, turn: Callable[[], Awaitable[None]], *, passes: bool = False
     ) -> dict[str, Any]:
         """Return the decoded command, without blocking the loop.
 
         Args:
             turn: waits for a turn of the loop; awaited between the pieces of a large command.
-            own: whether the router answers the command itself; a command that passes through can
-                be larger.
+            passes: whether the command passes through to the upstream; it can be larger then.
 
         Raises:
             ProtocolError: the message is malformed.
@@ -110,7 +110,8 @@ class ClientMessage:
         if self.query is not None:
             return _unwrapped(self.query.document())
         body = self.body()
-        if own and len(body) > MOST_OWN and (size := self._size_besides_pipeline(body)) > MOST_OWN:
+        small = passes or len(body) <= MOST_OWN
+        if not small and (size := self._size_besides_pipeline(body)) > MOST_OWN:
             raise CommandError(
                 ErrorCode.BSONObjectTooLarge,
                 f"the command {self.name} has {size} bytes; the router accepts {MOST_OWN} at most "
@@ -220,10 +221,6 @@ async def off_loop(size: int, work: Callable[P, T], *args: P.args, **kwargs: P.k
     """
     if size <= INLINE_SIZE:
         return work(*args, **kwargs)
-    loop = asyncio.get_running_loop()
-    return await loop.run_in_executor(_threads(), lambda: work(*args, **kwargs))
-
-
-@cache
-def _threads() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(_THREADS, thread_name_prefix="compression")
+    return await anyio.to_thread.run_sync(
+        partial(work, *args, **kwargs), limiter=_THREADS, abandon_on_cancel=True
+    )

@@ -56,7 +56,7 @@ class Listener(AcceptingPort):
         for_workers: bool = False,
         handshakes: Handshakes | None = None,
     ) -> None:
-        limits = process.client_limits
+        limits = process.options.client_limits
         counts = ConnectionCounts(limits.connections, limits.connections_per_client, limits.exempt)
         if for_workers:
             counts = ConnectionCounts(sys.maxsize)
@@ -73,8 +73,8 @@ class Listener(AcceptingPort):
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
         """Listen as any port does, and report the port to the commands; raises OSError."""
-        self._process.port = await super().listen(hosts, port)
-        return self._process.port
+        self._process.server.port = await super().listen(hosts, port)
+        return self._process.server.port
 
     async def listen_privately(self, path: str) -> None:
         """Listen on the Unix socket ``path``; raises OSError."""
@@ -114,7 +114,7 @@ class Listener(AcceptingPort):
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
-        self._process.topology.quiesce(deadline)
+        self._process.server.topology.quiesce(deadline)
         self.close()
         await self._until_idle(timeout)
         for connection in self._connections:

@@ -70,10 +70,10 @@ class Certificates:
 
     def _log_expiry(self) -> None:
         for certificate in {self.contexts.certificate, self.contexts.own}:
-            left = certificate.expires - datetime.now(UTC)
-            if left < _SOON:
+            remaining = certificate.expires - datetime.now(UTC)
+            if remaining < _SOON:
                 log.warning(
                     "Server certificate expiration information",
                     subject=certificate.subject,
-                    daysLeft=left.days,
+                    daysLeft=remaining.days,
                 )

@@ -65,8 +65,8 @@ class Handshakes:
         Returns:
             Whether the protocol is connected.
         """
-        known = peer_of(connection)
-        peer = "unknown" if known is None else f"{known[0]}:{known[1]}"
+        host_port = peer_of(connection)
+        peer = "unknown" if host_port is None else "{}:{}".format(*host_port)
         uses_tls = False
         try:
             async with asyncio.timeout(self.timeout):

@@ -132,16 +132,16 @@ def tail(
             _watch(client, namespace, stages, options) as stream,
             suppress(KeyboardInterrupt),  # also while an event is printed
         ):
-            number, kept = 0, token
+            number, written = 0, token
             while stream.alive and number != count:
                 if (event := stream.try_next()) is not None:
                     number += 1
                     typer.echo(_as_json(event) if as_json else as_text(event), color=None)
                     sys.stdout.flush()
                 # The token goes on without events: its place stays in the oplog.
-                if resume_file is not None and stream.resume_token not in (None, kept):
-                    kept = stream.resume_token
-                    write_position(resume_file, kept)
+                if resume_file is not None and stream.resume_token not in (None, written):
+                    written = stream.resume_token
+                    write_position(resume_file, written)
     except BrokenPipeError:
         # The reader of the pipe has ended; nothing may be written when Python closes stdout.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -2,20 +2,18 @@
 
 import asyncio
 import errno
-import json
+import pickle
 import socket
 from collections import deque
-from typing import Any
 
 import anyio
+
+from router.peers.messages import ServeClient, WorkerMessage
 
 _LONGEST_MESSAGE = 64 * 1024
 _FOR_LACK_OF_MEMORY = (errno.ENOBUFS, errno.ENOMEM)
 _PAUSE = 0.1
 """Seconds before a message is sent again that the system had no memory for."""
-
-DRIVER, FEED = "driver", "feed"
-"""The port that accepted a connection."""
 
 
 def socket_pair() -> tuple[socket.socket, socket.socket]:
@@ -24,9 +22,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Channel:
-    """Ordered messages in both directions: small documents, each perhaps with a connection.
-
-    Each is one packet of a socket pair.
+    """Ordered messages in both directions, each a packet of a socket pair.
 
     Args:
         end: one end of the pair; the channel takes ownership.
@@ -37,9 +33,9 @@ class Channel:
         self._end = end
         self._unsent: deque[bytes] = deque()
 
-    def send(self, **message: Any) -> None:
-        """Send a message, in time; it is lost if the other side is gone."""
-        packet = json.dumps(message).encode()
+    def send(self, message: WorkerMessage) -> None:
+        """Send a message without waiting; it is lost if the other side is gone."""
+        packet = pickle.dumps(message)
         assert len(packet) <= _LONGEST_MESSAGE
         self._unsent.append(packet)
         if len(self._unsent) == 1:
@@ -63,16 +59,16 @@ class Channel:
         if self._end.fileno() >= 0:
             loop.remove_writer(self._end)
 
-    def hand_over(self, connection: socket.socket, **message: Any) -> None:
-        """Send a message with a connection; the caller closes its own copy.
+    def hand_over(self, connection: socket.socket, message: ServeClient) -> None:
+        """Send a connection to the worker that shall serve it; the caller closes its own copy.
 
         Raises OSError: the other side is gone, or does not read its messages.
         """
         if self._unsent:
             raise BlockingIOError("its messages wait")
-        socket.send_fds(self._end, [json.dumps(message).encode()], [connection.fileno()])
+        socket.send_fds(self._end, [pickle.dumps(message)], [connection.fileno()])
 
-    async def receive(self) -> tuple[dict[str, Any], socket.socket | None] | None:
+    async def receive(self) -> tuple[WorkerMessage, socket.socket | None] | None:
         """Return the next message, and its connection if it has one that could be opened.
 
         Returns None when the other side is gone.
@@ -91,7 +87,8 @@ class Channel:
         connection = socket.socket(fileno=descriptors[0]) if descriptors else None
         if connection is not None:
             connection.setblocking(False)
-        return json.loads(packet), connection
+        message: WorkerMessage = pickle.loads(packet)  # noqa: S301 (our own other process wrote it)
+        return message, connection
 
     def close(self) -> None:
         """Close this side; the other side's ``receive`` then returns None."""

@@ -7,14 +7,14 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import structlog
 from bson.objectid import ObjectId
 
 from router.config.settings import Settings
+from router.peers.messages import Drained, Load, ReportLoad, WorkerMessage
 from router.workers.channel import Channel, socket_pair
-from router.workers.placement import Load
 
 log = structlog.get_logger()
 
@@ -92,20 +92,15 @@ class Child:
         process.stdin.write_eof()
         return child
 
-    async def reports(self) -> AsyncIterator[dict[str, Any]]:
-        """Yield what the worker reports, until it is gone.
-
-        It reports that it is ``ready``; which connection has ``ended``; the cluster's ``identity``,
-        and the ``upstream`` that it has chosen; which command of a client has ``changed`` all
-        workers, with the ``verbosity``.
-        """
+    async def reports(self) -> AsyncIterator[WorkerMessage]:
+        """Yield the worker's messages until it is gone, but not those about its load and drain."""
         while (received := await self.channel.receive()) is not None:
             message, _ = received
             match message:
-                case {"drained": _}:
+                case Drained():
                     self.drained.set()
-                case {"load": load}:
-                    self.load = Load(**load)
+                case Load():
+                    self.load = message
                     self._answered.set()
                 case _:
                     yield message
@@ -126,7 +121,7 @@ class Child:
             return
         self._answered.clear()
         self._asked_at = asyncio.get_running_loop().time()
-        self.channel.send(load=True)
+        self.channel.send(ReportLoad())
         try:
             async with asyncio.timeout(timeout):
                 await self._answered.wait()

@@ -10,8 +10,8 @@ import anyio
 import structlog
 
 from router.limits.client_limits import ConnectionCounts
+from router.peers.messages import Port, ServeClient
 from router.ports import BACKLOG, accept, bind, peer_address
-from router.workers.channel import DRIVER
 from router.workers.child import Child
 from router.workers.placement import choose_worker
 
@@ -35,7 +35,7 @@ class ConnectionDispatcher:
 
     def __init__(self, counts: ConnectionCounts) -> None:
         self._counts = counts
-        self._listening: list[tuple[str, socket.socket]] = []
+        self._listening: list[tuple[Port, socket.socket]] = []
         self.children: dict[int, Child] = {}
         self._some = asyncio.Event()
         self._ids = count(1)
@@ -43,14 +43,15 @@ class ConnectionDispatcher:
         self._recent: Counter[int] = Counter()
         """The numbers of recent connections by worker."""
         self._known_until = 0.0
+        self._asking = asyncio.Lock()
 
-    async def open(self, kind: str, hosts: Sequence[str], port: int) -> int:
+    async def open(self, kind: Port, hosts: Sequence[str], port: int) -> int:
         """Bind ``port`` on all ``hosts`` and return it; 0 selects one free port for all hosts.
 
         Clients cannot connect before ``listen``.
 
         Args:
-            kind: DRIVER or FEED.
+            kind: "driver" or "feed".
             hosts: names or addresses of this machine.
             port: the port.
 
@@ -97,44 +98,45 @@ class ConnectionDispatcher:
             listening.close()
         self._listening.clear()
 
-    async def _accept(self, kind: str, listening: socket.socket) -> None:
+    async def _accept(self, kind: Port, listening: socket.socket) -> None:
         async for connection in accept(listening):
             with connection:
                 await self._know_loads()
                 self._place(kind, connection)
 
     async def _know_loads(self) -> None:
-        """Wait until there is a worker, and the loads are known."""
+        """Wait until there is a worker, and the loads are known: one port asks for all."""
         loop, known = asyncio.get_running_loop(), False
-        while not known:
-            await self._some.wait()
-            if loop.time() >= self._known_until:
-                asked = (child.ask_load(_LOAD_TIMEOUT) for child in self.children.values())
-                await asyncio.gather(*asked)
-                self._known_until = loop.time() + _KNOWN_FOR
-            known = bool(self.children)  # the last one may have died meanwhile
+        async with self._asking:
+            while not known:
+                await self._some.wait()
+                if loop.time() >= self._known_until:
+                    asked = (child.ask_load(_LOAD_TIMEOUT) for child in self.children.values())
+                    await asyncio.gather(*asked)
+                    self._known_until = loop.time() + _KNOWN_FOR
+                known = bool(self.children)  # the last one may have died meanwhile
 
-    def _place(self, kind: str, connection: socket.socket) -> None:
+    def _place(self, kind: Port, connection: socket.socket) -> None:
         children, connection_id = self.children, next(self._ids)
         taking = {number: child.load for number, child in children.items() if not child.hangs}
         loads = taking or {number: child.load for number, child in children.items()}
         loop = asyncio.get_running_loop()
         address = peer_address(connection)
-        if kind == DRIVER and not self._counts.admit(address, loop.time()):
+        if kind == "driver" and not self._counts.admit(address, loop.time()):
             return
         while loads:
             number = choose_worker(loads, self._recent, self._last)
             try:
-                children[number].channel.hand_over(connection, kind=kind, id=connection_id)
+                children[number].channel.hand_over(connection, ServeClient(kind, connection_id))
             except OSError as error:
                 log.warning("A worker accepts no connection", worker=number, error=str(error))
                 del loads[number]
             else:
-                if kind == DRIVER:
+                if kind == "driver":
                     children[number].clients[connection_id] = address
                 self._last = number
                 self._recent[number] += 1
                 loop.call_later(_RECENT, self._recent.subtract, [number])
                 return
-        if kind == DRIVER:
+        if kind == "driver":
             self._counts.release(address)

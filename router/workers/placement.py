@@ -1,22 +1,10 @@
 """The choice of a worker for a new connection, without I/O."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+
+from router.peers.messages import Load
 
 _QUARTERS = 4
-
-
-@dataclass(frozen=True, slots=True)
-class Load:
-    """The load of a worker.
-
-    ``cursors`` is the number of its open merged cursors, ``connections`` the number of driver
-    connections, ``busy`` the share of a core used recently, 0 to 1.
-    """
-
-    cursors: int = 0
-    connections: int = 0
-    busy: float = 0.0
 
 
 def choose_worker(loads: Mapping[int, Load], recent: Mapping[int, int], last: int) -> int:

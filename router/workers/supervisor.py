@@ -8,7 +8,6 @@ from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import anyio
 import structlog
@@ -20,10 +19,10 @@ from router.commands.process_status import COMMAND
 from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
 from router.limits.client_limits import ConnectionCounts
+from router.peers import messages
 from router.peers.cursor_ids import new_mark
 from router.peers.peers import Peer
 from router.tls.certificates import Certificates
-from router.workers.channel import DRIVER, FEED
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
 from shard_client.backoff import Backoff
@@ -75,12 +74,10 @@ class Supervisor:
             ConnectionCounts(most, limits.connections_per_client, limits.exempt)
         )
         self._certificates: Certificates | None = None
-        self._identity: dict[str, Any] | None = None
-        self._topology_counter = 0
-        self._upstream: dict[str, int] | None = None
+        self._identity: messages.ShowIdentity | None = None
+        self._upstream: messages.UseUpstream | None = None
         self._stopping = False
         self._all_ready = asyncio.Event()
-        self._failure: WorkerFailedError | OSError | None = None
 
     async def run(self, stop: asyncio.Event) -> None:
         """Run until ``stop`` is set, then drain and stop all workers.
@@ -101,9 +98,9 @@ class Supervisor:
         with temporary as name, ExitStack() as owned:
             folder = Path(name)
             owned.callback(self._dispatcher.close)
-            ports = {"port": await self._dispatcher.open(DRIVER, net.hosts, net.port)}
+            ports = {"port": await self._dispatcher.open("driver", net.hosts, net.port)}
             if feed.port is not None:
-                ports["feedPort"] = await self._dispatcher.open(FEED, [feed.bind_ip], feed.port)
+                ports["feedPort"] = await self._dispatcher.open("feed", [feed.bind_ip], feed.port)
             self._start = partial(
                 WorkerStart,
                 mark=new_mark(),
@@ -145,37 +142,37 @@ class Supervisor:
     def _rotate(self) -> None:
         """Make all processes exchange their certificates."""
         self._rotate_own()
-        self._tell_all(rotate=True)
+        self._tell_all(messages.RotateCertificates())
 
-    def _tell_all(self, **message: Any) -> None:
+    def _tell_all(self, message: messages.WorkerMessage) -> None:
         for child in self._alive:
-            child.channel.send(**message)
+            child.channel.send(message)
 
     async def _keep_workers(self, stop: asyncio.Event, ports: Mapping[str, int]) -> None:
-        async with anyio.create_task_group() as keepers:  # a failure ends the process
-            for number in self._numbers:
-                keepers.start_soon(self._keep, number, keepers.cancel_scope)
-            distributing = anyio.CancelScope()
-            keepers.start_soon(self._distribute, distributing, keepers.cancel_scope, ports)
-            await stop.wait()
-            distributing.cancel()
-            await self._drain()
-            keepers.cancel_scope.cancel()
-        if self._failure is not None:
-            raise self._failure
+        try:
+            async with anyio.create_task_group() as keepers:
+                for number in self._numbers:
+                    keepers.start_soon(self._keep, number)
+                distributing = anyio.CancelScope()
+                keepers.start_soon(self._distribute, distributing, ports)
+                await stop.wait()
+                distributing.cancel()
+                await self._drain()
+                keepers.cancel_scope.cancel()
+        except ExceptionGroup as failures:  # the first failure has ended the others
+            error: Exception = failures
+            while isinstance(error, ExceptionGroup):
+                error = error.exceptions[0]
+            raise error from None
 
-    async def _distribute(
-        self, until: anyio.CancelScope, keepers: anyio.CancelScope, ports: Mapping[str, int]
-    ) -> None:
-        """Accept clients once all workers are ready, until ``until`` is cancelled."""
+    async def _distribute(self, until: anyio.CancelScope, ports: Mapping[str, int]) -> None:
+        """Accept clients once all workers are ready, until ``until`` is cancelled.
+
+        Raises OSError: another process has bound the same port, and listens.
+        """
         with until:
             await self._all_ready.wait()
-            try:
-                self._dispatcher.listen()
-            except OSError as error:  # another process has bound the same port, and listens
-                self._failure = error
-                keepers.cancel()
-                return
+            self._dispatcher.listen()
             log.info(
                 "Waiting for connections",
                 component="NETWORK",
@@ -185,8 +182,11 @@ class Supervisor:
             await self._dispatcher.dispatch()
         self._dispatcher.close()
 
-    async def _keep(self, number: int, keepers: anyio.CancelScope) -> None:
-        """Run worker ``number`` and restart it whenever it ends; end all if it cannot start."""
+    async def _keep(self, number: int) -> None:
+        """Run worker ``number``, and restart it whenever it ends.
+
+        Raises WorkerFailedError: it has ended before all workers were ready.
+        """
         loop = asyncio.get_running_loop()
         backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         while not self._stopping:
@@ -195,9 +195,7 @@ class Supervisor:
             if self._stopping:
                 return
             if not self._all_ready.is_set():
-                self._failure = WorkerFailedError(number, status)
-                keepers.cancel()
-                return
+                raise WorkerFailedError(number, status)
             if loop.time() - began > _STEADY:
                 backoff.reset()
             pause = backoff.next_pause()
@@ -220,10 +218,9 @@ class Supervisor:
             return _CANNOT_START
         self._alive.add(child)
         try:
-            if self._identity is not None:
-                child.channel.send(identity=self._identity, counter=self._topology_counter)
-            if self._upstream is not None:
-                child.channel.send(upstream=self._upstream)
+            for told in (self._identity, self._upstream):
+                if told is not None:
+                    child.channel.send(told)
             async for report in child.reports():
                 self._react(child, report)
             self._dispatcher.remove(number)
@@ -241,30 +238,32 @@ class Supervisor:
                 with anyio.move_on_after(_END_TIMEOUT, shield=True):
                     await child.process.wait()
 
-    def _react(self, child: Child, report: Mapping[str, Any]) -> None:
+    def _react(self, child: Child, report: messages.WorkerMessage) -> None:
         """Make all processes follow what one worker reports."""
         match report:
-            case {"ready": _}:
+            case messages.Ready():
                 self._dispatcher.add(child)
                 log.info("A worker is ready", worker=child.number, pid=child.process.pid)
                 if len(self._dispatcher.children) == self._settings.workers:
                     self._all_ready.set()
-            case {"ended": connection_id}:
+            case messages.ConnectionEnded(connection_id):
                 self._dispatcher.release(child, connection_id)
-            case {"identity": identity} if identity != self._identity:
-                self._identity = identity
-                self._topology_counter += 1
-                self._tell_all(identity=identity, counter=self._topology_counter)
-            case {"upstream": choice}:
-                if self._upstream is None or choice["generation"] > self._upstream["generation"]:
-                    self._upstream = choice
-                    self._tell_all(upstream=choice)
+            case messages.IdentityRead(identity):
+                shown = self._identity
+                if shown is None or identity != shown.identity:
+                    counter = 1 if shown is None else shown.counter + 1
+                    self._identity = messages.ShowIdentity(identity, counter)
+                    self._tell_all(self._identity)
+            case messages.UseUpstream(generation=generation):
+                if self._upstream is None or generation > self._upstream.generation:
+                    self._upstream = report
+                    self._tell_all(report)
                 else:
-                    child.channel.send(upstream=self._upstream)
-            case {"changed": command, "verbosity": verbosity}:
+                    child.channel.send(self._upstream)
+            case messages.SetVerbosity(verbosity):
                 LEVEL.verbosity = verbosity
-                if command == "rotateCertificates":
-                    self._rotate_own()
+            case messages.RotateCertificates():
+                self._rotate_own()
 
     def _rotate_own(self) -> None:
         if self._certificates is not None:
@@ -276,14 +275,14 @@ class Supervisor:
         seconds = self._settings.process.drain_time
         log.info("Shutting down", drainSeconds=seconds)
         for child in children:
-            child.channel.send(drain=seconds)
+            child.channel.send(messages.Drain(seconds))
         # A drained worker stays up: clients of other workers may still read its cursors.
         with anyio.move_on_after(seconds + _DRAIN_GRACE):
             for child in children:
                 await child.drained.wait()
         for child in children:
             if child.drained.is_set():
-                child.channel.send(end=True)
+                child.channel.send(messages.End())
             else:
                 log.warning("A worker hangs; killing it", worker=child.number)
                 child.process.kill()

@@ -14,7 +14,6 @@ import socket
 import sys
 import time
 from contextlib import closing, suppress
-from dataclasses import asdict
 from pathlib import Path
 
 import structlog
@@ -22,17 +21,16 @@ import uvloop
 
 from router.allocator import collect_less_often, keep_freed_memory
 from router.catalog.upstream import UpstreamMongos
-from router.catalog.version import ServerIdentity
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.feed.feed import FeedPort
+from router.peers import messages
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
 from router.service import Parts, process_parts
 from router.tasks.owned_tasks import OwnedTasks
-from router.workers.channel import DRIVER, Channel
+from router.workers.channel import Channel
 from router.workers.child import WorkerStart
-from router.workers.placement import Load
 
 log = structlog.get_logger(component="CONTROL")
 
@@ -40,56 +38,62 @@ _SHORTEST_MEASURE = 0.5
 
 
 async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: OwnedTasks) -> None:
-    """Do what the parent asks for until it sends "end" or is gone (docs/workers.md).
+    """Do what the parent asks for until it sends ``End`` or is gone (docs/workers.md).
 
     ``folder`` is the router's private folder; ``tasks`` connect the clients that are handed over.
     """
     process, listener, feed = parts
     busy = _Busy()
-    channel.send(ready=True)
+    channel.send(messages.Ready())
     while (received := await channel.receive()) is not None:
         message, connection = received
         match message:
-            case {"kind": kind, "id": number}:
-                port = listener if kind == DRIVER else feed
-                tasks.run(_adopt, channel, connection, number, port)
-            case {"load": _}:
-                load = Load(len(process.cursors), process.counters.connections, busy.share())
-                channel.send(load=asdict(load))
-            case {"identity": identity, "counter": counter}:
-                process.identity = ServerIdentity(**identity)
-                process.topology.move_to(counter)
-            case {"upstream": choice}:
+            case messages.ServeClient(port, connection_id):
+                adopts = listener if port == "driver" else feed
+                tasks.run(_adopt, channel, connection, connection_id, adopts)
+            case messages.ReportLoad():
+                counters = process.counters
+                channel.send(
+                    messages.Load(len(process.cursors), counters.connections, busy.share())
+                )
+            case messages.ShowIdentity(identity, counter):
+                process.server.identity = identity
+                process.server.topology.move_to(counter)
+            case messages.UseUpstream(chosen, generation):
                 if isinstance(process.upstream, UpstreamMongos):
-                    process.upstream.follow(**choice)
-            case {"rotate": _}:
+                    process.upstream.follow(chosen, generation)
+            case messages.RotateCertificates():
                 if process.certificates is not None:
                     process.certificates.rotate()
-            case {"drain": seconds}:
-                await listener.drain(seconds)
-                channel.send(drained=True)
-            case {"end": _}:
+            case messages.Drain(seconds):
+                tasks.run(_drain, channel, listener, seconds)
+            case messages.End():
                 return
     log.error("The parent is gone; ending")
     shutil.rmtree(folder, ignore_errors=True)
 
 
+async def _drain(channel: Channel, listener: Listener, seconds: float) -> None:
+    await listener.drain(seconds)
+    channel.send(messages.Drained())
+
+
 async def _adopt(
     channel: Channel,
     connection: socket.socket | None,
-    number: int,
+    connection_id: int,
     port: Listener | FeedPort | None,
 ) -> None:
     """Serve a connection that the parent has handed over, unless it could not be opened."""
 
     def ended() -> None:
-        channel.send(ended=number)
+        channel.send(messages.ConnectionEnded(connection_id))
 
     try:
         if connection is None:
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         if isinstance(port, Listener):
-            await port.adopt(connection, number, ended)
+            await port.adopt(connection, connection_id, ended)
         elif port is not None:
             await port.adopt(connection)
     except OSError as error:  # the client has disconnected
@@ -140,7 +144,7 @@ async def _run(start: WorkerStart, channel_end: int) -> None:
             started=start.started,
         )
         async with parts as (process, listener, feed), OwnedTasks() as tasks:
-            process.port = start.port
+            process.server.port = start.port
             address = private_address(start.folder, start.number)
             with suppress(FileNotFoundError):  # one that has died leaves it
                 os.unlink(address)

@@ -145,6 +145,7 @@ class OneShard:
 
     def __init__(self, port: int) -> None:
         self.catalog = "config"
+        self.clock = ClusterClock()
         self._address = ("127.0.0.1", port)
 
     async def shards(self) -> ShardList:

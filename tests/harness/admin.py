@@ -8,13 +8,14 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 from bson.timestamp import Timestamp
 
 from router.admin.router_status import LAG_BOUNDS, collect_own
 from router.admin.server import AdminServer
 from router.commands.job_reports import JobReport
+from router.commands.serving_process import AdminMeasures
 from router.status.sums import Histogram
 from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
@@ -103,12 +104,19 @@ class FixedCertificates:
         return {"SSLServerCertificateExpirationDate": expires}
 
 
+def fixed_checks(made: Facade) -> FixedChecks:
+    """Return the checks of a watched facade, to change what they find."""
+    assert made.process.measures is not None
+    return cast(FixedChecks, made.process.measures.checks)
+
+
 @asynccontextmanager
 async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
     """Return a facade with one stream on two shards, of which north is behind."""
     checks: Any = FixedChecks(NOW - 3600)
     certificates: Any = FixedCertificates()
-    shown = {"checks": checks, "lag": Histogram(LAG_BOUNDS), "certificates": certificates}
+    measures = AdminMeasures(checks, Histogram(LAG_BOUNDS))
+    shown = {"measures": measures, "certificates": certificates}
     async with facade(**{**shown, **fields}) as made:
         made.cursors.streams = [
             stream(

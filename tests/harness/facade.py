@@ -37,9 +37,7 @@ async def facade(
     """Listen on a free port until the block ends; ``fields`` are fields of the process."""
     cursors = FakeCursors()
     untyped = cast(Any, cursors)
-    process = ServingProcess(
-        clock=cursors.clock, cursors=untyped, cluster=untyped, upstream=upstream, **fields
-    )
+    process = ServingProcess(cursors=untyped, cluster=untyped, upstream=upstream, **fields)
     async with Listener(process, handshakes=handshakes) as listener:
         port = await listener.listen(["127.0.0.1"], 0)
         yield Facade(process, listener, cursors, port)

@@ -9,22 +9,16 @@ import pytest
 
 from router.catalog.upstream import UpstreamMongos
 from router.catalog.version import ClusterVersion
-from router.commands.serving_process import ServingProcess
+from router.commands.serving_process import ServerDescription
 from shard_client.errors import CommandError, NetworkError
 from tests.doubles.fake_clusters import Server, VersionedServers
-from tests.doubles.fake_cursors import FakeCursors
 from tests.harness.until import PATIENCE, until
 
 V6, V7, V8 = ("6.0.15", 17), ("7.0.2", 21), ("8.0.4-rc1", 25)
 
 
-def process(servers: VersionedServers) -> ServingProcess:
-    cursors = cast(Any, FakeCursors())
-    return ServingProcess(clock=cursors.clock, cursors=cursors, cluster=cast(Any, servers))
-
-
 def version(
-    servers: VersionedServers, router: ServingProcess, *, upstream: bool = False, **times: float
+    servers: VersionedServers, router: ServerDescription, *, upstream: bool = False, **times: float
 ) -> ClusterVersion:
     mongos = cast(UpstreamMongos, servers) if upstream else None
     return ClusterVersion(cast(Any, servers), mongos, router.become, **times)
@@ -44,14 +38,14 @@ async def kept_current(watch: ClusterVersion) -> AsyncIterator[None]:
         await asyncio.wait((task,))
 
 
-async def changed(router: ServingProcess) -> None:
+async def changed(router: ServerDescription) -> None:
     await router.topology.wait_beyond(router.topology.document(), timeout=PATIENCE)
 
 
 async def test_it_retries_until_a_server_answers() -> None:
     failures = [CommandError(133, "no primary"), NetworkError("cut"), ValueError("an odd answer")]
     servers = VersionedServers(failures, s0=V8, config=V8)
-    router = process(servers)
+    router = ServerDescription()
     waiting = asyncio.create_task(changed(router))
     await read(version(servers, router, retry_pause=0.0))
     await waiting
@@ -78,14 +72,14 @@ async def test_the_lowest_version_counts(
 ) -> None:
     ask_timeout = 0.05 if None in servers.values() else PATIENCE
     asked = VersionedServers(**servers)
-    router = process(asked)
+    router = ServerDescription()
     await read(version(asked, router, upstream=True, ask_timeout=ask_timeout))
     assert (router.identity.version, router.identity.max_wire_version) == expected
 
 
 async def test_a_rolling_upgrade_is_followed() -> None:
     servers = VersionedServers(config=V6, s0=V6, s1=V6, upstream=V6)
-    router = process(servers)
+    router = ServerDescription()
     watch = version(servers, router, upstream=True)
     await read(watch)
     counter = router.topology.counter
@@ -105,7 +99,7 @@ async def test_a_rolling_upgrade_is_followed() -> None:
 
 async def test_a_restarting_server_does_not_change_the_version() -> None:
     servers = VersionedServers(config=V7, s0=V6, s1=V7)
-    router = process(servers)
+    router = ServerDescription()
     watch = version(servers, router, refresh_pause=0.0)
     await read(watch)
     del servers.servers["config"]  # a shard missing from the list would have left the cluster
@@ -122,7 +116,7 @@ async def test_a_restarting_server_does_not_change_the_version() -> None:
 
 async def test_a_shard_that_leaves_no_longer_counts() -> None:
     servers = VersionedServers(config=V7, s0=V6, s1=V7)
-    router = process(servers)
+    router = ServerDescription()
     watch = version(servers, router, refresh_pause=0.0)
     await read(watch)
     async with kept_current(watch):

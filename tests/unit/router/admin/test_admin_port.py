@@ -19,7 +19,7 @@ from router.admin import server
 from router.admin.metrics import exposition
 from router.admin.router_status import RouterStatus, collect_own
 from router.catalog.server_checks import Check
-from tests.harness.admin import NOW, admin_port, ask, watched_facade
+from tests.harness.admin import NOW, admin_port, ask, fixed_checks, watched_facade
 from tests.harness.facade import Facade, facade
 from tests.harness.until import PATIENCE
 
@@ -82,7 +82,7 @@ async def test_a_worker_that_does_not_answer_changes_no_counter_of_the_others() 
 
 async def test_history_is_counted_from_the_oldest_entry_to_the_farthest_client() -> None:
     async with watched_facade(now=_now) as made:
-        checks: Any = made.process.checks
+        checks = fixed_checks(made)
         checks.found["south"] = Check(
             "shard south", "south", oldest=Timestamp(NOW - 60, 1), complete=True
         )
@@ -143,7 +143,7 @@ async def test_readiness_names_the_servers_that_do_not_answer(
     down: str, path: str, status: int
 ) -> None:
     async with watched_facade() as made, admin_port(made) as port:
-        checks: Any = made.process.checks
+        checks = fixed_checks(made)
         checks.fails(down, "no answer within 3 s")
         ready = await ask(port, path)
         assert (await ask(port, "/healthz")).status == 200
@@ -154,7 +154,7 @@ async def test_readiness_names_the_servers_that_do_not_answer(
 
 async def test_a_router_that_shuts_down_is_not_ready() -> None:
     async with watched_facade() as made, admin_port(made) as port:
-        made.process.topology.quiesce(asyncio.get_running_loop().time() + 10)
+        made.process.server.topology.quiesce(asyncio.get_running_loop().time() + 10)
         ready = await ask(port, "/readyz")
     assert (ready.status, ready.text) == (503, "the router is shutting down\n")
 

@@ -17,7 +17,16 @@ from router.commands.job_reports import JobReport
 from router.config.log_lines import RECENT
 from tests.drivers.download_cache import DownloadError
 from tests.drivers.node_packages import node_packages
-from tests.harness.admin import NOW, admin_port, ask, jobs, remote, stream, watched_facade
+from tests.harness.admin import (
+    NOW,
+    admin_port,
+    ask,
+    fixed_checks,
+    jobs,
+    remote,
+    stream,
+    watched_facade,
+)
 from tests.harness.browser import CHROMIUM, Page, browser
 
 _now = partial(datetime.fromtimestamp, NOW, UTC)
@@ -74,7 +83,7 @@ async def test_texts_of_servers_and_clients_are_escaped() -> None:
     text = "<script>alert(1)</script>"
     async with watched_facade() as made, admin_port(made) as port:
         made.cursors.streams = [stream(remote(text, behind=1), holder=text, reason="idle")]
-        checks: Any = made.process.checks
+        checks = fixed_checks(made)
         checks.fails(text, text)
         made.process.jobs.add(JobReport(text, text, text, made.process.now(), error=text))
         page = (await ask(port, "/")).text

@@ -12,6 +12,7 @@ from bson import Code, Int64
 
 from router.catalog.upstream import Reachable, ServerLink
 from router.commands.fail_points import FailPoints
+from router.commands.serving_process import StartOptions
 from router.config.log_lines import RECENT
 from tests.doubles.fake_clusters import OneShard
 from tests.doubles.scripted_server import Asked, scripted_server
@@ -186,7 +187,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 async def test_parameters_of_the_router_and_the_upstream_are_returned(
     command: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    async with facade_before(answer, parameters=OWN) as (_, _, client):
+    async with facade_before(answer, options=StartOptions(parameters=OWN)) as (_, _, client):
         reply = await client.command("admin", command)
         assert reply.pop("ok") == 1
         assert {k: v for k, v in reply.items() if k not in ("$clusterTime", "operationTime")} == (
@@ -197,7 +198,7 @@ async def test_parameters_of_the_router_and_the_upstream_are_returned(
 async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
     async with (
         scripted_server(answer) as shard,
-        facade(parameters=OWN) as router,
+        facade(options=StartOptions(parameters=OWN)) as router,
         await router.client() as client,
     ):
         router.process.cluster = OneShard(shard.port)  # type: ignore[assignment]

@@ -14,14 +14,18 @@ from typing import Any
 
 import bson
 import pytest
+from bson.json_util import CANONICAL_JSON_OPTIONS, RELAXED_JSON_OPTIONS, JSONOptions
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from router.commands.serving_process import ServingProcess
 from router.config.settings import Feed
+from router.feed import json_lines as json_lines_module
 from router.feed.feed import FeedPort
+from router.feed.json_lines import json_lines
 from router.feed.watch import Watch, parse_watch
+from router.request import gradual_decoding
 from shard_client.errors import CommandError
 from tests.doubles.fake_cursors import FakeCursor, FakeCursors, event
 from tests.harness.until import until
@@ -34,7 +38,7 @@ async def feed(
     request_wait: float = 0.02, access: Any = None, **limits: int
 ) -> AsyncIterator[tuple[FakeCursors, int]]:
     cursors: Any = FakeCursors()
-    process = ServingProcess(clock=cursors.clock, cursors=cursors, cluster=cursors, access=access)
+    process = ServingProcess(cursors=cursors, cluster=cursors, access=access)
     given = Feed.model_validate({"requestWaitMs": request_wait * 1000})
     async with FeedPort(process, given, **limits) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)
@@ -92,7 +96,7 @@ async def test_an_unexpected_error_of_a_stream_is_no_error_of_the_request(
 
     with capture_logs() as logs:
         async with watched() as (_, cursor, reader, _writer):
-            monkeypatch.setattr("router.feed.feed.decode", fail)
+            monkeypatch.setattr("router.feed.json_lines.decode", fail)
             cursor.put(event(1))
             assert await reader.read() == b""
     assert [each["event"] for each in logs if each["log_level"] == "error"] == [
@@ -100,10 +104,10 @@ async def test_an_unexpected_error_of_a_stream_is_no_error_of_the_request(
     ]
 
 
-async def test_encoding_a_reply_of_large_events_leaves_turns_to_others(
+async def test_encoding_for_all_feeds_holds_up_no_iteration_of_the_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    iteration, encoded, in_threads = 0, Counter[int](), 0
+    iteration, encoded = 0, Counter[int]()
     loop, main = asyncio.get_running_loop(), threading.get_ident()
 
     def tick() -> None:
@@ -112,23 +116,59 @@ async def test_encoding_a_reply_of_large_events_leaves_turns_to_others(
         loop.call_soon(tick)
 
     def decode_counted(raw: bytes, options: Any) -> Any:
-        nonlocal in_threads
-        if threading.get_ident() == main:
-            encoded[iteration] += len(raw)
-        else:
-            in_threads += 1
+        assert threading.get_ident() == main, "a thread keeps the interpreter's lock"
+        encoded[iteration] += len(raw)
         return bson.decode(raw)
 
-    sizes = [*[10_000] * 20, 1_000_000, *[100] * 1000]
-    async with watched() as (_, cursor, reader, _writer):
-        monkeypatch.setattr("router.feed.feed.decode", decode_counted)
+    sizes = [*[10_000] * 20, 40_000, 1_000_000, *[100] * 1000]
+    events = [bson.encode({"n": ["x" * 90] * (size // 100)}) for size in sizes]
+    async with feed() as (cursors, port):
+        clients = [await watch(port, {"database": "db"}) for _ in range(5)]
+        await until(lambda: len(cursors.cursors) == len(clients))
+        monkeypatch.setattr("router.feed.json_lines.decode", decode_counted)
         loop.call_soon(tick)
-        cursor.put(*(bson.encode({"n": "x" * size}) for size in sizes))
-        cursor.end()
-        lines = (await reader.read()).splitlines()
-    assert [len(json.loads(line)["n"]) for line in lines] == sizes
-    assert in_threads == 1
-    assert max(encoded.values()) <= 16 * 1024
+        for cursor in cursors.cursors.values():
+            cursor.put(*events)
+            cursor.end()
+        texts = await asyncio.gather(*(reader.read() for reader, _writer in clients))
+        for _reader, writer in clients:
+            writer.close()
+    for text in texts:
+        assert [len(json.loads(line)["n"]) * 100 for line in text.splitlines()] == sizes
+    assert max(encoded.values()) <= 32 * 1024
+
+
+FIELDS = st.recursive(
+    st.integers(-(2**63), 2**63 - 1) | st.text(max_size=20) | st.floats() | st.booleans()
+    | st.binary(max_size=20) | st.datetimes() | st.builds(bson.ObjectId)
+    | st.just(bson.Code("f", {"a": 1})),
+    lambda inner: st.lists(inner, max_size=5)
+    | st.dictionaries(st.text("abc", min_size=1), inner, max_size=5),
+    max_leaves=20,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("form", [RELAXED_JSON_OPTIONS, CANONICAL_JSON_OPTIONS])
+@settings(max_examples=100, deadline=None)
+@given(document=st.dictionaries(st.text("abc", min_size=1), FIELDS, min_size=5))
+def test_a_large_event_has_the_line_of_a_small_one(
+    document: dict[str, Any], form: JSONOptions
+) -> None:
+    raw, turns = bson.encode(document), 0
+
+    async def turn(_cost: int) -> None:
+        nonlocal turns
+        turns += 1
+
+    async def line() -> bytes:
+        return b"".join([text async for text in json_lines([raw], form, turn)])
+
+    whole = asyncio.run(line())
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (gradual_decoding, json_lines_module):
+            patch.setattr(module, "PIECE_SIZE", 20)
+        assert asyncio.run(line()) == whole
+    assert turns > 2
 
 
 async def test_a_client_that_resets_its_connection_is_no_error() -> None:

@@ -8,6 +8,7 @@ from bson import Int64, ObjectId
 from hypothesis import given
 from hypothesis import strategies as st
 
+from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
 from router.peers.peers import ON_BEHALF_OF, Peers, private_address
@@ -36,7 +37,7 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Pa
         else:
             asked.reply({"of": "upstream", "ok": 1.0})
 
-    peers = Peers(2, MARK, 2, tmp_path, lambda **message: None)
+    peers = Peers(2, MARK, 2, tmp_path, lambda message: None)
     async with facade_before(script, peers=peers) as (mongos, router, client):
         router.cursors.new_id = peers.new_cursor_id
         assert (await client.command("db", get_more(looks_like)))["of"] == "upstream"
@@ -51,7 +52,10 @@ async def test_an_upstream_cursor_with_a_similar_id_continues_there(tmp_path: Pa
 
 async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
     topology = TopologyVersion(ObjectId())  # which the workers share
-    async with facade(topology=topology) as router, await router.client() as client:
+    async with (
+        facade(server=ServerDescription(topology=topology)) as router,
+        await router.client() as client,
+    ):
         ahead = {**topology.document(), "counter": Int64(topology.counter + 1)}
         client.send("admin", {"hello": 1, "topologyVersion": ahead, "maxAwaitTimeMS": 60_000})
         await until(lambda: router.process.counters.awaiting_hellos == 1)
@@ -64,7 +68,7 @@ async def test_a_newer_topology_version_of_a_client_is_accepted() -> None:
 async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
     tmp_path: Path,
 ) -> None:
-    peers = [Peers(number, MARK, 2, tmp_path, lambda **message: None) for number in (1, 2)]
+    peers = [Peers(number, MARK, 2, tmp_path, lambda message: None) for number in (1, 2)]
     async with (
         facade(peers=peers[0]) as first,
         facade(peers=peers[1]) as second,
@@ -87,7 +91,7 @@ async def test_a_reply_lost_with_its_client_ends_the_cursor_in_another_worker(
 
 
 async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_path: Path) -> None:
-    peers = Peers(1, MARK, 2, tmp_path, lambda **message: None)
+    peers = Peers(1, MARK, 2, tmp_path, lambda message: None)
     async with facade() as router, await router.client() as opener:
         ids = [(await opener.command("db", WATCH))["cursor"]["id"] for _ in range(3)]
         other = peers.owner(new_cursor_id(MARK, 2))
@@ -105,7 +109,7 @@ async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_pat
 async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = Peers(1, MARK, 2, tmp_path, lambda **message: None)
+    peers = Peers(1, MARK, 2, tmp_path, lambda message: None)
     other = peers.owner(new_cursor_id(MARK, 2))
     assert other is not None
     killed: list[int] = []
@@ -116,7 +120,7 @@ async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
         killed.extend(command["cursors"])
         return {"ok": 1.0}
 
-    monkeypatch.setattr(other._own, "command", command)
+    monkeypatch.setattr(other._link, "command", command)
     for cursor_id, user in ((1, "ann"), (2, "bob"), (3, "ann"), (4, "bob")):
         await other.kill_cursor(cursor_id, user)
     assert killed == [2, 4]

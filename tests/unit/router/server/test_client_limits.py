@@ -14,6 +14,7 @@ import bson
 import pytest
 
 from router.catalog.upstream import UpstreamMongos
+from router.commands.serving_process import StartOptions
 from router.config.settings import load_settings
 from router.limits.client_limits import (
     ClientLimits,
@@ -22,8 +23,8 @@ from router.limits.client_limits import (
     supported_connections,
 )
 from router.limits.fair_limit import FairLimit
+from router.limits.turns import Turns
 from router.server.client_deadlines import ClientDeadlines
-from router.server.incoming import Turns
 from shard_client.wire.documents import encode
 from shard_client.wire.frames import build_msg
 from tests.doubles.scripted_server import Asked, scripted_server
@@ -121,7 +122,9 @@ async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit
     async with (
         scripted_server(answer) as mongos,
         facade(
-            UpstreamMongos([("127.0.0.1", mongos.port)]), access=access, client_limits=limits
+            UpstreamMongos([("127.0.0.1", mongos.port)]),
+            access=access,
+            options=StartOptions(client_limits=limits),
         ) as router,
     ):
         yield router, in_progress
@@ -199,7 +202,10 @@ async def test_a_message_whose_client_has_gone_holds_nothing() -> None:
 
 async def test_unfinished_messages_are_bounded_in_all() -> None:
     limits = ClientLimits(messages_bytes=16 * MIB)
-    async with facade(client_limits=limits) as router, AsyncExitStack() as owned:
+    async with (
+        facade(options=StartOptions(client_limits=limits)) as router,
+        AsyncExitStack() as owned,
+    ):
         intake = router.listener._shared.intake
         slow = [await owned.enter_async_context(await router.client()) for _ in range(20)]
         for each in slow:

@@ -11,9 +11,9 @@ from bson import Timestamp
 from bson.code import Code
 from hypothesis import given
 
-from router.server import gradual_decoding
+from router.request import gradual_decoding
+from router.request.gradual_decoding import PIECE_SIZE, decode_gradually
 from router.server.client_message import read_message
-from router.server.gradual_decoding import PIECE_SIZE, decode_gradually
 from shard_client.errors import CommandError, ProtocolError
 from shard_client.wire.documents import decode
 from shard_client.wire.frames import MORE_TO_COME, build_msg

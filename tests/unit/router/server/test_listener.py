@@ -58,7 +58,7 @@ async def test_hello_streams_to_clients_that_allow_exhaust() -> None:
         assert first.response_to == asked
         assert second.response_to == first.request_id
         assert first.flags == second.flags == MORE_TO_COME
-        router.process.topology.advance()
+        router.process.server.topology.advance()
         while (reply := await client.receive())["topologyVersion"] == version:
             pass
         assert reply["topologyVersion"]["counter"] == version["counter"] + 1
@@ -111,7 +111,7 @@ async def test_draining_labels_refused_writes_for_a_retry(
 ) -> None:
     async with facade() as router, await router.client() as client:
         await client.command("admin", {"ping": 1})
-        router.process.topology.quiesce(asyncio.get_running_loop().time() + 30)
+        router.process.server.topology.quiesce(asyncio.get_running_loop().time() + 30)
         insert = {"insert": "c", "documents": [{"_id": 1}], **fields}
         refused = await client.command("db", insert)
         assert (refused["code"], refused.get("errorLabels")) == (91, labels)
@@ -119,6 +119,6 @@ async def test_draining_labels_refused_writes_for_a_retry(
 
 async def test_draining_labels_the_handshake_of_a_new_connection_for_a_retry() -> None:
     async with facade() as router, await router.client() as client:
-        router.process.topology.quiesce(asyncio.get_running_loop().time() + 30)
+        router.process.server.topology.quiesce(asyncio.get_running_loop().time() + 30)
         refused = await client.command("admin", {"hello": 1})
         assert (refused["code"], refused["errorLabels"]) == (91, ["RetryableWriteError"])

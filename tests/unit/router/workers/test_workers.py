@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import AsyncIterator, Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -15,13 +16,26 @@ import pytest
 import uvloop
 from structlog.testing import capture_logs
 
+from router.commands.serving_process import Counters
 from router.config.settings import Settings, load_settings
 from router.limits.client_limits import ConnectionCounts
-from router.workers.channel import DRIVER, Channel, socket_pair
+from router.peers.messages import (
+    ConnectionEnded,
+    Drain,
+    End,
+    Load,
+    Ready,
+    ReportLoad,
+    ServeClient,
+    WorkerMessage,
+)
+from router.tasks.owned_tasks import OwnedTasks
+from router.workers.channel import Channel, socket_pair
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
-from router.workers.placement import Load, choose_worker
+from router.workers.placement import choose_worker
 from router.workers.supervisor import Supervisor, WorkerFailedError
+from router.workers.worker import _handle_messages
 from tests.harness.until import PATIENCE, until
 
 
@@ -43,7 +57,7 @@ def test_a_message_to_a_process_that_is_gone_is_lost() -> None:
         channel = Channel(socket_pair()[0])
         channel.close()
         await asyncio.sleep(0)
-        channel.send(end=True)
+        channel.send(End())
 
     uvloop.run(send())
 
@@ -70,10 +84,10 @@ def test_messages_survive_a_lack_of_memory() -> None:
         ours, theirs = socket_pair()
         sending, receiving = Channel(_ShortOfMemory(ours)), Channel(theirs)  # type: ignore[arg-type]
         for number in range(3):
-            sending.send(number=number)
+            sending.send(ConnectionEnded(number))
         async with asyncio.timeout(PATIENCE):
             for number in range(3):
-                assert await receiving.receive() == ({"number": number}, None)
+                assert await receiving.receive() == (ConnectionEnded(number), None)
         sending.close()
         receiving.close()
 
@@ -85,17 +99,17 @@ def test_messages_wait_for_a_process_that_does_not_read() -> None:
         ours, theirs = map(Channel, socket_pair())
         sent = 2000
         for number in range(sent):
-            ours.send(number=number)
+            ours.send(ConnectionEnded(number))
         with socket.socket() as connection:
             with pytest.raises(BlockingIOError):
-                ours.hand_over(connection, number=sent)
+                ours.hand_over(connection, ServeClient("driver", sent))
             for number in range(sent):
-                assert await theirs.receive() == ({"number": number}, None)
-            ours.hand_over(connection, number=sent)
+                assert await theirs.receive() == (ConnectionEnded(number), None)
+            ours.hand_over(connection, ServeClient("driver", sent))
         received = await theirs.receive()
         assert received is not None
         message, connection_or_none = received
-        assert message == {"number": sent}
+        assert message == ServeClient("driver", sent)
         assert connection_or_none is not None
         connection_or_none.close()
         ours.close()
@@ -143,8 +157,8 @@ async def test_a_signal_before_all_are_ready_ends_the_started_workers(folders: P
 class _ReadyChild(Child):
     """A worker that reports ready at once, and whose load cannot be asked for."""
 
-    async def reports(self) -> AsyncIterator[dict[str, Any]]:
-        yield {"ready": True}
+    async def reports(self) -> AsyncIterator[WorkerMessage]:
+        yield Ready()
         async for report in super().reports():
             yield report
 
@@ -155,7 +169,10 @@ class _ReadyChild(Child):
 async def test_a_dispatcher_that_fails_ends_the_router(folders: Path) -> None:
     """A router that goes on without it would accept nobody for ever."""
     ready = partial(_ReadyChild.start, program="tests.doubles.idle_worker")
-    with capture_logs() as logged, pytest.RaisesGroup(RuntimeError, flatten_subgroups=True):
+    with (
+        capture_logs() as logged,
+        pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="planted")),
+    ):
         async with asyncio.timeout(PATIENCE), anyio.create_task_group() as tasks:
             tasks.start_soon(Supervisor(settings(), [], start_child=ready).run, asyncio.Event())
             await until(lambda: "Waiting for connections" in [line["event"] for line in logged])
@@ -193,7 +210,7 @@ class _Worker(Child):
 
 async def test_a_connection_waits_for_a_worker_if_the_last_one_dies_meanwhile() -> None:
     dealer = ConnectionDispatcher(ConnectionCounts(10))
-    port = await dealer.open(DRIVER, ["127.0.0.1"], 0)
+    port = await dealer.open("driver", ["127.0.0.1"], 0)
     dealer.listen()
     died = asyncio.Event()
 
@@ -211,15 +228,80 @@ async def test_a_connection_waits_for_a_worker_if_the_last_one_dies_meanwhile() 
         dealer.add(next_one)
         received = await next_one.theirs.receive()
     assert received is not None
-    assert received[0]["kind"] == DRIVER
+    assert received[0] == ServeClient("driver", 1)
     writer.close()
     dispatching.cancel()
     dealer.close()
 
 
+async def test_connections_of_two_ports_are_placed_by_the_same_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.workers.dispatcher._LOAD_TIMEOUT", PATIENCE)
+    dispatcher = ConnectionDispatcher(ConnectionCounts(10))
+    ports = [await dispatcher.open(port, ["127.0.0.1"], 0) for port in ("driver", "feed")]
+    dispatcher.listen()
+    ends = [Channel(theirs) for theirs in (_child(dispatcher, 1), _child(dispatcher, 2))]
+    reports = [asyncio.create_task(_read(child)) for child in dispatcher.children.values()]
+    dispatching = asyncio.create_task(dispatcher.dispatch())
+    async with asyncio.timeout(PATIENCE):
+        clients = [await asyncio.open_connection("127.0.0.1", port) for port in ports]
+        for end in ends:
+            assert await end.receive() == (ReportLoad(), None)
+        await asyncio.sleep(0.05)  # both connections have been accepted
+        for end, busy in zip(ends, (1.0, 0.0), strict=True):
+            end.send(Load(busy=busy))
+        placed = [await ends[1].receive() for _ in clients]
+    messages = {message[0] for message in placed if message is not None}
+    assert {message.port for message in messages if isinstance(message, ServeClient)} == {
+        "driver",
+        "feed",
+    }
+    for _reader, writer in clients:
+        writer.close()
+    for task in (dispatching, *reports):
+        task.cancel()
+    dispatcher.close()
+
+
+def _child(dispatcher: ConnectionDispatcher, number: int) -> socket.socket:
+    """Add a worker to the dispatcher; return the worker's end of its channel."""
+    ours, theirs = socket_pair()
+    dispatcher.add(Child(number, None, Channel(ours)))  # type: ignore[arg-type]
+    return theirs
+
+
+async def _read(child: Child) -> None:
+    async for _message in child.reports():
+        pass
+
+
+class _SlowListener:
+    """A listener whose commands in flight do not end."""
+
+    async def drain(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+async def test_a_worker_answers_its_parent_while_it_drains(tmp_path: Path) -> None:
+    ours, theirs = map(Channel, socket_pair())
+    process = SimpleNamespace(cursors={}, counters=Counters())
+    parts: Any = (process, _SlowListener(), None)
+    async with asyncio.timeout(PATIENCE), OwnedTasks() as tasks:
+        handling = asyncio.create_task(_handle_messages(tmp_path, theirs, parts, tasks))
+        assert await ours.receive() == (Ready(), None)
+        for message in (Drain(PATIENCE), ReportLoad()):
+            ours.send(message)
+        assert await ours.receive() == (Load(), None)
+        ours.send(End())
+        await handling
+    ours.close()
+    theirs.close()
+
+
 async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
     dealer = ConnectionDispatcher(ConnectionCounts(10))
-    port = await dealer.open(DRIVER, ["127.0.0.1", "127.0.0.2"], 0)
+    port = await dealer.open("driver", ["127.0.0.1", "127.0.0.2"], 0)
     for host in ("127.0.0.1", "127.0.0.2"):
         with pytest.raises(ConnectionRefusedError):
             await asyncio.open_connection(host, port)
@@ -229,7 +311,7 @@ async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
         writer.close()
     taken = ConnectionDispatcher(ConnectionCounts(10))
     with pytest.raises(OSError, match="in use"):
-        await taken.open(DRIVER, ["127.0.0.1"], port)
+        await taken.open("driver", ["127.0.0.1"], port)
     taken.close()
     dealer.close()
 

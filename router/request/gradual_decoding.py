@@ -23,11 +23,14 @@ PIECE_SIZE = 16 * 1024
 
 Turn = Callable[[], Awaitable[None]]
 
+RUN = 0x00
+"""The kind of a piece that is a run of fields; that of any other is its type in BSON."""
+
 LARGE_PIPELINE = 1024 * 1024
 """Bytes from which the large stages of a pipeline stay raw."""
 
 _LARGE_STAGE = 1024
-_RUN, _CODE_WITH_SCOPE = 0x00, 0x0F
+_CODE_WITH_SCOPE = 0x0F
 _OPAQUE_NAMES = frozenset(name.encode() for name in OPAQUE)
 _RAW = CODEC.with_options(document_class=RawBSONDocument)
 
@@ -53,8 +56,10 @@ async def _decode(kind: int, buffer: bytes, start: int, limit: int, depth: int, 
     if depth > MAX_DEPTH:
         raise ProtocolError(f"a BSON document nests deeper than {MAX_DEPTH} levels")
     values: Any = [] if kind == ARRAY else {}
-    for piece, first, end in _pieces(buffer, start, limit):
-        if piece == _RUN:
+    for piece, first, end in pieces(buffer, start, limit):
+        if piece == _CODE_WITH_SCOPE:
+            raise ProtocolError(f"a code with scope of {end - first} bytes")
+        if piece == RUN:
             elements = document_of(buffer[first:end])
             if kind == ARRAY:
                 # The decoder keeps the order of elements and ignores their names.
@@ -107,21 +112,23 @@ def _is_opaque(buffer: bytes, stage: Element) -> bool:
     )
 
 
-def _pieces(buffer: bytes, start: int, limit: int) -> Iterator[tuple[int, int, int]]:
-    """Split the document at ``start`` into runs of fields (_RUN) and single large documents."""
+def pieces(buffer: bytes, start: int, limit: int) -> Iterator[tuple[int, int, int]]:
+    """Split the document or the array at ``start``, which must end by ``limit``, into pieces.
+
+    Yields the kind of each, and where it begins and ends: runs of fields of about PIECE_SIZE bytes,
+    and fields that are larger and hold a document. Raises ProtocolError: it is malformed.
+    """
     first = position = start + 4
     for element in iter_elements(buffer, start, limit):
         large = element.end - position > PIECE_SIZE
-        if large and element.type == _CODE_WITH_SCOPE:
-            raise ProtocolError(f"a code with scope of {element.end - position} bytes")
-        if large and element.type in (DOCUMENT, ARRAY):
+        if large and element.type in (DOCUMENT, ARRAY, _CODE_WITH_SCOPE):
             if first < position:
-                yield _RUN, first, position
+                yield RUN, first, position
             yield element.type, position, element.end
             first = element.end
         elif element.end - first >= PIECE_SIZE:
-            yield _RUN, first, element.end
+            yield RUN, first, element.end
             first = element.end
         position = element.end
     if first < position:
-        yield _RUN, first, position
+        yield RUN, first, position
