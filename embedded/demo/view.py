@@ -34,7 +34,7 @@ class Meter:
 
 
 @dataclass(slots=True)
-class Picture:
+class LiveView:
     """The content of the live view.
 
     ``uri`` is the router's connection string as an argument for a shell; ``feed`` tells how to
