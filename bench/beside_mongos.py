@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any
 
 from bench.drain import drain
-from bench.kernel import cpu_seconds, listening
+from bench.kernel import cpu_seconds, process_on
 from bench.members import Members
 from bench.programs import port_of, results_of, router, started
 from bench.suite import Column, Options, Table, has_real_servers, medians
@@ -138,7 +138,7 @@ def _drained(cluster: TestCluster, members: Members, options: Options) -> dict[s
     start = fill(cluster, events, lambda _: {"pad": "x" * SIZE})
     ports = [port_of(host) for host in cluster.shards.values()]
     mongos = port_of(cluster.mongos)
-    mongos_pid = listening("mongos", mongos)
+    mongos_pid = process_on("mongos", mongos)
 
     def drained(ports: list[str], *pids: int) -> dict[str, float]:
         return drain(ports, events, start, cpu_of={"cpu": pids, "members": members.pids})
@@ -162,7 +162,7 @@ def _drained(cluster: TestCluster, members: Members, options: Options) -> dict[s
 
 def _ways(cluster: TestCluster) -> tuple[Way, Way]:
     port = int(port_of(cluster.mongos))
-    return Way("nobody"), Way("mongos", port, listening("mongos", port))
+    return Way("nobody"), Way("mongos", port, process_on("mongos", port))
 
 
 def _loads(cluster: TestCluster, members: Members, options: Options) -> Iterator[dict[str, Any]]:

@@ -6,7 +6,7 @@ from bson import Timestamp
 from pymongo import InsertOne, MongoClient, UpdateOne
 
 from bench.drain import drain
-from bench.kernel import listening
+from bench.kernel import process_on
 from bench.programs import port_of, router
 from bench.suite import Column, Options, Table, has_real_servers, medians
 from bench.writes import COLLECTION, DATABASE, shard_evenly
@@ -63,8 +63,8 @@ def _measure(
 ) -> list[dict[str, Any]]:
     """Drain the events with lookups through mongos and the router, and without lookups."""
     mongos, rows = port_of(cluster.mongos), []
-    shards = [listening("mongod", port_of(host)) for host in cluster.shards.values()]
-    servers = {"shards_cpu": shards, "mongos_cpu": [listening("mongos", mongos)]}
+    shards = [process_on("mongod", port_of(host)) for host in cluster.shards.values()]
+    servers = {"shards_cpu": shards, "mongos_cpu": [process_on("mongos", mongos)]}
     with router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid):
         all_servers = {**servers, "router_cpu": [pid]}
         for through, asked, processes, extra in (

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from pymongo import MongoClient
 
 from bench.events import FIRST_SECOND, TENANTS
-from bench.kernel import cpu_of, cpu_seconds, listening, memory
+from bench.kernel import cpu_of, cpu_seconds, memory, process_on
 from bench.programs import Program, port_of, results_of, router, started
 from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians
@@ -171,13 +171,13 @@ def _spread_collections(cluster: TestCluster) -> None:
 
 def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     mongos, servers = port_of(cluster.mongos), [*cluster.shards.values(), cluster.configdb]
-    members = [listening("mongod", port_of(each)) for each in servers]
-    processes = {"shards": members, "mongos": [listening("mongos", mongos)]}
+    members = [process_on("mongod", port_of(each)) for each in servers]
+    processes = {"shards": members, "mongos": [process_on("mongos", mongos)]}
 
     def row(case: Case, way: str, port: str, watchers: int, *pids: int) -> dict[str, Any]:
         options.say(f"{watchers} watchers of a {case.watch} each: {way}")
         counted = {**processes, "router": pids} if pids else processes
-        taken = [_once(cluster, case, port, watchers, counted) for _ in range(options.runs)]
+        taken = [_measure(cluster, case, port, watchers, counted) for _ in range(options.runs)]
         figures = {"watchers": watchers, **case._asdict(), "way": way}
         return {**figures, **medians(taken)}
 
@@ -193,7 +193,7 @@ def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
                     yield row(case, f"router, {mode.partition('=')[2]}", str(port), watchers, pid)
 
 
-def _once(
+def _measure(
     cluster: TestCluster,
     case: Case,
     port: str,
