@@ -73,9 +73,9 @@ def reserved_core() -> Iterator[set[int]]:
     does not affect it. On a single-core machine all processes share the core.
     """
     cores = os.sched_getaffinity(0)
-    kept = {max(cores)}
-    os.sched_setaffinity(0, cores - kept or cores)
+    reserved = {max(cores)}
+    os.sched_setaffinity(0, cores - reserved or cores)
     try:
-        yield kept
+        yield reserved
     finally:
         os.sched_setaffinity(0, cores)

@@ -232,11 +232,11 @@ def _write(cluster: TestCluster, watchers: int, case: Case) -> None:
                 client[DATABASE][ELSEWHERE].insert_many([{"pad": pad} for _ in range(unwatched)])
             name = f"{COLLECTION}{step % watchers}" if case.watch == "collection" else COLLECTION
             numbers = range(step * BATCH, (step + 1) * BATCH - unwatched)
-            made = [
+            documents = [
                 {"s": n % REAL_SHARDS, "tenant": n % watchers, "pad": "x" * _PADDING}
                 for n in numbers
             ]
-            client[DATABASE][name].insert_many(made, ordered=False)
+            client[DATABASE][name].insert_many(documents, ordered=False)
 
 
 def _open_cursors(servers: Sequence[str]) -> int:

@@ -106,8 +106,8 @@ class ChangeStreamCursor:
 
     async def _wait(self, deadline: float) -> bool:
         """Wait for the oplog to grow; return whether it grew before ``deadline``."""
-        left = deadline - asyncio.get_running_loop().time()
-        return left > 0 and await self._source.oplog.wait_beyond(self._stream.scanned, left)
+        seconds = deadline - asyncio.get_running_loop().time()
+        return seconds > 0 and await self._source.oplog.wait_beyond(self._stream.scanned, seconds)
 
 
 def _batch(

@@ -185,13 +185,13 @@ class ChangeStream:
         At the end of the oplog that is none.
         """
         self._check_history()
-        left = max_entries
+        remaining = max_entries
         for entry in self._source.oplog.since(self._scanned):
             self._scanned = entry["ts"]
-            left -= 1
+            remaining -= 1
             self._find(entry)
-            if self._logged or not left:
-                return left
+            if self._logged or not remaining:
+                return remaining
         return 0
 
     def _check_history(self) -> None:

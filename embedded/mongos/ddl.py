@@ -66,12 +66,12 @@ async def drop_database(request: RoutedRequest) -> Document:
 
 async def _drop_rest(request: RoutedRequest, shards: list[Shard]) -> None:
     """Drop a database on some shards, even if it holds no collections there any more."""
-    left = [m for m in shards if m.mongod.catalog.collections(request.database)]
+    holders = [m for m in shards if m.mongod.catalog.collections(request.database)]
     for shard in shards:
         shard.adopt_time()
-        if shard not in left:
+        if shard not in holders:
             shard.mongod.journal.log_command(request.database, {"dropDatabase": 1})
-    replies_of(await request.send_all({shard: {"dropDatabase": 1} for shard in left}))
+    replies_of(await request.send_all({shard: {"dropDatabase": 1} for shard in holders}))
     for shard in shards:
         shard.report_time()
 

@@ -29,8 +29,8 @@ def metric(text: str, name: str, labels: str = "", kind: str = "") -> float:
     ``kind`` is the name of the metric, if the samples have a suffix.
     """
     assert f"# TYPE mergerouter_{kind or name} " in text
-    found = re.findall(rf"^mergerouter_{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
-    return sum(float(value) for its_labels, value in found if labels in its_labels)
+    samples = re.findall(rf"^mergerouter_{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for its_labels, value in samples if labels in its_labels)
 
 
 def test_a_router_on_a_cluster_is_ready(router: RouterProcess) -> None:

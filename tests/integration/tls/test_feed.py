@@ -46,10 +46,10 @@ def router(
 
 
 def context(authority: Authority, certificate: Path | None) -> ssl.SSLContext:
-    made = ssl.create_default_context(cafile=authority.file)
+    client_context = ssl.create_default_context(cafile=authority.file)
     if certificate is not None:
-        made.load_cert_chain(certificate)
-    return made
+        client_context.load_cert_chain(certificate)
+    return client_context
 
 
 @on_real_servers("logins with certificates")
@@ -95,13 +95,13 @@ async def test_refused_certificates(
     code: int,
 ) -> None:
     """The codes are those of mongos's ``authenticate``, and of the feed's malformed lines."""
-    made = {
+    issue = {
         None: lambda: None,
         "reader": lambda: reader_file,
         "stranger": lambda: authority.issue("stranger", subject=CLIENTS),
         "server": lambda: authority.issue("server2"),
     }
-    async with feed(router.feed_port, context(authority, made[certificate]())) as connected:
+    async with feed(router.feed_port, context(authority, issue[certificate]())) as connected:
         connected.send({"login": {**X509, **fields}})
         assert await refusal(connected) == code
 
