@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any
 
 from bench.events import FIRST_SECOND
-from bench.kernel import process_on
-from bench.programs import flags, port_of, router, run_json
+from bench.kernel import pid_of
+from bench.programs import flags, port_of, run_json, serve
 from bench.replaying_cluster import replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians, say_row
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
@@ -122,7 +122,7 @@ def _replayed(options: Options) -> Table:
         for built in (partial(_debezium, "router"), partial(_spark, "raw", table=MESSAGES)):
             measured = []
             for _ in range(options.runs):
-                with router(cluster.configdb, module="bench.replaying_router") as (port, pid):
+                with serve(cluster.configdb, module="bench.replaying_router") as (port, pid):
                     engine = built(f"mongodb://127.0.0.1:{port}/", pid, events, start)
                     options.say(f"{engine.name}: replayed backlog")
                     measured.append(run_json("-m", *engine.backlog))
@@ -139,11 +139,11 @@ def _real(options: Options) -> Table:
     rows, servers = [], ServerSettings(noop_interval=1, oplog_mb=2048)  # all events stay in it
     with (
         start_real_cluster(SHARDS, settings=servers) as cluster,
-        router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid),
+        serve(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid),
     ):
         shard_evenly(cluster)
         start = fill(cluster, events, _document).replace(":", ",")
-        mongos = (cluster.mongos_uri, process_on("mongos", port_of(cluster.mongos)))
+        mongos = (cluster.mongos_uri, pid_of("mongos", port_of(cluster.mongos)))
         routed = (f"mongodb://127.0.0.1:{port}/", pid)
         engines = (
             _debezium("mongos", *mongos, events, start),

@@ -44,7 +44,7 @@ def _statistics(pid: int | str) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def process_on(program: str, port: int | str) -> int:
+def pid_of(program: str, port: int | str) -> int:
     """Return the id of the process that runs ``program`` with ``port`` among its arguments.
 
     Raises:

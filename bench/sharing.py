@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from pymongo import MongoClient
 
 from bench.events import FIRST_SECOND, TENANTS
-from bench.kernel import cpu_of, cpu_seconds, memory, process_on
-from bench.programs import Program, port_of, results_of, router, started
+from bench.kernel import cpu_of, cpu_seconds, memory, pid_of
+from bench.programs import Program, port_of, results_of, running, serve
 from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians
 from bench.writes import COLLECTION, DATABASE, shard_evenly
@@ -117,7 +117,7 @@ def _replayed(options: Options, clients: int, events: int, watch: str) -> dict[s
 
 def _replay(cluster: ReplayedCluster, clients: int, watch: str) -> dict[str, float]:
     each = cluster.events // TENANTS if watch == "tenant" else cluster.events
-    with router(cluster.configdb, "--setParameter", "shareFilters=always") as (port, pid):
+    with serve(cluster.configdb, "--setParameter", "shareFilters=always") as (port, pid):
         before = memory(pid)
         with _drainers(port, clients, each, watch) as programs:
             idle = memory(pid)
@@ -171,8 +171,8 @@ def _spread_collections(cluster: TestCluster) -> None:
 
 def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     mongos, servers = port_of(cluster.mongos), [*cluster.shards.values(), cluster.configdb]
-    members = [process_on("mongod", port_of(each)) for each in servers]
-    processes = {"shards": members, "mongos": [process_on("mongos", mongos)]}
+    members = [pid_of("mongod", port_of(each)) for each in servers]
+    processes = {"shards": members, "mongos": [pid_of("mongos", mongos)]}
 
     def row(case: Case, way: str, port: str, watchers: int, *pids: int) -> dict[str, Any]:
         options.say(f"{watchers} watchers of a {case.watch} each: {way}")
@@ -189,7 +189,7 @@ def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
                 parameters = [f"--setParameter={mode}"]
                 parameters += [f"--setParameter=maxStreams{per}=1000" for per in ("", "PerClient")]
                 arguments = (f"--upstream={cluster.mongos_uri}", *parameters)
-                with router(cluster.configdb, *arguments) as (port, pid):
+                with serve(cluster.configdb, *arguments) as (port, pid):
                     yield row(case, f"router, {mode.partition('=')[2]}", str(port), watchers, pid)
 
 
@@ -211,7 +211,7 @@ def _measure(
     with ExitStack() as stack:
         if watchers:
             idle = _open_cursors(servers)
-            program = stack.enter_context(started("bench.watchers", port, *arguments))
+            program = stack.enter_context(running("bench.watchers", port, *arguments))
             time.sleep(_SETTLED)
             cursors = {"cursors": _open_cursors(servers) - idle}
         before, begun = cpu_of(processes), time.perf_counter()

@@ -5,7 +5,7 @@ from itertools import count
 from typing import Any
 
 from bench import current_tables, table_files
-from bench.programs import flags, router, run_json
+from bench.programs import flags, run_json, serve
 from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians, say_row
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
@@ -102,7 +102,7 @@ def _backlog(
     case = {"documents": documents, "ordering": ordering, "cores": cores, "per_batch": per_batch}
     runs = []
     for _ in range(options.runs):
-        with router(cluster.configdb) as (port, pid):
+        with serve(cluster.configdb) as (port, pid):
             wanted = flags(port=port, router=pid, **case, tables=into)
             figures = run_json("-m", "bench.spark_backlog", *wanted)
         if figures["rows"] != cluster.events:
@@ -143,7 +143,7 @@ def _snapshots(options: Options) -> Table:
     with start_real_cluster(SNAPSHOT_SHARDS) as cluster:
         shard_evenly(cluster)
         fill(cluster, documents, lambda _: {"pad": "x" * (SIZE - 50)})
-        with router(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):
+        with serve(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):
             for tables in TABLES:
                 for form in ("raw", "json"):
                     uri = f"mongodb://127.0.0.1:{port}"

@@ -5,7 +5,7 @@ from typing import Any
 from bench.drain import drain
 from bench.events import FIRST_SECOND
 from bench.kernel import reserved_core
-from bench.programs import router
+from bench.programs import serve
 from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, medians
 
@@ -94,5 +94,5 @@ def _through_router(
     cluster: ReplayedCluster, cores: set[int] | None, *arguments: str
 ) -> dict[str, float]:
     """Drain the whole cluster through a new router that runs on ``cores`` only."""
-    with router(cluster.configdb, cores=cores) as (port, pid):
+    with serve(cluster.configdb, cores=cores) as (port, pid):
         return drain([str(port)], cluster.events, START, *arguments, cpu_of={"cpu": [pid]})
