@@ -152,9 +152,8 @@ def open_change_stream(
     if start is None:
         start = ResumeToken.high_water_mark(_after_last(source), version)
     stages = UserStages.of(pipeline[1:], command)
-    return ChangeStreamCursor(
-        source, request, ChangeStream(source, request, stages, start, version)
-    )
+    stream = ChangeStream(source, request, stages, start, version)
+    return ChangeStreamCursor(source, request, stream)
 
 
 def _after_last(source: StreamSource) -> Any:

@@ -6,12 +6,7 @@ from typing import Any, Final
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from embedded.change_streams.events import (
-    ChangeEvent,
-    EventMaker,
-    encode_event,
-    invalidate_after,
-)
+from embedded.change_streams.events import ChangeEvent, EventMaker, encode_event, invalidate_after
 from embedded.change_streams.image_lookup import ImageLookup
 from embedded.change_streams.logged_operations import operations
 from embedded.change_streams.oplog_filter import OplogFilter
@@ -21,7 +16,6 @@ from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
 from embedded.change_streams.user_stages import UserStages
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal, as_timestamp
-from embedded.oplog import OplogEntry
 from embedded.storage.shell_text import bson_text, document_text
 from shard_client.bson.resume_token import ResumeToken
 
@@ -189,7 +183,9 @@ class ChangeStream:
         for entry in self._source.oplog.since(self._scanned):
             self._scanned = entry["ts"]
             remaining -= 1
-            self._find(entry)
+            for operation in operations(self._source.oplog, entry):
+                if self._filter.accepts(operation.entry):
+                    self._logged.append(self._maker.event(operation))
             if self._logged or not remaining:
                 return remaining
         return 0
@@ -213,11 +209,6 @@ class ChangeStream:
                 "CollectionScan died due to position in capped collection being deleted. Last "
                 f"seen record id: RecordId({as_ordinal(self._scanned)})",
             )
-
-    def _find(self, entry: OplogEntry) -> None:
-        for operation in operations(self._source.oplog, entry):
-            if self._filter.accepts(operation.entry):
-                self._logged.append(self._maker.event(operation))
 
     def _pass_on(self, event: ChangeEvent) -> None:
         """Apply filters, lookups and stages to one event; what passes is ready."""

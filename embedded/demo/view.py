@@ -55,10 +55,7 @@ class LiveView:
         """Return the view for rich's live display."""
         return Group(
             Panel(self._rates(), title="mergerouter", subtitle=self.note),
-            Panel(
-                self._shards(),
-                title="the merge waits for the slowest shard",
-            ),
+            Panel(self._shards(), title="the merge waits for the slowest shard"),
             Text(f"  mongosh {self.uri}    Compass: the same    {self.feed}", no_wrap=True),
         )
 
