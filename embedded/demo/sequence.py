@@ -71,7 +71,6 @@ class Demo:
         self._committed = JobTables(options.folder / "job")
         self._spark: Program | None = None
         self._spark_started = 0.0
-        self._watched_namespace = ""
         self._is_late = False
         self._security = DemoSecurity(options.folder) if options.secure else None
 
@@ -226,13 +225,11 @@ class Demo:
         status = await client.admin.command("serverStatus")
         streams = status.get("mergerouter", {}).get("streams", [])
         # The watcher's stream, from start to end: Spark's come and go.
-        watched = [
-            stream for stream in streams if stream["namespace"] == self._watched_namespace
-        ] or streams
+        namespace = view.stream.get("namespace")
+        watched = [each for each in streams if each["namespace"] == namespace] or streams
         best = max(watched, key=lambda stream: stream["events"], default=view.stream)
         if best.get("events", 0) >= view.stream.get("events", 0):  # else the watcher has ended
             view.stream = best
-        self._watched_namespace = view.stream.get("namespace", self._watched_namespace)
 
     def _spark_state(self) -> str:
         if self._spark is None:
