@@ -10,9 +10,9 @@ from statistics import mean
 from typing import Any
 
 from bench.drain import drain
-from bench.kernel import cpu_seconds, listening
+from bench.kernel import cpu_seconds, pid_of
 from bench.members import Members
-from bench.programs import port_of, results_of, router, started
+from bench.programs import port_of, results_of, running, serve
 from bench.suite import Column, Options, Table, has_real_servers, medians
 from bench.writes import fill, latencies, percentiles, shard_evenly
 from tests.harness.clusters import TestCluster, start_real_cluster, start_real_set
@@ -138,7 +138,7 @@ def _drained(cluster: TestCluster, members: Members, options: Options) -> dict[s
     start = fill(cluster, events, lambda _: {"pad": "x" * SIZE})
     ports = [port_of(host) for host in cluster.shards.values()]
     mongos = port_of(cluster.mongos)
-    mongos_pid = listening("mongos", mongos)
+    mongos_pid = pid_of("mongos", mongos)
 
     def drained(ports: list[str], *pids: int) -> dict[str, float]:
         return drain(ports, events, start, cpu_of={"cpu": pids, "members": members.pids})
@@ -149,7 +149,7 @@ def _drained(cluster: TestCluster, members: Members, options: Options) -> dict[s
         # Alternate, so that changes in the machine's load affect all ways alike.
         by_way["direct"].append(drained(ports))
         by_way["mongos"].append(drained([mongos], mongos_pid))
-        with router(cluster.configdb) as (port, pid):
+        with serve(cluster.configdb) as (port, pid):
             by_way["router"].append(drained([str(port)], pid))
     figures = {
         f"{way}_{name}": value
@@ -162,7 +162,7 @@ def _drained(cluster: TestCluster, members: Members, options: Options) -> dict[s
 
 def _ways(cluster: TestCluster) -> tuple[Way, Way]:
     port = int(port_of(cluster.mongos))
-    return Way("nobody"), Way("mongos", port, listening("mongos", port))
+    return Way("nobody"), Way("mongos", port, pid_of("mongos", port))
 
 
 def _loads(cluster: TestCluster, members: Members, options: Options) -> Iterator[dict[str, Any]]:
@@ -173,7 +173,7 @@ def _loads(cluster: TestCluster, members: Members, options: Options) -> Iterator
         options.say(f"{load.name}: nobody, then mongos")
         yield _observe(uri, members, nobody, load, seconds)
         yield _observe(uri, members, mongos, load, of_mongos)
-    with router(cluster.configdb, f"--upstream={uri}") as (port, pid):
+    with serve(cluster.configdb, f"--upstream={uri}") as (port, pid):
         for load in LOADS:
             options.say(f"{load.name}: router")
             way = Way("router", port, pid)
@@ -186,7 +186,7 @@ def _watchers(cluster: TestCluster, members: Members, options: Options) -> Itera
     cases = WATCHERS[1:3] if options.quick else WATCHERS
     yield _observe(uri, members, nobody, WATCHED_LOAD, _ROUTER_SECONDS) | {"clients": 0}
     for clients, distinct in cases:
-        with router(cluster.configdb, f"--upstream={uri}") as (port, pid):
+        with serve(cluster.configdb, f"--upstream={uri}") as (port, pid):
             for way in (mongos, Way("router", port, pid)):
                 options.say(f"{clients} watchers, {'un' * distinct}equal: {way.name}")
                 # The router has no watchers here, so its no-op writes do not make mongos faster.
@@ -203,7 +203,7 @@ def _watchers_of_a_set(
     port = int(port_of(servers.host_string))
     load = Load("a replica set", (0,), 100)
     for clients in WATCHERS_OF_A_SET:
-        with router(servers.host_string, flag="--replicaSet") as (through, pid):
+        with serve(servers.host_string, flag="--replicaSet") as (through, pid):
             for way in (Way("the set itself", port), Way("router, --replicaSet", through, pid)):
                 options.say(f"{clients} watchers of a replica set: {way.name}")
                 figures = _observe(
@@ -244,10 +244,10 @@ def _observe(
         before_all = members.moment()
         watchers, writer = None, None
         if way.port is not None:
-            watchers = stack.enter_context(started("bench.watchers", str(way.port), *watch))
+            watchers = stack.enter_context(running("bench.watchers", str(way.port), *watch))
         if load.rate:
             first = ("--first", str(next(_first_numbers)))
-            writer = stack.enter_context(started("bench.writes", uri, *shards, *first))
+            writer = stack.enter_context(running("bench.writes", uri, *shards, *first))
         time.sleep(settle)
         # A process's CPU is read when the members' counters have been, which takes some time.
         before, used = members.moment(), way.cpu()

@@ -6,6 +6,7 @@ import random
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import bson
@@ -14,7 +15,7 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 
-from bench.suite import medians
+from bench.suite import Column, Options, Table, medians
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
@@ -27,8 +28,38 @@ BATCHES = 5
 _BEGIN = 1_700_000_000
 _TICKS = 1_000
 
+Event = tuple[str, str, bytes]
+"""The type, the token and the BSON of an event."""
 
-def batches_on(folder: Path, size: int) -> Iterator[dict[str, Any]]:
+COLUMNS = (
+    Column("rows", "rows", ","),
+    Column("keys", "keys"),
+    Column("files", "files"),
+    Column("MB", "megabytes", ",.0f"),
+    Column("files written again", "rewritten"),
+    Column("CPU s", "cpu", ".2f"),
+    Column("s", "seconds", ".2f"),
+    Column("merge of delta-rs: CPU s", "merge_cpu", ".2f"),
+    Column("s ", "merge_seconds", ".2f"),
+)
+NOTE = (
+    f"Medians of {BATCHES} batches in one process, without Spark: staging, merging and committing. "
+    "A tenth of the changes are inserts. Recent: of the newest 20,000 documents, by ObjectIds."
+)
+
+
+def measure(options: Options) -> Table:
+    """Measure batches on tables of several sizes."""
+    rows: list[dict[str, Any]] = []
+    for size in SIZES[: options.scaled(len(SIZES), 1)]:
+        options.say(f"a current table of {size:,} rows")
+        with TemporaryDirectory() as folder:
+            rows += measure_rows(Path(folder) / "current", size)
+    title = f"A batch of {CHANGES:,} changes of documents of {DOCUMENT_BYTES} bytes"
+    return Table(title, COLUMNS, rows, NOTE)
+
+
+def measure_rows(folder: Path, size: int) -> Iterator[dict[str, Any]]:
     """Measure batches on a new table of ``size`` rows, with keys of recent documents and of any."""
     chance = random.Random(size)
     number = 0
@@ -39,13 +70,15 @@ def batches_on(folder: Path, size: int) -> Iterator[dict[str, Any]]:
         measured = []
         for _ in range(BATCHES):
             number += 1
-            measured.append(batch(folder, size, number, keys, chance))
+            measured.append(measure_batch(folder, size, number, keys, chance))
             size += CHANGES // 10
         rows = size // 10_000 * 10_000
-        yield {"rows": rows, "keys": keys, **medians(measured), **merged(folder, keys, size)}
+        yield {"rows": rows, "keys": keys, **medians(measured), **measure_merge(folder, keys, size)}
 
 
-def batch(folder: Path, size: int, number: int, keys: str, chance: random.Random) -> dict[str, Any]:
+def measure_batch(
+    folder: Path, size: int, number: int, keys: str, chance: random.Random
+) -> dict[str, Any]:
     """Apply a batch, and return its figures."""
     lowest = size - 20_000 if keys == "recent" else 0
     old = [update(chance.randrange(lowest, size), number, chance) for _ in range(CHANGES * 9 // 10)]
@@ -65,13 +98,13 @@ def batch(folder: Path, size: int, number: int, keys: str, chance: random.Random
     }
 
 
-def apply(folder: Path, events: Sequence[tuple[str, str, bytes]], number: int) -> None:
+def apply(folder: Path, events: Sequence[Event], number: int) -> None:
     """Apply events in this process, as a job's tasks and its driver do."""
-    upsert = Upsert(staged(folder, events), Batch("bench", number))
+    upsert = Upsert(stage_events(folder, events), Batch("bench", number))
     CurrentTable(str(folder)).apply_staged(None, upsert)
 
 
-def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> ChangeReport:
+def stage_events(folder: Path, events: Sequence[Event]) -> ChangeReport:
     """Return what a task reports that has staged events."""
     if not events:
         return ChangeReport()
@@ -84,7 +117,7 @@ def staged(folder: Path, events: Sequence[tuple[str, str, bytes]]) -> ChangeRepo
     return stage.close()
 
 
-def merged(folder: Path, keys: str, size: int) -> dict[str, float]:
+def measure_merge(folder: Path, keys: str, size: int) -> dict[str, float]:
     """Return the figures of delta-rs' merge of as many rows into the same table, by key."""
     chance = random.Random(size)
     lowest = size - 20_000 if keys == "recent" else 0
@@ -99,12 +132,9 @@ def merged(folder: Path, keys: str, size: int) -> dict[str, float]:
         .when_not_matched_insert_all()
         .execute()
     )
-    figures = {
-        "merge_cpu": time.process_time() - cpu,
-        "merge_seconds": time.perf_counter() - begin,
-    }
+    seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
     table.restore(table.version() - 1)
-    return figures
+    return {"merge_cpu": cpu, "merge_seconds": seconds}
 
 
 def identifier(number: int) -> ObjectId:
@@ -117,28 +147,25 @@ def key_of(number: int) -> str:
     return json.dumps({"$oid": str(identifier(number))})
 
 
-def insert(number: int, chance: random.Random, batch: int = 0) -> tuple[str, str, bytes]:
-    """Return the type, token and BSON of a document's insert."""
+def insert(number: int, chance: random.Random, batch: int = 0) -> Event:
+    """Return the insert of a document."""
     return event("insert", number, batch, fullDocument=document(number, chance))
 
 
-def update(number: int, batch: int, chance: random.Random) -> tuple[str, str, bytes]:
-    """Return the type, token and BSON of an update without a post-image."""
+def update(number: int, batch: int, chance: random.Random) -> Event:
+    """Return an update without a post-image."""
     changed = {"status": chance.choice(("paid", "sent", "done")), "batch": batch}
     description = {"updatedFields": changed, "removedFields": [], "truncatedArrays": []}
     return event("update", number, batch, updateDescription=description)
 
 
-def event(kind: str, number: int, batch: int, **fields: Any) -> tuple[str, str, bytes]:
-    """Return the type, token and BSON of an event of a document."""
+def event(kind: str, number: int, batch: int, **fields: Any) -> Event:
+    """Return an event of a document."""
     time_of = Timestamp(_BEGIN + 10_000_000 * min(batch, 1) + batch, 1 + number)
     token = high_water_mark(time_of)
-    described = {"_id": {"_data": token}, "operationType": kind, "clusterTime": time_of}
-    described |= {
-        "ns": {"db": "shop", "coll": "orders"},
-        "documentKey": {"_id": identifier(number)},
-    }
-    return kind, token, bson.encode({**described, **fields})
+    about = {"_id": {"_data": token}, "operationType": kind, "clusterTime": time_of}
+    place = {"ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": identifier(number)}}
+    return kind, token, bson.encode({**about, **place, **fields})
 
 
 def document(number: int, chance: random.Random) -> dict[str, Any]:
@@ -147,7 +174,7 @@ def document(number: int, chance: random.Random) -> dict[str, Any]:
         {"sku": f"SKU-{chance.randrange(10**6):06}", "quantity": chance.randrange(9)}
         for _ in range(5)
     ]
-    made = {
+    content = {
         "_id": identifier(number),
         "customer": chance.randrange(10**6),
         "total": chance.random() * 100,
@@ -156,5 +183,5 @@ def document(number: int, chance: random.Random) -> dict[str, Any]:
         "note": os.urandom(60).hex(),
         "text": "",
     }
-    made["text"] = "lorem ipsum " * ((DOCUMENT_BYTES - len(bson.encode(made))) // 12)
-    return made
+    content["text"] = "lorem ipsum " * ((DOCUMENT_BYTES - len(bson.encode(content))) // 12)
+    return content

@@ -8,8 +8,8 @@ from itertools import count
 from typing import Any
 
 from bench.events import FIRST_SECOND
-from bench.kernel import listening
-from bench.programs import flags, port_of, router, run_json
+from bench.kernel import pid_of
+from bench.programs import flags, port_of, run_json, serve
 from bench.replaying_cluster import replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians, say_row
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
@@ -56,8 +56,8 @@ NOTE = (
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """A way to read events: its name in the tables, and its programs with their arguments.
+class Engine:
+    """Debezium or Spark on one source: a name in the tables, and programs with their arguments.
 
     Each prints JSON: of a backlog, and of a snapshot of all documents, ``rate`` a second,
     ``engine_cpu`` and ``source_cpu`` in µs each; ``arrivals`` of a stream that it follows. What has
@@ -70,25 +70,25 @@ class Way:
     follower: Sequence[str]
 
 
-def _debezium(through: str, uri: str, pid: int, events: int, start: str) -> Way:
+def _debezium(through: str, uri: str, pid: int, events: int, start: str) -> Engine:
     """Return Debezium's engine, on a mongos or router by its URI and process."""
     seconds, increment = map(int, start.split(","))
     at = f"capture.start.op.time={seconds << 32 | increment}"
 
-    def engine(*properties: str, **options: int) -> list[str]:
+    def program(*properties: str, **options: int) -> list[str]:
         named = [f"--property={each}" for each in properties]
         return ["bench.debezium_engine", *flags(uri=uri, **options), *named]
 
     unread = "snapshot.mode=no_data"
-    return Way(
+    return Engine(
         f"Debezium, {through}",
-        engine(at, unread, "capture.mode=change_streams", events=events, source=pid),
-        engine("snapshot.mode=initial_only", events=events),
-        engine(unread),
+        program(at, unread, "capture.mode=change_streams", events=events, source=pid),
+        program("snapshot.mode=initial_only", events=events),
+        program(unread),
     )
 
 
-def _spark(form: str, uri: str, pid: int, events: int, start: str, table: str = "") -> Way:
+def _spark(form: str, uri: str, pid: int, events: int, start: str, table: str = "") -> Engine:
     """Return a query of the Spark source on a router, or the job that writes ``table``."""
     backlog = flags(
         port=port_of(uri).strip("/"), router=pid, start=start, times=_TIMES, tables=table or (),
@@ -96,7 +96,7 @@ def _spark(form: str, uri: str, pid: int, events: int, start: str, table: str = 
         per_batch=JOB_BATCH if table else PER_BATCH,
     )  # fmt: skip
     read = flags(uri=uri, form=form, tables=table or ())
-    return Way(
+    return Engine(
         f"job, {table}" if table else f"Spark, {form}",
         ["bench.spark_backlog", *backlog],
         () if table else ["bench.spark_follow", "snapshot", *read, *flags(events=events)],
@@ -119,14 +119,14 @@ def _replayed(options: Options) -> Table:
     events, rows = options.scaled(REPLAYED, REPLAYED // 6), []
     start = f"{FIRST_SECOND},1"
     with replayed_cluster(SHARDS, events, REPLAYED_BYTES) as cluster:
-        for made in (partial(_debezium, "router"), partial(_spark, "raw", table=MESSAGES)):
+        for built in (partial(_debezium, "router"), partial(_spark, "raw", table=MESSAGES)):
             measured = []
             for _ in range(options.runs):
-                with router(cluster.configdb, module="bench.replaying_router") as (port, pid):
-                    way = made(f"mongodb://127.0.0.1:{port}/", pid, events, start)
-                    options.say(f"{way.name}: replayed backlog")
-                    measured.append(run_json("-m", *way.backlog))
-            rows.append({"way": way.name, **medians(measured)})
+                with serve(cluster.configdb, module="bench.replaying_router") as (port, pid):
+                    engine = built(f"mongodb://127.0.0.1:{port}/", pid, events, start)
+                    options.say(f"{engine.name}: replayed backlog")
+                    measured.append(run_json("-m", *engine.backlog))
+            rows.append({"way": engine.name, **medians(measured)})
             say_row(options, COLUMNS[:4], rows[-1])
     title = f"A backlog of {events:,} events of {REPLAYED_BYTES} bytes, replayed (medians)"
     return Table(title, COLUMNS[:4], rows, "As above, without the CPU of MongoDB's servers.")
@@ -139,31 +139,31 @@ def _real(options: Options) -> Table:
     rows, servers = [], ServerSettings(noop_interval=1, oplog_mb=2048)  # all events stay in it
     with (
         start_real_cluster(SHARDS, settings=servers) as cluster,
-        router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid),
+        serve(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid),
     ):
         shard_evenly(cluster)
         start = fill(cluster, events, _document).replace(":", ",")
-        mongos = (cluster.mongos_uri, listening("mongos", port_of(cluster.mongos)))
+        mongos = (cluster.mongos_uri, pid_of("mongos", port_of(cluster.mongos)))
         routed = (f"mongodb://127.0.0.1:{port}/", pid)
-        ways = (
+        engines = (
             _debezium("mongos", *mongos, events, start),
             _debezium("router", *routed, events, start),
             *(_spark(form, *routed, events, start) for form in ("json", "messages")),
             *(_spark("raw", *routed, events, start, table) for table in ("bronze", MESSAGES)),
         )
-        for way in ways:
-            options.say(f"{way.name}: backlog")
-            measured = [run_json("-m", *way.backlog) for _ in range(options.runs)]
-            row: dict[str, Any] = {"way": way.name, **medians(measured)}
-            if way.snapshot:
-                options.say(f"{way.name}: snapshot")
-                shot = medians([run_json("-m", *way.snapshot) for _ in range(options.runs)])
+        for engine in engines:
+            options.say(f"{engine.name}: backlog")
+            measured = [run_json("-m", *engine.backlog) for _ in range(options.runs)]
+            row: dict[str, Any] = {"way": engine.name, **medians(measured)}
+            if engine.snapshot:
+                options.say(f"{engine.name}: snapshot")
+                shot = medians([run_json("-m", *engine.snapshot) for _ in range(options.runs)])
                 row |= {"snapshot_rate": shot["rate"], "snapshot_cpu": shot["engine_cpu"]}
             rows.append(row)
-        for first, row, way in zip(count(_APART, _APART), rows, ways, strict=False):
-            if way.follower:
-                options.say(f"{way.name}: latency")
-                row |= measure_latency(mongos[0], first, pauses, *way.follower, settle=_SETTLE)
+        for first, row, engine in zip(count(_APART, _APART), rows, engines, strict=False):
+            if engine.follower:
+                options.say(f"{engine.name}: latency")
+                row |= measure_latency(mongos[0], first, pauses, *engine.follower, settle=_SETTLE)
             say_row(options, COLUMNS, row)
     title = f"A backlog and a snapshot of {events:,} documents, and single writes (medians)"
     return Table(title, COLUMNS, rows, NOTE)

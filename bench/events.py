@@ -44,6 +44,6 @@ def event(number: int, size: int) -> bytes:
     return bson.encode(document)
 
 
-def dealt(shard: int, shards: int, total: int, size: int) -> list[tuple[str, bytes]]:
+def shard_events(shard: int, shards: int, total: int, size: int) -> list[tuple[str, bytes]]:
     """Return the ``(token, event)`` pairs of one shard out of ``total`` events."""
     return [(token(number), event(number, size)) for number in range(shard, total, shards)]

@@ -44,7 +44,7 @@ def _statistics(pid: int | str) -> list[str]:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
 
 
-def listening(program: str, port: int | str) -> int:
+def pid_of(program: str, port: int | str) -> int:
     """Return the id of the process that runs ``program`` with ``port`` among its arguments.
 
     Raises:
@@ -73,9 +73,9 @@ def reserved_core() -> Iterator[set[int]]:
     does not affect it. On a single-core machine all processes share the core.
     """
     cores = os.sched_getaffinity(0)
-    kept = {max(cores)}
-    os.sched_setaffinity(0, cores - kept or cores)
+    reserved = {max(cores)}
+    os.sched_setaffinity(0, cores - reserved or cores)
     try:
-        yield kept
+        yield reserved
     finally:
         os.sched_setaffinity(0, cores)

@@ -8,7 +8,7 @@ from typing import Any
 from pymongo import MongoClient
 
 from bench.kernel import cpu_seconds
-from bench.programs import Program, port_of, started
+from bench.programs import Program, port_of, running
 from bench.suite import Column, Options, Table
 from bench.writes import measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import TestCluster, start_cluster
@@ -118,7 +118,7 @@ def _busy(cluster: TestCluster, rate: int) -> AbstractContextManager[Program]:
     shards = map(str, range(len(cluster.shards)))
     first = _BACKGROUND + time.monotonic_ns() // 1000
     arguments = ("--shards", *shards, "--rate", str(rate), "--first", str(first))
-    return started("bench.writes", cluster.mongos_uri, *arguments)
+    return running("bench.writes", cluster.mongos_uri, *arguments)
 
 
 def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def _costs(cluster: TestCluster, options: Options, rate: int, **parameters: Any)
         watcher, first = ("bench.watchers", str(router.port)), int(time.time() * 1000)
         costs = _added_costs(row, cluster, router)
         if not rate:
-            with started(*watcher), costs:
+            with running(*watcher), costs:
                 time.sleep(seconds)
             return row
         if rate > (row["allowed"] or _NOOP_RATE):

@@ -6,8 +6,8 @@ from bson import Timestamp
 from pymongo import InsertOne, MongoClient, UpdateOne
 
 from bench.drain import drain
-from bench.kernel import listening
-from bench.programs import port_of, router
+from bench.kernel import pid_of
+from bench.programs import port_of, serve
 from bench.suite import Column, Options, Table, has_real_servers, medians
 from bench.writes import COLLECTION, DATABASE, shard_evenly
 from tests.harness.clusters import TestCluster, start_real_cluster
@@ -63,9 +63,9 @@ def _measure(
 ) -> list[dict[str, Any]]:
     """Drain the events with lookups through mongos and the router, and without lookups."""
     mongos, rows = port_of(cluster.mongos), []
-    shards = [listening("mongod", port_of(host)) for host in cluster.shards.values()]
-    servers = {"shards_cpu": shards, "mongos_cpu": [listening("mongos", mongos)]}
-    with router(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid):
+    shards = [pid_of("mongod", port_of(host)) for host in cluster.shards.values()]
+    servers = {"shards_cpu": shards, "mongos_cpu": [pid_of("mongos", mongos)]}
+    with serve(cluster.configdb, "--upstream", f"mongodb://{cluster.mongos}") as (port, pid):
         all_servers = {**servers, "router_cpu": [pid]}
         for through, asked, processes, extra in (
             ("mongos", mongos, servers, LOOKUP),

@@ -8,7 +8,7 @@ from typing import Any, Self
 from bson import Timestamp
 from pymongo import MongoClient
 
-from bench.kernel import cpu_seconds, listening
+from bench.kernel import cpu_seconds, pid_of
 from bench.programs import port_of
 from tests.harness.clusters import TestCluster
 
@@ -38,7 +38,7 @@ class Members:
         for name, host in hosts.items():
             address = host.partition("/")[2]
             self._clients[name] = MongoClient(f"mongodb://{address}/?directConnection=true")
-            self._pids[name] = listening("mongod", port_of(address))
+            self._pids[name] = pid_of("mongod", port_of(address))
 
     def __enter__(self) -> Self:
         return self

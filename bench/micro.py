@@ -25,7 +25,7 @@ import uvloop
 from bson import ObjectId, Timestamp
 from bson.raw_bson import RawBSONDocument
 
-from bench.events import FIRST_SECOND, dealt, token
+from bench.events import FIRST_SECOND, shard_events, token
 from router.commands.reply_bodies import build_cursor_reply
 from router.limits.memory import Memory
 from router.lookup.completing_reader import CompletingReader
@@ -69,7 +69,7 @@ def reply() -> None:
     """Measure splitting a shard's reply, and building a client's."""
     for size in (600, 2048):
         for count in (1, 100, 1_000_000 // size):
-            events = [raw for _, raw in dealt(0, 1, count, size)]
+            events = [raw for _, raw in shard_events(0, 1, count, size)]
             last = bson.encode({"_data": token(count - 1)})
 
             whole = Batch(events, sum(map(len, events)), last, closed=False)
@@ -122,7 +122,7 @@ def merge(total: int = 200_000, size: int = 600, in_batch: int = 1_500) -> None:
 
 def _batches(shard: int, shards: int, total: int, size: int, each: int) -> list[CursorBatch]:
     """Return one shard's events, cut into the batches that its cursor delivers."""
-    events = [(name.encode(), raw) for name, raw in dealt(shard, shards, total, size)]
+    events = [(name.encode(), raw) for name, raw in shard_events(shard, shards, total, size)]
     parts = [events[first : first + each] for first in range(0, len(events), each)]
     return [
         CursorBatch(7, part, KeyedToken.of(bson.encode({"_data": part[-1][0].decode()})), 0)
@@ -203,11 +203,11 @@ def tls(size: int = 1000) -> None:
             frame = build_msg(encode({"b": b"x" * (size * count)}), request_id=1)
             for name, used in (("plain", None), ("TLS", files)):
                 frames = 20_000 if count == 1 else 200_000 // count
-                ours, theirs = multiprocessing.Pipe()
-                sender = multiprocessing.Process(target=_serve, args=(theirs, used, frame, frames))
+                inbox, outbox = multiprocessing.Pipe()
+                sender = multiprocessing.Process(target=_serve, args=(outbox, used, frame, frames))
                 sender.start()
-                received = uvloop.run(_receiving(ours.recv(), used, frames))
-                sent = ours.recv()
+                received = uvloop.run(_receiving(inbox.recv(), used, frames))
+                sent = inbox.recv()
                 sender.join()
                 events = frames * count / 1e6
                 print(

@@ -85,7 +85,7 @@ class Program:
 
 
 @contextlib.contextmanager
-def started(module: str, *arguments: str) -> Iterator[Program]:
+def running(module: str, *arguments: str) -> Iterator[Program]:
     """Run a program during the block, from when it prints that it is ready."""
     with Program(module, *arguments) as program:
         program.line()
@@ -126,7 +126,7 @@ def run_json(*arguments: str, timeout: float = _PATIENCE) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def router(
+def serve(
     servers: str,
     *arguments: str,
     cores: set[int] | None = None,

@@ -18,7 +18,7 @@ import bson
 import uvloop
 from bson import Timestamp
 
-from bench.events import END, START, dealt
+from bench.events import END, START, shard_events
 from bench.programs import Program, port_of
 from router.allocator import collect_less_often, keep_freed_memory
 from tests.doubles.replay import EventTape, PreparedEvents, ReplayMember, cursor_body
@@ -69,8 +69,8 @@ def main() -> None:
 async def _serve(args: argparse.Namespace) -> None:
     hosts = {}
     for number in range(args.shards):
-        events = PreparedEvents(dealt(number, args.shards, args.events, args.size), args.most)
-        shard = _member(f"s{number}", events)
+        events = shard_events(number, args.shards, args.events, args.size)
+        shard = _member(f"s{number}", PreparedEvents(events, args.most))
         if args.pace:
             shard.seconds_per_byte = 1 / args.pace / args.size
         hosts[f"s{number}"] = await shard.start()

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 from pymongo import MongoClient
 
 from bench.events import FIRST_SECOND, TENANTS
-from bench.kernel import cpu_of, cpu_seconds, listening, memory
-from bench.programs import Program, port_of, results_of, router, started
+from bench.kernel import cpu_of, cpu_seconds, memory, pid_of
+from bench.programs import Program, port_of, results_of, running, serve
 from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians
 from bench.writes import COLLECTION, DATABASE, shard_evenly
@@ -117,7 +117,7 @@ def _replayed(options: Options, clients: int, events: int, watch: str) -> dict[s
 
 def _replay(cluster: ReplayedCluster, clients: int, watch: str) -> dict[str, float]:
     each = cluster.events // TENANTS if watch == "tenant" else cluster.events
-    with router(cluster.configdb, "--setParameter", "shareFilters=always") as (port, pid):
+    with serve(cluster.configdb, "--setParameter", "shareFilters=always") as (port, pid):
         before = memory(pid)
         with _drainers(port, clients, each, watch) as programs:
             idle = memory(pid)
@@ -171,13 +171,13 @@ def _spread_collections(cluster: TestCluster) -> None:
 
 def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
     mongos, servers = port_of(cluster.mongos), [*cluster.shards.values(), cluster.configdb]
-    members = [listening("mongod", port_of(each)) for each in servers]
-    processes = {"shards": members, "mongos": [listening("mongos", mongos)]}
+    members = [pid_of("mongod", port_of(each)) for each in servers]
+    processes = {"shards": members, "mongos": [pid_of("mongos", mongos)]}
 
     def row(case: Case, way: str, port: str, watchers: int, *pids: int) -> dict[str, Any]:
         options.say(f"{watchers} watchers of a {case.watch} each: {way}")
         counted = {**processes, "router": pids} if pids else processes
-        taken = [_once(cluster, case, port, watchers, counted) for _ in range(options.runs)]
+        taken = [_measure(cluster, case, port, watchers, counted) for _ in range(options.runs)]
         figures = {"watchers": watchers, **case._asdict(), "way": way}
         return {**figures, **medians(taken)}
 
@@ -189,11 +189,11 @@ def _real(cluster: TestCluster, options: Options) -> Iterator[dict[str, Any]]:
                 parameters = [f"--setParameter={mode}"]
                 parameters += [f"--setParameter=maxStreams{per}=1000" for per in ("", "PerClient")]
                 arguments = (f"--upstream={cluster.mongos_uri}", *parameters)
-                with router(cluster.configdb, *arguments) as (port, pid):
+                with serve(cluster.configdb, *arguments) as (port, pid):
                     yield row(case, f"router, {mode.partition('=')[2]}", str(port), watchers, pid)
 
 
-def _once(
+def _measure(
     cluster: TestCluster,
     case: Case,
     port: str,
@@ -211,7 +211,7 @@ def _once(
     with ExitStack() as stack:
         if watchers:
             idle = _open_cursors(servers)
-            program = stack.enter_context(started("bench.watchers", port, *arguments))
+            program = stack.enter_context(running("bench.watchers", port, *arguments))
             time.sleep(_SETTLED)
             cursors = {"cursors": _open_cursors(servers) - idle}
         before, begun = cpu_of(processes), time.perf_counter()
@@ -232,11 +232,11 @@ def _write(cluster: TestCluster, watchers: int, case: Case) -> None:
                 client[DATABASE][ELSEWHERE].insert_many([{"pad": pad} for _ in range(unwatched)])
             name = f"{COLLECTION}{step % watchers}" if case.watch == "collection" else COLLECTION
             numbers = range(step * BATCH, (step + 1) * BATCH - unwatched)
-            made = [
+            documents = [
                 {"s": n % REAL_SHARDS, "tenant": n % watchers, "pad": "x" * _PADDING}
                 for n in numbers
             ]
-            client[DATABASE][name].insert_many(made, ordered=False)
+            client[DATABASE][name].insert_many(documents, ordered=False)
 
 
 def _open_cursors(servers: Sequence[str]) -> int:

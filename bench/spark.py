@@ -2,15 +2,12 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import count
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
-from bench.current_tables import BATCHES, CHANGES, DOCUMENT_BYTES, SIZES, batches_on
-from bench.programs import flags, router, run_json
+from bench import current_tables, table_files
+from bench.programs import flags, run_json, serve
 from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, has_real_servers, medians, say_row
-from bench.table_files import sizes
 from bench.writes import fill, measure_latency, random_pauses, shard_evenly
 from tests.harness.clusters import start_cluster, start_real_cluster
 from tests.harness.routers import start_router
@@ -44,30 +41,10 @@ SNAPSHOTS = (
     Column("documents/s", "rate", ",.0f"),
     Column("CPU µs/document", "engine_cpu", ".1f"),
 )
-SMALL = (
+SMALL_BATCHES = (
     Column("trigger", "trigger"),
     Column("from write to table ms p50", "p50", ",.0f"),
     Column("p99", "p99", ",.0f"),
-)
-CURRENT = (
-    Column("rows", "rows", ","),
-    Column("keys", "keys"),
-    Column("files", "files"),
-    Column("MB", "megabytes", ",.0f"),
-    Column("files written again", "rewritten"),
-    Column("CPU s", "cpu", ".2f"),
-    Column("s", "seconds", ".2f"),
-    Column("merge of delta-rs: CPU s", "merge_cpu", ".2f"),
-    Column("s ", "merge_seconds", ".2f"),
-)
-FILES = (
-    Column("files", "files", ","),
-    Column("opening: CPU s", "open", ".2f"),
-    Column("a batch of one change: CPU s", "batch", ".3f"),
-    Column("KB committed", "committed", ",.1f"),
-    Column("a batch without a change: CPU s", "empty", ".3f"),
-    Column("KB committed ", "empty_committed", ",.1f"),
-    Column("peak memory MB", "memory", ",.0f"),
 )
 
 
@@ -95,21 +72,7 @@ def run(options: Options) -> list[Table]:
     ]
     if has_real_servers(options):
         tables.append(_snapshots(options))
-    current: list[dict[str, Any]] = []
-    for size in SIZES[: options.scaled(len(SIZES), 1)]:
-        options.say(f"a current table of {size:,} rows")
-        with TemporaryDirectory() as folder:
-            current += batches_on(Path(folder) / "current", size)
-    note = (
-        f"Medians of {BATCHES} batches in one process, without Spark: staging, merging and "
-        "committing. A tenth of the changes are inserts. Recent: of the newest 20,000 documents, "
-        "by ObjectIds."
-    )
-    title = f"A batch of {CHANGES:,} changes of documents of {DOCUMENT_BYTES} bytes"
-    tables.append(Table(title, CURRENT, current, note))
-    note = f"Medians of {BATCHES} batches without Spark. Of the files only the changed one exists."
-    title = "A current table whose files grow in number"
-    return [*tables, Table(title, FILES, sizes(options), note)]
+    return [*tables, current_tables.measure(options), table_files.measure(options)]
 
 
 def _backlogs(cluster: ReplayedCluster, options: Options) -> Iterator[dict[str, Any]]:
@@ -139,7 +102,7 @@ def _backlog(
     case = {"documents": documents, "ordering": ordering, "cores": cores, "per_batch": per_batch}
     runs = []
     for _ in range(options.runs):
-        with router(cluster.configdb) as (port, pid):
+        with serve(cluster.configdb) as (port, pid):
             wanted = flags(port=port, router=pid, **case, tables=into)
             figures = run_json("-m", "bench.spark_backlog", *wanted)
         if figures["rows"] != cluster.events:
@@ -167,11 +130,11 @@ def _small_batches(options: Options) -> Table:
                 cluster.mongos_uri, next(firsts), pauses, *arguments, settle=SETTLE
             )
             rows.append({"trigger": trigger, **figures})
-            say_row(options, SMALL, rows[-1])
+            say_row(options, SMALL_BATCHES, rows[-1])
         servers = "real servers" if cluster.real else "embedded cluster"
     title = f"Small batches into bronze and current, {SHARDS} shards, {servers}"
     note = f"{1 / PAUSE:.0f} inserts a second, until bronze has them."
-    return Table(title, SMALL, rows, note)
+    return Table(title, SMALL_BATCHES, rows, note)
 
 
 def _snapshots(options: Options) -> Table:
@@ -180,7 +143,7 @@ def _snapshots(options: Options) -> Table:
     with start_real_cluster(SNAPSHOT_SHARDS) as cluster:
         shard_evenly(cluster)
         fill(cluster, documents, lambda _: {"pad": "x" * (SIZE - 50)})
-        with router(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):
+        with serve(cluster.configdb, "--upstream", cluster.mongos_uri) as (port, _):
             for tables in TABLES:
                 for form in ("raw", "json"):
                     uri = f"mongodb://127.0.0.1:{port}"

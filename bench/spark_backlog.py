@@ -79,16 +79,16 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     begun = before = after = count.look()
     skipped, written = 0, None
     if args.tables:
-        job_query = job(folder, args.tables, options_of(args))
+        job_query = make_job(folder, args.tables, options_of(args))
         query, written = job_query.start(spark, None), job_query.written
     else:
-        query = parquet(spark, args, folder)
+        query = parquet_query(spark, args, folder)
     while not query.awaitTermination(_LOOK):  # type: ignore[arg-type]
         after = count.look()
-        if not skipped and len(full(query, written)) >= _WARM_UP:
-            before, skipped = after, len(full(query, written))
+        if not skipped and len(full_batches(query, written)) >= _WARM_UP:
+            before, skipped = after, len(full_batches(query, written))
     after = count.look()
-    progress = full(query, written)
+    progress = full_batches(query, written)
     if args.tables:
         rows = DeltaLog(str(folder / args.tables[0])).count()
     else:
@@ -108,14 +108,14 @@ def measure(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     return {**figures, "engine_cpu": sum(figures[part] for part in _ENGINE)}
 
 
-def parquet(spark: SparkSession, args: argparse.Namespace, folder: Path) -> StreamingQuery:
+def parquet_query(spark: SparkSession, args: argparse.Namespace, folder: Path) -> StreamingQuery:
     """Start a query into Parquet files."""
     writer = stream(spark, args).writeStream.format("parquet").option("path", str(folder / "table"))
     writer = writer.option("checkpointLocation", str(folder / "checkpoint"))
     return writer.trigger(availableNow=True).start()
 
 
-def job(folder: Path, tables: Sequence[str], options: Mapping[str, str]) -> JobQuery:
+def make_job(folder: Path, tables: Sequence[str], options: Mapping[str, str]) -> JobQuery:
     """Return a job with these options of the source, which writes tables into a folder."""
     where, settings = JobFolder(str(folder)), dict(options)
     uri = settings.pop("uri")
@@ -143,7 +143,7 @@ def options_of(args: argparse.Namespace) -> dict[str, str]:
     }
 
 
-def full(query: Any, written: Mapping[int, WrittenBatch] | None) -> list[tuple[Any, int]]:
+def full_batches(query: Any, written: Mapping[int, WrittenBatch] | None) -> list[tuple[Any, int]]:
     """Return the progress of the query's batches that had events, and their number.
 
     Spark counts them, except those that a job has `written`.

@@ -12,7 +12,7 @@ import bson
 from pyspark.sql import DataFrame, SparkSession
 
 from bench.kernel import cpu_seconds, own_cpu_seconds
-from bench.spark_backlog import job
+from bench.spark_backlog import make_job
 from bench.writes import COLLECTION, DATABASE
 from spark_sink import local_session
 from spark_sink.debezium import to_debezium
@@ -53,7 +53,7 @@ def snapshot(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dic
     used, begun = _spark_seconds(), time.perf_counter()
     if args.tables:
         options = {**_options(args), "snapshotMode": "initial_only"}
-        query = job(folder, args.tables, options).start(spark, None)
+        query = make_job(folder, args.tables, options).start(spark, None)
         query.awaitTermination()
         took = [
             progress["durationMs"].get("triggerExecution", 0) for progress in query.recentProgress
@@ -84,7 +84,7 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
 
     if args.tables:
         options = {**_options(args), "snapshotMode": "no_data"}
-        query = job(folder, args.tables, options).start(spark, args.trigger)
+        query = make_job(folder, args.tables, options).start(spark, args.trigger)
     else:
         rows = _rows(spark.readStream.format("mergerouter"), args).writeStream.foreachBatch(note)
         query = rows.option("checkpointLocation", str(folder)).start()

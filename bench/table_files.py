@@ -12,9 +12,9 @@ from typing import Any
 
 from deltalake import DeltaTable
 
-from bench.current_tables import apply, insert, key_of, staged, update
+from bench.current_tables import Event, apply, insert, key_of, stage_events, update
 from bench.kernel import memory
-from bench.suite import Options
+from bench.suite import Column, Options, Table, medians
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.version_states import Batch
 
@@ -22,16 +22,27 @@ FILES = (100, 1_000, 10_000, 100_000)
 BATCHES, FILE_BYTES = 5, 100_000_000
 ROWS = 10_000  # of each file
 
+COLUMNS = (
+    Column("files", "files", ","),
+    Column("opening: CPU s", "open", ".2f"),
+    Column("a batch of one change: CPU s", "batch", ".3f"),
+    Column("KB committed", "committed", ",.1f"),
+    Column("a batch without a change: CPU s", "empty", ".3f"),
+    Column("KB committed ", "empty_committed", ",.1f"),
+    Column("peak memory MB", "memory", ",.0f"),
+)
+NOTE = f"Medians of {BATCHES} batches without Spark. Of the files only the changed one exists."
 
-def sizes(options: Options) -> list[dict[str, Any]]:
+
+def measure(options: Options) -> Table:
     """Measure one batch on tables of several numbers of files, each in a process of its own."""
     rows = []
     for count in FILES[: options.scaled(len(FILES), 2)]:
         options.say(f"a current table of {count:,} files")
         with tempfile.TemporaryDirectory() as at:
-            document = in_process(made, at, count)
-            rows.append(in_process(measured, at, document))
-    return rows
+            document = in_process(make_table, at, count)
+            rows.append(in_process(measure_batches, at, document))
+    return Table("A current table whose files grow in number", COLUMNS, rows, NOTE)
 
 
 def in_process(function: Any, *args: Any) -> Any:
@@ -40,50 +51,48 @@ def in_process(function: Any, *args: Any) -> Any:
         return pool.apply(function, args)
 
 
-def made(folder: str, count: int) -> int:
+def make_table(folder: str, count: int) -> int:
     """Make a table of `count` files, one of which exists; return the number of its document."""
     middle = count // 2 * ROWS
     apply(Path(folder), [insert(middle, random.Random(count))], 0)
     table = CurrentTable(folder)
-    parts = [part(number) for number in range(count) if number != count // 2]
-    table.log.replace(parts, table.form.file_schema, table.state.document)
+    reports = [file_report(number) for number in range(count) if number != count // 2]
+    table.log.replace(reports, table.form.file_schema, table.state.document)
     DeltaTable(table.address).create_checkpoint()
     return middle
 
 
-def measured(folder: str, document: int) -> dict[str, float]:
+def measure_batches(folder: str, document: int) -> dict[str, float]:
     """Return the figures of batches of a table, each the median of several."""
     begun = time.process_time()
     table = CurrentTable(folder)
-    opened, chance, taken = time.process_time() - begun, random.Random(1), []
+    opened, chance, measured = time.process_time() - begun, random.Random(1), []
     for number in range(1, 2 * BATCHES, 2):
-        one = batch(table, number, [update(document, number, chance)])
-        taken.append([*one, *batch(table, number + 1, [])])
-    medians = (sorted(column)[BATCHES // 2] for column in zip(*taken, strict=True))
-    names = ("batch", "committed", "empty", "empty_committed")
+        seconds, size = measure_batch(table, number, [update(document, number, chance)])
+        empty, empty_size = measure_batch(table, number + 1, [])
+        committed = {"committed": size, "empty_committed": empty_size}
+        measured.append({"batch": seconds, "empty": empty, **committed})
     peak = memory(os.getpid(), peak=True) / 1e6
     figures = {"files": table.log.files().num_rows, "open": opened, "memory": peak}
-    return figures | dict(zip(names, medians, strict=True))
+    return figures | medians(measured)
 
 
-def batch(
-    table: CurrentTable, number: int, events: Sequence[tuple[str, str, bytes]]
-) -> tuple[float, float]:
+def measure_batch(table: CurrentTable, number: int, events: Sequence[Event]) -> tuple[float, float]:
     """Apply a batch as a job's driver does; return its seconds of CPU, and the KB of its commit."""
-    before, begun = committed(table.address), time.process_time()
+    before, begun = committed_kilobytes(table.address), time.process_time()
     table.reload()
-    upsert = Upsert(staged(Path(table.address), events), Batch("bench", number))
+    upsert = Upsert(stage_events(Path(table.address), events), Batch("bench", number))
     table.apply_staged(None, upsert)
-    return time.process_time() - begun, committed(table.address) - before
+    return time.process_time() - begun, committed_kilobytes(table.address) - before
 
 
-def committed(address: str) -> float:
+def committed_kilobytes(address: str) -> float:
     """Return the KB of the table's log and states, without checkpoints."""
     files = [*Path(address, "_delta_log").iterdir(), *Path(address, "_mergerouter").iterdir()]
     return sum(file.stat().st_size for file in files if "checkpoint" not in file.name) / 1000
 
 
-def part(number: int) -> dict[str, Any]:
+def file_report(number: int) -> dict[str, Any]:
     """Return what a task reports of a file that it has written."""
     moment = datetime.fromtimestamp(1_700_000_000 + number, UTC).isoformat()
     same = {"namespace": "shop.orders", "database": "shop", "collection": "orders"}

@@ -5,7 +5,7 @@ from typing import Any
 from bench.drain import drain
 from bench.events import FIRST_SECOND
 from bench.kernel import reserved_core
-from bench.programs import router
+from bench.programs import serve
 from bench.replaying_cluster import ReplayedCluster, replayed_cluster
 from bench.suite import Column, Options, Table, medians
 
@@ -19,7 +19,7 @@ SHARDS, SIZE = 4, 600
 BATCHES = {1: 20_000, 10: 100_000, 100: 240_000, 1000: 240_000}
 """Events per batch, on one side of the router, and how many events are read in all."""
 
-COLUMNS = (
+MERGED = (
     Column("shards", "shards"),
     Column("event bytes", "size"),
     Column("router events/s", "router_rate", ",.0f"),
@@ -52,14 +52,14 @@ def run(options: Options) -> list[Table]:
         for shards in ((4,) if options.quick else PACED_SHARDS)
     ]
     small = [
-        _small(options, options.scaled(events, events // 5), most, batch_size)
+        _small_batches(options, options.scaled(events, events // 5), most, batch_size)
         for few, events in BATCHES.items()
         for most, batch_size in ((None, few), (few, None))
     ]
     title = f"{SHARDS} shards, {SIZE}-byte events, one client (medians)"
     return [
-        Table("change streams merged (medians)", COLUMNS, merged),
-        Table(f"shards of {PACE:,} events a second each (medians)", COLUMNS, paced, PACED_NOTE),
+        Table("change streams merged (medians)", MERGED, merged),
+        Table(f"shards of {PACE:,} events a second each (medians)", MERGED, paced, PACED_NOTE),
         Table(title, SMALL, small),
     ]
 
@@ -78,7 +78,7 @@ def _merged(
     return {"shards": shards, "size": size, **figures}
 
 
-def _small(
+def _small_batches(
     options: Options, events: int, most: int | None, batch_size: int | None
 ) -> dict[str, Any]:
     """Drain few events at a time, from each shard or to the client; return a row of medians."""
@@ -94,5 +94,5 @@ def _through_router(
     cluster: ReplayedCluster, cores: set[int] | None, *arguments: str
 ) -> dict[str, float]:
     """Drain the whole cluster through a new router that runs on ``cores`` only."""
-    with router(cluster.configdb, cores=cores) as (port, pid):
+    with serve(cluster.configdb, cores=cores) as (port, pid):
         return drain([str(port)], cluster.events, START, *arguments, cpu_of={"cpu": [pid]})

@@ -236,14 +236,14 @@ class CommittedWrites:
             collection.get(key) is not None or holder(collection, key) for key in keys
         ):
             return False
-        made = [
+        inserts = [
             Operation(collection, key, None, document, insert_entry(collection, document))
             for key, document in zip(keys, documents, strict=True)
         ]
         fields = {"op": "c", "ns": "admin.$cmd", "multiOpType": APPLIED_SEPARATELY}
         fields |= self._session_fields or {}
-        following = iter(made)
-        for part in _parts([operation.entry for operation in made]):
+        following = iter(inserts)
+        for part in _parts([operation.entry for operation in inserts]):
             at = journal.log({**fields, "o": {"applyOps": part}})["ts"]
             for place, operation in enumerate(islice(following, len(part))):
                 journal.apply(operation, at, at, place)

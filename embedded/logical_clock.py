@@ -35,8 +35,8 @@ class LogicalClock:
 
 def client_time(command: Mapping[str, Any]) -> Timestamp | None:
     """Return the cluster time in a client's command, or None if it has none."""
-    given = command.get("$clusterTime")
-    time = given.get("clusterTime") if isinstance(given, Mapping) else None
+    gossiped = command.get("$clusterTime")
+    time = gossiped.get("clusterTime") if isinstance(gossiped, Mapping) else None
     return time if isinstance(time, Timestamp) else None
 
 

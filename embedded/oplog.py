@@ -138,14 +138,14 @@ class Oplog:
     def _truncate(self) -> None:
         """Drop the oldest entries until both limits hold; always keep the newest entry."""
         count = max(0, len(self._entries) - self._max_entries)
-        left = self._bytes - sum(self._sizes[:count])
-        while left > self._max_bytes and count < len(self._entries) - 1:
-            left -= self._sizes[count]
+        remaining = self._bytes - sum(self._sizes[:count])
+        while remaining > self._max_bytes and count < len(self._entries) - 1:
+            remaining -= self._sizes[count]
             count += 1
         if not count:
             return
         self._truncated_through = self._ordinals[count - 1]
-        self._bytes = left
+        self._bytes = remaining
         del self._entries[:count]
         del self._ordinals[:count]
         del self._sizes[:count]

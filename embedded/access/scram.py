@@ -30,10 +30,10 @@ class StoredPassword(NamedTuple):
     def of(cls, password: str) -> "StoredPassword":
         """Return what is stored for a new password."""
         salt = secrets.token_bytes(_SALT_BYTES)
-        made = ScramMechanism(MECHANISM).make_auth_info(
+        auth_info = ScramMechanism(MECHANISM).make_auth_info(
             password, iteration_count=_ITERATIONS, salt=salt
         )
-        return cls(*made)
+        return cls(*auth_info)
 
 
 class Exchange:

@@ -18,7 +18,7 @@ from shard_client.bson.values import MalformedValueError
 _CLASSIC: Final = frozenset(
     {"insert", "update", "replace", "delete", "drop", "rename", "dropDatabase"}
 )
-"""LoggedOperation types whose version 1 tokens hold only the document key."""
+"""The operation types whose version 1 tokens hold only the document key."""
 
 _HEAD_OF_WRAPPER: Final = 6
 """Bytes before the value in a document that consists of one field with an empty name."""

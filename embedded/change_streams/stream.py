@@ -6,22 +6,16 @@ from typing import Any, Final
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from embedded.change_streams.events import (
-    ChangeEvent,
-    EventMaker,
-    encode_event,
-    invalidate_after,
-)
-from embedded.change_streams.host import StreamHost
+from embedded.change_streams.events import ChangeEvent, EventMaker, encode_event, invalidate_after
 from embedded.change_streams.image_lookup import ImageLookup
 from embedded.change_streams.logged_operations import operations
 from embedded.change_streams.oplog_filter import OplogFilter
 from embedded.change_streams.request import StreamRequest
+from embedded.change_streams.source import StreamSource
 from embedded.change_streams.splitting import MAX_INTERNAL_SIZE, Splitter
 from embedded.change_streams.user_stages import UserStages
 from embedded.errors import CommandError, ErrorCode
 from embedded.logical_clock import as_ordinal, as_timestamp
-from embedded.oplog import OplogEntry
 from embedded.storage.shell_text import bson_text, document_text
 from shard_client.bson.resume_token import ResumeToken
 
@@ -85,7 +79,7 @@ class ChangeStream:
     docs/protocol.md#opening and docs/protocol.md#events).
 
     Args:
-        host: the member to read from.
+        source: the member to read from.
         request: the parsed request.
         stages: the client's stages after ``$changeStream``.
         start: a high water mark, or the token of the last event that the client has.
@@ -96,25 +90,25 @@ class ChangeStream:
 
     def __init__(
         self,
-        host: StreamHost,
+        source: StreamSource,
         request: StreamRequest,
         stages: UserStages,
         start: ResumeToken,
         version: int,
     ) -> None:
-        self._host = host
+        self._source = source
         self._stages = stages
         self._version = version
         self._filter = OplogFilter(request)
         self._maker = EventMaker(request, start, version)
-        self._images = ImageLookup(host, request)
+        self._images = ImageLookup(source, request)
         self._splitter = Splitter(start) if stages.splits else None
         self._invalidating = _INVALIDATING[_kind(request)]
         self._resume_point = ResumePoint(start)
         self._started = False
         self._start_ts = start.cluster_time
         self._scanned = as_timestamp(max(0, as_ordinal(start.cluster_time) - 1))
-        self._found: deque[ChangeEvent] = deque()
+        self._logged: deque[ChangeEvent] = deque()
         self._ready: deque[ChangeEvent] = deque()
         self._end: dict[str, Any] | None = None
         self._promised = as_ordinal(start.cluster_time)
@@ -160,8 +154,8 @@ class ChangeStream:
     @property
     def at_end(self) -> bool:
         """Whether the whole oplog has been read and all its events returned."""
-        last = self._host.oplog.last_ts
-        return not self._found and not self._ready and (last is None or last <= self._scanned)
+        last = self._source.oplog.last_ts
+        return not self._logged and not self._ready and (last is None or last <= self._scanned)
 
     def _promise_scanned(self) -> None:
         if as_ordinal(self._scanned) > self._promised:
@@ -170,37 +164,35 @@ class ChangeStream:
             self.resume_token = mark.document
 
     def _next(self, max_entries: int) -> ChangeEvent | None:
-        if self._ready:
-            return self._ready.popleft()
-        if self._end is not None:
-            return None
-        left = max_entries
-        while True:
-            while self._found and self._end is None:
-                if self._pass_on(self._found.popleft()):
-                    return self._ready.popleft()
-            if self._end is not None:
+        while not self._ready and self._end is None:
+            if self._logged:
+                self._pass_on(self._logged.popleft())
+            elif max_entries > 0:
+                max_entries = self._scan(max_entries)
+            else:
                 return None
-            if left <= 0 or not (left := self._scan(left)):
-                if self._found:
-                    continue
-                return None
+        return self._ready.popleft() if self._ready else None
 
     def _scan(self, max_entries: int) -> int:
-        """Read the oplog up to the next events; return how many more entries may be read."""
+        """Read the oplog up to the next events; return how many more entries may be read.
+
+        At the end of the oplog that is none.
+        """
         self._check_history()
-        left = max_entries
-        for entry in self._host.oplog.since(self._scanned):
+        remaining = max_entries
+        for entry in self._source.oplog.since(self._scanned):
             self._scanned = entry["ts"]
-            left -= 1
-            self._find(entry)
-            if self._found or not left:
-                return left
+            remaining -= 1
+            for operation in operations(self._source.oplog, entry):
+                if self._filter.accepts(operation.entry):
+                    self._logged.append(self._maker.event(operation))
+            if self._logged or not remaining:
+                return remaining
         return 0
 
     def _check_history(self) -> None:
         """Raise CommandError if the oplog no longer reaches back to the stream's position."""
-        oplog = self._host.oplog
+        oplog = self._source.oplog
         truncated = oplog.truncated_through
         if not self._started:
             self._started = True
@@ -218,17 +210,11 @@ class ChangeStream:
                 f"seen record id: RecordId({as_ordinal(self._scanned)})",
             )
 
-    def _find(self, entry: OplogEntry) -> None:
-        for operation in operations(self._host.oplog, entry):
-            if self._filter.accepts(operation.entry):
-                self._found.append(self._maker.event(operation))
-
-    def _pass_on(self, event: ChangeEvent) -> bool:
-        """Apply filters, lookups and stages to one event; return whether any event is ready."""
+    def _pass_on(self, event: ChangeEvent) -> None:
+        """Apply filters, lookups and stages to one event; what passes is ready."""
         for following in self._with_invalidate(event):
             if not self._resume_point.has_all_of(following):
                 self._finish(following)
-        return bool(self._ready)
 
     def _with_invalidate(self, event: ChangeEvent) -> list[ChangeEvent]:
         """Return the event, followed by an invalidate if the event ends the stream."""

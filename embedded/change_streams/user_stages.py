@@ -35,14 +35,14 @@ class UserStages:
         fold: Fold | None = None,
     ) -> None:
         self.splits = bool(stages) and SPLIT in stages[-1]
-        given = stages[:-1] if self.splits else stages
-        own = [stage for stage in given if next(iter(stage)) not in _WITHOUT_EFFECT]
-        for stage in own:
+        unsplit = stages[:-1] if self.splits else stages
+        effective = [stage for stage in unsplit if next(iter(stage)) not in _WITHOUT_EFFECT]
+        for stage in effective:
             if next(iter(stage)) not in DOCUMENT_STAGES:
                 raise CommandError(40324, f"Unrecognized pipeline stage name: '{[*stage]}'")
-        early = _leading_matches(own, without="fullDocument")
-        unless_updated = _leading_matches(own, without="fullDocumentBeforeChange")
-        stages_run = [compiled(stage, variables, fold) for stage in own]
+        early = _leading_matches(effective, without="fullDocument")
+        unless_updated = _leading_matches(effective, without="fullDocumentBeforeChange")
+        stages_run = [compiled(stage, variables, fold) for stage in effective]
         self._early = stages_run[:early]
         self._early_unless_updated = stages_run[:unless_updated]
         self._late = stages_run[early:]

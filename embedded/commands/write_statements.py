@@ -58,9 +58,9 @@ class Statements:
 
     def __init__(self, request: Request, count: int) -> None:
         self._request = request
-        given = request.command.get("stmtIds")
+        statement_ids = request.command.get("stmtIds")
         first = int(request.command.get("stmtId", 0))
-        self.ids = list(given) if given else list(range(first, first + count))
+        self.ids = list(statement_ids) if statement_ids else list(range(first, first + count))
         self._remembered = (
             request.session.statements if request.is_retryable and request.session else {}
         )

@@ -48,16 +48,16 @@ def with_id(document: Document, new_id: Callable[[], ObjectId]) -> Document:
     Raises:
         CommandError: 53 InvalidIdField if the ``_id`` is an array.
     """
-    given = document.get("_id", MISSING)
-    if given is MISSING:
+    identifier = document.get("_id", MISSING)
+    if identifier is MISSING:
         return {"_id": new_id(), **document}
-    if isinstance(given, list):
+    if isinstance(identifier, list):
         raise CommandError(
             53, "The '_id' value cannot be of type array", code_name="InvalidIdField"
         )
     if next(iter(document)) == "_id":
         return document
-    return {"_id": given, **{name: value for name, value in document.items() if name != "_id"}}
+    return {"_id": identifier, **{name: value for name, value in document.items() if name != "_id"}}
 
 
 @command("insert", in_transactions=True)
@@ -125,11 +125,11 @@ def _insert(
 @command("update", in_transactions=True)
 async def update(request: Request) -> Document:
     """Update, replace or upsert documents."""
-    given = _batch(request, "updates")
-    statements = Statements(request, len(given))
+    batch = _batch(request, "updates")
+    statements = Statements(request, len(batch))
     matched = modified = 0
     upserted: list[Document] = []
-    for index, statement in enumerate(given):
+    for index, statement in enumerate(batch):
         await take_turns(index)
         outcome = statements.repeated(index)
         if outcome is None:
@@ -237,11 +237,11 @@ def update_first(
         CommandError: the update cannot be applied.
     """
     unit, collection = request.unit, request.collection
-    found = None
+    first = None
     if collection is not None:
-        found = next(select(unit.view(collection), matcher, order), None)
-    if collection is not None and found is not None:
-        return change_document(request, unit, collection, found, change, number)
+        first = next(select(unit.view(collection), matcher, order), None)
+    if collection is not None and first is not None:
+        return change_document(request, unit, collection, first, change, number)
     if not upsert:
         return Changed(None, None)
     collection = writable_collection(request)
@@ -283,10 +283,10 @@ def change_document(
 @command("delete", in_transactions=True)
 async def delete(request: Request) -> Document:
     """Delete documents."""
-    given = _batch(request, "deletes")
-    statements = Statements(request, len(given))
+    batch = _batch(request, "deletes")
+    statements = Statements(request, len(batch))
     count = 0
-    for index, statement in enumerate(given):
+    for index, statement in enumerate(batch):
         await take_turns(index)
         outcome = statements.repeated(index)
         if outcome is None:

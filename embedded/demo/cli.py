@@ -34,10 +34,10 @@ def demo(
 
     from embedded.demo.ledger import Verdict
     from embedded.demo.processes import ProgramError
-    from embedded.demo.show import Show, ShowOptions
+    from embedded.demo.sequence import Demo, DemoOptions
 
     folder = Path(tempfile.mkdtemp(prefix="mergerouter-demo-"))
-    options = ShowOptions(
+    options = DemoOptions(
         folder,
         seconds=seconds,
         rate=rate,
@@ -50,7 +50,7 @@ def demo(
     )
     verdicts: list[Verdict] = []
     try:
-        verdicts = anyio.run(Show(options).run, backend_options={"use_uvloop": True})
+        verdicts = anyio.run(Demo(options).run, backend_options={"use_uvloop": True})
     except* Exception as failed:  # noqa: BLE001 - whatever ends it, the cause is one line
         (folder / "demo.log").write_text("".join(traceback.format_exception(failed)))
         for error in _causes(failed):

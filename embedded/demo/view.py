@@ -34,7 +34,7 @@ class Meter:
 
 
 @dataclass(slots=True)
-class Picture:
+class LiveView:
     """The content of the live view.
 
     ``uri`` is the router's connection string as an argument for a shell; ``feed`` tells how to
@@ -55,10 +55,7 @@ class Picture:
         """Return the view for rich's live display."""
         return Group(
             Panel(self._rates(), title="mergerouter", subtitle=self.note),
-            Panel(
-                self._shards(),
-                title="the merge waits for the slowest shard",
-            ),
+            Panel(self._shards(), title="the merge waits for the slowest shard"),
             Text(f"  mongosh {self.uri}    Compass: the same    {self.feed}", no_wrap=True),
         )
 

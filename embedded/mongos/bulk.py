@@ -48,8 +48,8 @@ class BulkWrite:
         }
         if request.retryable:
             first = request.command.get("stmtId", 0)
-            given = request.command.get("stmtIds")
-            command["stmtIds"] = [given[at] if given else first + at for at in positions]
+            ids = request.command.get("stmtIds")
+            command["stmtIds"] = [ids[at] if ids else first + at for at in positions]
         if len(shards) == 1:
             self.add(await request.send(shards[0], command, write=True), positions)
             return

@@ -169,9 +169,7 @@ class TransactionTable:
             try:
                 shard.mongod.abort_transaction(transaction.lsid, transaction.number)
             except CommandError as error:
-                if (
-                    error.code != ErrorCode.NoSuchTransaction
-                ):  # a participant may have aborted on its own
+                if error.code != ErrorCode.NoSuchTransaction:  # it may have aborted by itself
                     raise
             shard.report_time()
         self._end(transaction, "aborted")

@@ -1,5 +1,6 @@
 """Create, modify and drop collections and databases on every shard that holds them."""
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 from embedded.errors import CommandError, ErrorCode, namespace_exists, namespace_not_found
@@ -54,33 +55,37 @@ async def drop_database(request: RoutedRequest) -> Document:
             return {"dropped": database}
         if primary is request.catalog.config:
             raise CommandError(ErrorCode.IllegalOperation, f"Cannot drop '{database}' database")
-        shards = [m for m in request.catalog.shards if m.mongod.catalog.collections(database)]
+        shards = _with_collections(request.catalog.shards, database)
         for collection in request.catalog.sharded_in(database):
             await drop_sharded(request, collection)
         if primary in shards:
-            await _drop_rest(request, [primary])
-        await _drop_rest(request, [shard for shard in shards if shard is not primary])
+            await _drop_database_on(request, [primary])
+        await _drop_database_on(request, [shard for shard in shards if shard is not primary])
         await request.catalog.forget_database(database)
     return {"dropped": database}
 
 
-async def _drop_rest(request: RoutedRequest, shards: list[Shard]) -> None:
+async def _drop_database_on(request: RoutedRequest, shards: list[Shard]) -> None:
     """Drop a database on some shards, even if it holds no collections there any more."""
-    left = [m for m in shards if m.mongod.catalog.collections(request.database)]
+    holders = _with_collections(shards, request.database)
     for shard in shards:
         shard.adopt_time()
-        if shard not in left:
+        if shard not in holders:
             shard.mongod.journal.log_command(request.database, {"dropDatabase": 1})
-    replies_of(await request.send_all({shard: {"dropDatabase": 1} for shard in left}))
+    replies_of(await request.send_all({shard: {"dropDatabase": 1} for shard in holders}))
     for shard in shards:
         shard.report_time()
+
+
+def _with_collections(shards: Iterable[Shard], database: str) -> list[Shard]:
+    return [shard for shard in shards if shard.mongod.catalog.collections(database)]
 
 
 async def drop_sharded(request: RoutedRequest, collection: ShardedCollection) -> None:
     """Drop a sharded collection on all shards; the primary shard comes last."""
     database, _, name = collection.namespace.partition(".")
     primary = request.catalog.primary_of(database)
-    shards = holding(request, collection.namespace)
+    shards = shards_holding(request, collection.namespace)
     await request.catalog.forget_collection(collection)
     inner = replace(request, database=database)
     others = {shard: {"drop": name} for shard in shards if shard is not primary}
@@ -99,13 +104,13 @@ async def rename_collection(request: RoutedRequest) -> Document:
     source, target = str(request.command["renameCollection"]), request.field("to", str)
     async with request.state.locks.exclusive(source, target):
         placement = request.placement_now(source)
-        shards = holding(request, source)
+        shards = shards_holding(request, source)
         if placement is None or not shards:
             raise namespace_not_found(f"Source collection {source} does not exist")
         _check_target(request, placement, target)
         await request.catalog.create_database(target.partition(".")[0], placement.primary)
         replaced = request.catalog.collections.get(target)
-        others = [shard for shard in holding(request, target) if shard not in shards]
+        others = [shard for shard in shards_holding(request, target) if shard not in shards]
         if replaced is not None:
             await request.catalog.forget_collection(replaced)
         inner = replace(request, database=target.partition(".")[0])
@@ -158,12 +163,12 @@ async def _send_to_holders(request: RoutedRequest) -> Document:
         raise namespace_not_found(f"ns not found {request.namespace}")
     if placement.sharded is None:
         return await request.send(placement.primary, command, write=True)
-    shards = holding(request, request.namespace)
+    shards = shards_holding(request, request.namespace)
     replies = replies_of(await request.send_all(dict.fromkeys(shards, command)))
     return {"raw": {shard.host: {**reply, "ok": 1.0} for shard, reply in replies.items()}}
 
 
-def holding(request: RoutedRequest, namespace: str) -> list[Shard]:
+def shards_holding(request: RoutedRequest, namespace: str) -> list[Shard]:
     """Return the shards that have a collection or view of this name."""
     return [
         shard

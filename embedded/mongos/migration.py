@@ -35,8 +35,7 @@ async def move_chunk(
     if donor is to:
         return
     namespace = collection.namespace
-    if to.mongod.catalog.get(namespace) is None:
-        await copy_catalog_entry(donor, to, collection)
+    await copy_catalog_entry(donor, to, collection)
     low, high = order(chunk.low), order(chunk.high)
     local = donor.mongod.catalog.require(namespace)
     moving = [
@@ -110,7 +109,11 @@ def _views_of(shard: Shard, database: str) -> list[tuple[str, Document]]:
 
 
 async def copy_catalog_entry(donor: Shard, to: Shard, collection: ShardedCollection) -> None:
-    """Create a sharded collection on one more shard, with the same UUID, options and indexes."""
+    """Make a shard know a sharded collection: the same UUID, options, indexes and shard key.
+
+    Raises:
+        CommandError: the shard's error, and it has no new collection.
+    """
     if to.mongod.catalog.get(collection.namespace) is None:
         local = donor.mongod.catalog.require(collection.namespace)
         await _create_like(local, to, local.uuid, from_migrate=True)
@@ -120,12 +123,17 @@ async def copy_catalog_entry(donor: Shard, to: Shard, collection: ShardedCollect
 async def _create_like(
     local: Collection, to: Shard, uuid: Binary, *, from_migrate: bool = False
 ) -> None:
+    """Create a collection with the options and the indexes of ``local``, or nothing."""
     create = {"create": local.name, **local.options, "uuid": uuid}
     await to.execute(local.database, create, from_migrate=from_migrate)
     indexes = [index for name, index in local.indexes.items() if name != "_id_"]
     if indexes:
         command = {"createIndexes": local.name, "indexes": indexes}
-        await to.execute(local.database, command, from_migrate=from_migrate)
+        try:
+            await to.execute(local.database, command, from_migrate=from_migrate)
+        except BaseException:
+            await to.execute(local.database, {"drop": local.name}, from_migrate=from_migrate)
+            raise
 
 
 async def insert_documents(to: Shard, namespace: str, documents: list[Document]) -> None:
@@ -136,7 +144,7 @@ async def insert_documents(to: Shard, namespace: str, documents: list[Document])
     """
     database, _, name = namespace.partition(".")
     stored = to.mongod.catalog.require(namespace)
-    new = [each for each in documents if stored.get(id_key(each["_id"])) is None]
+    new = [document for document in documents if stored.get(id_key(document["_id"])) is None]
     try:
         for batch in _batches(documents):
             await asyncio.sleep(0)  # let other tasks run between batches

@@ -106,13 +106,13 @@ def _from_given(request: RoutedRequest, pipeline: Pipeline) -> list[Document]:
     """Run a pipeline over the documents in its ``$documents`` stage."""
     if not pipeline or "$documents" not in pipeline[0]:
         return []
-    given, rest = pipeline[0]["$documents"], pipeline[1:]
-    if isinstance(given, Mapping) and given.keys() == {"$literal"}:
-        given = given["$literal"]
-    if not isinstance(given, list) or not all(isinstance(stage, dict) for stage in given):
+    documents, rest = pipeline[0]["$documents"], pipeline[1:]
+    if isinstance(documents, Mapping) and documents.keys() == {"$literal"}:
+        documents = documents["$literal"]
+    if not isinstance(documents, list) or not all(isinstance(stage, dict) for stage in documents):
         raise CommandError(5858203, "$documents must be an array of objects")
     stages = UserStages.of(rest, request.command)
-    results = (stages.apply(document) for document in given if stages.wants(document))
+    results = (stages.apply(document) for document in documents if stages.wants(document))
     return [result for result in results if result is not None]
 
 

@@ -45,12 +45,12 @@ async def add_shard(request: RoutedRequest) -> Document:
         raise CommandError(ErrorCode.HostUnreachable, f"no shard server {host} in this process")
     name = str(request.command.get("name") or mongod.set_name)
     if request.catalog.has_shard(name):
-        known = request.catalog.shard(name)
-        if known.mongod is mongod:
+        existing = request.catalog.shard(name)
+        if existing.mongod is mongod:
             return {"shardAdded": name}
         raise CommandError(
             ErrorCode.IllegalOperation,
-            f"A shard named {name} containing the replica set '{known.mongod.set_name}' "
+            f"A shard named {name} containing the replica set '{existing.mongod.set_name}' "
             "already exists"
         )  # fmt: skip
     brought = [db for db in mongod.catalog.databases() if db not in _OWN_DATABASES]
@@ -93,9 +93,9 @@ async def remove_shard(request: RoutedRequest) -> Document:
     to_move = request.catalog.databases_on(shard)
     chunks = request.catalog.chunks_on(shard)  # others may have come meanwhile
     if chunks or to_move:
-        left = {"chunks": chunks, "dbs": len(to_move), "jumboChunks": 0}
+        remaining = {"chunks": chunks, "dbs": len(to_move), "jumboChunks": 0}
         state = _drain_state("ongoing", "draining ongoing", shard, to_move)
-        return {"remaining": left, **state}
+        return {"remaining": remaining, **state}
     for database in shard.mongod.catalog.databases():
         if database not in _OWN_DATABASES:  # an empty one would stop a later addShard
             await shard.execute(database, {"dropDatabase": 1}, from_migrate=True)

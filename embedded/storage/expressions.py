@@ -75,9 +75,9 @@ class _Evaluation(mongomock_aggregate._Parser):
             if name in _COMPARE:
                 left, right = (self._or_missing(item) for item in argument)
                 return _COMPARE[name](_key(left), _key(right))
-            own = _OPERATORS.get(name)
-            if own is not None:
-                return own(self, argument)
+            operator = _OPERATORS.get(name)
+            if operator is not None:
+                return operator(self, argument)
         return super().parse(expression)  # type: ignore[no-untyped-call]
 
     def _or_missing(self, expression: Any) -> Any:

@@ -39,9 +39,9 @@ class _Node:
             if child is _INCLUDE:
                 result[name] = value
             elif isinstance(child, _Node):
-                kept = _each(value, partial(child.include, root=root))
-                if kept is not MISSING:
-                    result[name] = kept
+                projected = _each(value, partial(child.include, root=root))
+                if projected is not MISSING:
+                    result[name] = projected
         return self.compute(result, root, only_new=True)
 
     def exclude(self, document: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,8 +52,8 @@ class _Node:
             if child is _INCLUDE:
                 result[name] = value
             elif isinstance(child, _Node):
-                kept = _each(value, child.exclude)
-                result[name] = value if kept is MISSING else kept
+                projected = _each(value, child.exclude)
+                result[name] = value if projected is MISSING else projected
         return result
 
     def compute(
@@ -72,8 +72,8 @@ class _Node:
                 isinstance(child, _Node) and child.computes() and not (only_new and name in result)
             ):
                 inner = result.get(name)
-                kept = _each(inner, partial(child.compute, root=root))
-                result[name] = child.compute({}, root) if kept is MISSING else kept
+                projected = _each(inner, partial(child.compute, root=root))
+                result[name] = child.compute({}, root) if projected is MISSING else projected
         return result
 
     def computes(self) -> bool:
@@ -89,8 +89,8 @@ def _each(value: Any, apply: Callable[[Mapping[str, Any]], Any]) -> Any:
     if isinstance(value, Mapping):
         return apply(value)
     if isinstance(value, list):
-        kept = [_each(item, apply) for item in value]
-        return [item for item in kept if item is not MISSING]
+        items = [_each(item, apply) for item in value]
+        return [item for item in items if item is not MISSING]
     return MISSING
 
 

@@ -8,11 +8,7 @@ from bson.regex import Regex
 
 from embedded.errors import CommandError, bad_value
 from embedded.storage.bson_values import MISSING, Document, value_at
-from embedded.storage.mongomock_rules import (
-    NOTHING,
-    Filterer,
-    library_errors,
-)
+from embedded.storage.mongomock_rules import NOTHING, Filterer, library_errors
 from embedded.storage.ordering import EMPTY_ARRAY, NULL, SortKey, sort_key
 from embedded.storage.type_names import has_type
 

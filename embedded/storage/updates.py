@@ -83,8 +83,8 @@ class Update:
             document = self._run_pipeline(base)
         else:
             document, _ = self._operate(base, inserting=True)
-        given = document.pop("_id", new_id)
-        return {"_id": given, **document}
+        identifier = document.pop("_id", new_id)
+        return {"_id": identifier, **document}
 
     def _run_pipeline(self, document: Document) -> Document:
         for stage in self.specification:
@@ -175,8 +175,8 @@ def _check_conflicts(paths: list[str]) -> None:
 
 
 def _replacement(document: Document, replacement: Any) -> Document:
-    given = replacement.get("_id", document["_id"])
-    _check_id(document, {"_id": given})
+    identifier = replacement.get("_id", document["_id"])
+    _check_id(document, {"_id": identifier})
     return {"_id": document["_id"]} | {k: v for k, v in replacement.items() if k != "_id"}
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import pymongo
 
-from bench.kernel import listening, memory
+from bench.kernel import memory, pid_of
 from bench.writes import COLLECTION, DATABASE, percentiles, random_pauses, shard_evenly, write_paced
 from router.allocator import LOOK_SECONDS
 from tests.attack.attackers import ATTACKS, ENDS_MONGOS, ON_ROUTER
@@ -195,7 +195,7 @@ def main() -> int:
         tls = Server("router", with_tls.port, with_tls.process.pid, with_tls.admin_port)
         if not options.router_only:
             port = int(cluster.mongos.rpartition(":")[2])
-            servers.append(Server("mongos", port, listening("mongos", port)))
+            servers.append(Server("mongos", port, pid_of("mongos", port)))
         measurement = Measurement(cluster, options.seconds)
         print(f"load of the machine: {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors")
         print(HEAD, flush=True)

@@ -49,7 +49,7 @@ Document = Mapping[str, Any]
 
 def marked(names: list[str], *, conversation: bool = False) -> list[ParameterSet]:
     """Return the cases as test parameters, each marked with its rules."""
-    found = []
+    parameters = []
     for name in names:
         marks = [rule(*each) for each in rules_of(name, conversation=conversation)]
         first = cases()[name]["steps"][0]
@@ -58,8 +58,8 @@ def marked(names: list[str], *, conversation: bool = False) -> list[ParameterSet
             marks.append(on_real_servers("checks of change streams' requests"))
         if name == "replSetGetStatus":
             marks.append(on_real_servers("this command"))
-        found.append(pytest.param(name, marks=marks))
-    return found
+        parameters.append(pytest.param(name, marks=marks))
+    return parameters
 
 
 @pytest.fixture
@@ -163,8 +163,8 @@ def assert_opened(reply: Document, recorded: Document, command: Document) -> Non
         "startAfter",
         "startAtOperationTime",
     }
-    given = VARIES if starts else VARIES | {"_data"}
-    assert_same(dict(reply), recorded, varies=given)
+    varies = VARIES if starts else VARIES | {"_data"}
+    assert_same(dict(reply), recorded, varies=varies)
     assert reply["cursor"]["id"] > 0
 
 

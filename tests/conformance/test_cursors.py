@@ -181,11 +181,11 @@ async def test_a_cursor_serves_one_get_more_at_a_time_until_killed(router: Route
 async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
     with start_router(cluster.configdb, set_parameter={"cursorTimeoutMillis": 3000}) as router:
         async with await RawClient.connect(router.port) as raw:
-            kept = (await raw.command("test", OPEN))["cursor"]["id"]
+            active = (await raw.command("test", OPEN))["cursor"]["id"]
             idle = (await raw.command("test", OPEN))["cursor"]["id"]
             deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline:
-                more = {"getMore": kept, "collection": "a", "maxTimeMS": 50}
+                more = {"getMore": active, "collection": "a", "maxTimeMS": 50}
                 assert (await raw.command("test", more))["ok"]
                 status = await raw.command("admin", {"serverStatus": 1})
                 if status["metrics"]["cursor"]["open"]["total"] == 1:

@@ -49,8 +49,8 @@ def test_lookups_and_keys_work_with_shard_keys_of_all_kinds(
             db.a.update_one(one, {"$set": {"v": number}})
         events = stream.read(20)
     assert all(list(event["documentKey"]) == document_key for event in events)
-    found = [event["fullDocument"] for event in updates(events)]
-    assert [(each["_id"], each["v"]) for each in found] == [(n, n) for n in range(10)]
+    looked_up = [event["fullDocument"] for event in updates(events)]
+    assert [(each["_id"], each["v"]) for each in looked_up] == [(n, n) for n in range(10)]
 
 
 @rule("Events", LOOKUPS)

@@ -56,8 +56,8 @@ def main(url: str, given: Path, out: Path) -> None:
         for line in lines:
             parts: list[Any] = json.loads(line)
             topic, key, value, avro_key, avro_value = parts
-            found = keys.compared(topic, key, avro_key), values.compared(topic, value, avro_value)
-            file.write(json.dumps(found) + "\n")
+            outcome = keys.compared(topic, key, avro_key), values.compared(topic, value, avro_value)
+            file.write(json.dumps(outcome) + "\n")
 
 
 if __name__ == "__main__":

@@ -87,9 +87,9 @@ def of_collection(
 ) -> list[Message]:
     """Return the messages of a snapshot of a collection."""
     signal = {"type": "incremental"} if incremental else None
-    made = DocumentEvents(SnapshotCollection(database, name), Timestamp(1_700_000_000, 1), signal)
+    reads = DocumentEvents(SnapshotCollection(database, name), Timestamp(1_700_000_000, 1), signal)
     with pymongo.MongoClient[Any](uri, document_class=RawBSONDocument) as client:
-        run = made.run([bytes(each.raw) for each in client[database][name].find()], set())
+        run = reads.run([bytes(each.raw) for each in client[database][name].find()], set())
     return of_events(list(map(RawBSONDocument, run.events)), options)
 
 
@@ -100,7 +100,7 @@ def of_events(
 ) -> list[Message]:
     """Return the messages of events, made of rows in batches as Spark's tasks make them."""
     rows = EventRows().batches(runs_of(events))
-    made: Iterable[pa.RecordBatch] = Messages(options, clock)(rows)
+    batches: Iterable[pa.RecordBatch] = Messages(options, clock)(rows)
     if options.transactions:
-        made = WithTransactions(options)(made)
-    return [Message(*row.values()) for batch in made for row in batch.to_pylist()]
+        batches = WithTransactions(options)(batches)
+    return [Message(*row.values()) for batch in batches for row in batch.to_pylist()]

@@ -143,7 +143,7 @@ def of_debezium(
     worked: Worked, properties: Mapping[str, str], database: str = DATABASE
 ) -> list[Message]:
     """The engine's messages, up to the last change."""
-    own = {
+    source = {
         "snapshot.mode": "no_data",
         "capture.start.op.time": str(worked.start.time << 32 | worked.start.inc),
         "database.include.list": database,
@@ -151,10 +151,10 @@ def of_debezium(
     }
     with (
         tempfile.TemporaryDirectory(prefix="debezium-") as folder,
-        DebeziumEngine(worked.uri, Path(folder), {**own, **properties}) as engine,
+        DebeziumEngine(worked.uri, Path(folder), {**source, **properties}) as engine,
     ):
-        found = engine.messages_until(lambda each: each.topic.endswith(DONE))
-    return [each for each in found if not each.topic.endswith(DONE)]
+        received = engine.messages_until(lambda each: each.topic.endswith(DONE))
+    return [each for each in received if not each.topic.endswith(DONE)]
 
 
 @pytest.mark.parametrize(

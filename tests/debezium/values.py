@@ -104,8 +104,8 @@ def fields(chance: Random, depth: int = 2) -> dict[str, Any]:
 def document(chance: Random, identifier: Any, k: int) -> RawBSONDocument:
     """Return a document, a fifth of them with a value of a type that pymongo cannot write."""
     names = [name for name in NAMES if not name.startswith("$")]
-    made = {name: value(chance) for name in chance.sample(names, chance.randrange(1, 6))}
-    body = bson.encode({"_id": identifier, "k": k, **made})[4:-1]
+    fields = {name: value(chance) for name in chance.sample(names, chance.randrange(1, 6))}
+    body = bson.encode({"_id": identifier, "k": k, **fields})[4:-1]
     if chance.random() < 0.2:
         kind, data = chance.choice(_RAW)
         body += bytes((kind,)) + b"raw\0" + data

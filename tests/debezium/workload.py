@@ -115,13 +115,13 @@ class Workload:
 
     def _change_shard_key(self) -> None:
         collection = self._client[self.databases[0]].get_collection("orders", codec_options=CODEC)
-        known = self._known.get(collection.full_name)
-        if known:
-            at = self._chance.randrange(len(known))
-            identifier, k = known[at]
+        keys = self._known.get(collection.full_name)
+        if keys:
+            at = self._chance.randrange(len(keys))
+            identifier, k = keys[at]
             new = self._chance.randrange(100)
             collection.update_one({"_id": identifier, "k": k}, {"$set": {"k": new}})
-            known[at] = identifier, new
+            keys[at] = identifier, new
 
     def _drop(self) -> None:
         collection = self._collection()
@@ -192,9 +192,9 @@ class Workload:
 
     def _change(self, session: ClientSession | None, change: Any) -> None:
         collection = self._collection()
-        known = self._known.get(collection.full_name)
-        if known:
-            identifier, k = self._chance.choice(known[-20:])
+        keys = self._known.get(collection.full_name)
+        if keys:
+            identifier, k = self._chance.choice(keys[-20:])
             wanted = {"_id": identifier, "k": k}
             if session is not None:  # a failed write would abort the transaction
                 change(collection, wanted)

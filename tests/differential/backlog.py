@@ -46,13 +46,13 @@ async def write(database: AsyncDatabase[dict[str, Any]], chance: Random) -> str:
 
 
 async def _write_small(database: AsyncDatabase[dict[str, Any]], chance: Random, name: str) -> None:
-    made = [
+    inserts = [
         (chance.choice(_COLLECTIONS), {"_id": f"{name}{number}", "k": 1, "n": number})
         for number in range(chance.randrange(2, _LARGEST_TRANSACTION))
     ]
 
     async def insert(session: AsyncClientSession) -> None:
-        for collection, document in made:
+        for collection, document in inserts:
             await database[collection].insert_one(document, session=session)
 
     async with database.client.start_session() as session:

@@ -97,9 +97,9 @@ def _failures(
     if mongos.failures == router.failures:
         return
     if differ_by_shard(plan, mongos, router):
-        known = {each.code for each in of_shards}
+        codes = {each.code for each in of_shards}
         last = [each.failures[-1] for each in (mongos, router)]
-        if all(each.code in known or each.message.startswith(TOKEN_NOT_FOUND) for each in last):
+        if all(each.code in codes or each.message.startswith(TOKEN_NOT_FOUND) for each in last):
             return
     # Where stages run is mongos's and the router's own choice: a lookup, and what follows it, runs
     # on the router; mongos runs some other stages itself. The router itself finds fragments.
@@ -187,9 +187,9 @@ def _may_update(raw: bytes, namespaces: Set[tuple[str, str]]) -> bool:
     event = bson.decode(raw, LENIENT)
     namespace = event.get("ns")
     whole = isinstance(namespace, dict) and {"db", "coll"} <= namespace.keys()
-    left = not whole or (namespace["db"], namespace["coll"]) in namespaces
+    was_renamed = not whole or (namespace["db"], namespace["coll"]) in namespaces
     kind = event.get("operationType")
-    return left and not (isinstance(kind, str) and kind in _NO_UPDATES)
+    return was_renamed and not (isinstance(kind, str) and kind in _NO_UPDATES)
 
 
 def _adds_to_looked_up(plan: Plan) -> bool:

@@ -63,7 +63,7 @@ def stage(chance: Random) -> dict[str, Any]:
         return {"$set": {"number": {"$toInt": f"$fullDocument.{chance.choice(_FIELDS)}"}}}
     drawn = Chance(chance, repeated=True)
     while True:
-        made = drawn.projection() if kind < 0.22 else {"$match": drawn.filter()}
+        drawn_stage = drawn.projection() if kind < 0.22 else {"$match": drawn.filter()}
         with suppress(InvalidBSON):
-            bson.decode(bson.encode(made), _STRICT)
-            return made
+            bson.decode(bson.encode(drawn_stage), _STRICT)
+            return drawn_stage

@@ -147,15 +147,15 @@ class Workload:
         return self._client[database][self._chance.choice(names)]
 
     def _new(self, documents: Documents) -> dict[str, Any]:
-        made = values.document(self._chance, values.key(self._chance, next(self._numbers)))
-        self._keys.setdefault(documents.full_name, []).append((made["_id"], made["k"]))
-        return made
+        document = values.document(self._chance, values.key(self._chance, next(self._numbers)))
+        self._keys.setdefault(documents.full_name, []).append((document["_id"], document["k"]))
+        return document
 
     def _known(self, documents: Documents) -> dict[str, Any]:
-        known = self._keys.get(documents.full_name)
-        if not known:
+        keys = self._keys.get(documents.full_name)
+        if not keys:
             return {"_id": -1, "k": 1}
-        key, shard_key = self._chance.choice(known[-12:])
+        key, shard_key = self._chance.choice(keys[-12:])
         return {"_id": key, "k": shard_key} if self._chance.random() < 0.7 else {"_id": key}
 
     # Writes.
@@ -167,9 +167,9 @@ class Workload:
 
     async def _insert_many(self) -> str:
         documents = self._documents()
-        made = [self._new(documents) for _ in range(self._chance.randrange(2, 12))]
-        await documents.insert_many(made, ordered=self._chance.random() < 0.5)
-        return f"{len(made)} in {documents.name}"
+        new = [self._new(documents) for _ in range(self._chance.randrange(2, 12))]
+        await documents.insert_many(new, ordered=self._chance.random() < 0.5)
+        return f"{len(new)} in {documents.name}"
 
     async def _update(self) -> str:
         documents = self._documents()
@@ -186,9 +186,9 @@ class Workload:
     async def _replace(self) -> None:
         documents = self._documents()
         where = self._known(documents)
-        made = values.document(self._chance, where["_id"])
-        made["k"] = where.get("k", made["k"])
-        await documents.replace_one(where, made, upsert=self._chance.random() < 0.2)
+        document = values.document(self._chance, where["_id"])
+        document["k"] = where.get("k", document["k"])
+        await documents.replace_one(where, document, upsert=self._chance.random() < 0.2)
 
     async def _delete(self) -> None:
         documents = self._documents()
@@ -266,9 +266,9 @@ class Workload:
 
     async def _insert_raw(self) -> str:
         documents = self._documents()
-        made = [raw_values.document(self._chance, next(self._numbers)) for _ in range(5)]
-        self._keys.setdefault(documents.full_name, []).extend((each["_id"], 1) for each in made)
-        await documents.insert_many(made, ordered=False)
+        new = [raw_values.document(self._chance, next(self._numbers)) for _ in range(5)]
+        self._keys.setdefault(documents.full_name, []).extend((each["_id"], 1) for each in new)
+        await documents.insert_many(new, ordered=False)
         return documents.name
 
     async def _update_raw(self) -> str:
@@ -334,8 +334,8 @@ class Workload:
         database = self._client[self.databases[0]]
         if "series" not in await database.list_collection_names():
             await database.create_collection("series", timeseries={"timeField": "t"})
-        made = values.scalar(self._chance)
-        await database.series.insert_one({"t": values.date(self._chance), "v": made})
+        value = values.scalar(self._chance)
+        await database.series.insert_one({"t": values.date(self._chance), "v": value})
 
     # Sharding.
 

@@ -153,6 +153,6 @@ async def start_cluster() -> ScriptedCluster:
     config = await ScriptedMember("cfg").start()
     shards = {f"s{n}": await ScriptedMember(f"rs{n}").start() for n in range(3)}
     config.documents["shards"] = [{"_id": name, "host": s.host} for name, s in shards.items()]
-    made = ScriptedCluster(config, shards)
-    made.noop(99)
-    return made
+    cluster = ScriptedCluster(config, shards)
+    cluster.noop(99)
+    return cluster

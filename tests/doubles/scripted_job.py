@@ -158,9 +158,9 @@ def rows_in(out: str, name: str) -> list[dict[str, Any]]:
 def documents_in(out: str) -> dict[tuple[str, int], dict[str, Any]]:
     """Return the documents of a folder's current table, each of which has one row."""
     rows = rows_in(out, "current")
-    found = {(r["collection"], bson.decode(r["document"])["_id"]): r for r in rows}
-    assert len(found) == len(rows)
-    return {place: bson.decode(row["document"]) for place, row in found.items()}
+    by_place = {(r["collection"], bson.decode(r["document"])["_id"]): r for r in rows}
+    assert len(by_place) == len(rows)
+    return {place: bson.decode(row["document"]) for place, row in by_place.items()}
 
 
 def check_tables(out: str, script: Script, record: JobRecord = RECORD) -> None:

@@ -266,9 +266,9 @@ class ScriptedMember:
     async def _find(self, command: dict[str, Any]) -> dict[str, Any]:
         if not self.primary and "$readPreference" not in command:
             return {"ok": 0.0, "errmsg": "not primary and secondaryOk=false", "code": 13435}
-        found = self.documents.get(command["find"], [])
+        documents = self.documents.get(command["find"], [])
         namespace = f"{command['$db']}.{command['find']}"
-        return {"cursor": {"firstBatch": found, "id": Int64(0), "ns": namespace}}
+        return {"cursor": {"firstBatch": documents, "id": Int64(0), "ns": namespace}}
 
     async def _listcollections(self, command: dict[str, Any]) -> dict[str, Any]:
         named = [each for each in self.listed if each["name"] == command["filter"]["name"]]
@@ -324,25 +324,25 @@ class ScriptedMember:
         deadline = loop.time() + command["maxTimeMS"] / 1000
         while True:
             moved = self._moved
-            found = self._beyond(cursor)
-            if found or not self.waits:
+            events = self._beyond(cursor)
+            if events or not self.waits:
                 break
             self.waiting += 1
             try:
                 async with asyncio.timeout_at(deadline):
                     await moved.wait()
             except TimeoutError:
-                found = self._beyond(cursor)
+                events = self._beyond(cursor)
                 break
             finally:
                 self.waiting -= 1
             if number not in self.cursors:
                 return {"ok": 0.0, "errmsg": "killed", "code": 237}
-        batch = found[: command["batchSize"]]
+        batch = events[: command["batchSize"]]
         last = batch[-1]["_id"]["_data"] if batch else cursor.after
         full = len(batch) == command["batchSize"]
         closed = bool(batch) and batch[-1]["operationType"] == "invalidate" and not full
-        if len(batch) == len(found) and self._shown and not closed:
+        if len(batch) == len(events) and self._shown and not closed:
             last = max(last, mark_token(self._shown[-1][0]))
         cursor.after = max(cursor.after, last)
         if closed:
@@ -358,17 +358,17 @@ class ScriptedMember:
     def _beyond(self, cursor: _Cursor) -> list[dict[str, Any]]:
         token = cursor.after
         events = [event for _, event in self._shown if event is not None]
-        found = [
+        shown = [
             event
             for event in events
             if event["_id"]["_data"] > token
             and self.belongs(cursor.namespace, event)
             and self.matches(cursor.pipeline, event)
         ]
-        for index, event in enumerate(found):
+        for index, event in enumerate(shown):
             if event["operationType"] == "invalidate":
-                return found[: index + 1]
-        return found
+                return shown[: index + 1]
+        return shown
 
     async def _killcursors(self, command: dict[str, Any]) -> dict[str, Any]:
         killed = [number for number in command["cursors"] if self.cursors.pop(number, None)]

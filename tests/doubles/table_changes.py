@@ -199,11 +199,11 @@ def documents_in(folder: Path) -> Documents:
     checksum = Checksum.of(table.drop_columns([KEY_RANGE]))
     assert checksum == CurrentTable.existing(str(folder)).state.checksum
     rows = table.to_pylist()
-    found = {(row["collection"], bson.decode(row["document"])["_id"]): row for row in rows}
-    assert len(found) == len(rows)
+    by_place = {(row["collection"], bson.decode(row["document"])["_id"]): row for row in rows}
+    assert len(by_place) == len(rows)
     for row in rows:
         assert json.loads(row["fullDocument"]) == bson.decode(row["document"])
-    return {place: bson.decode(row["document"]) for place, row in found.items()}
+    return {place: bson.decode(row["document"]) for place, row in by_place.items()}
 
 
 class KilledError(Exception):

@@ -129,14 +129,14 @@ class Writer:
         for document in documents:
             document["in"] = SHARDED
             self._begin(document, 0)
-        left = list(documents)
+        pending = list(documents)
 
         def attempt() -> None:
             try:
-                self._database[SHARDED].insert_many([dict(each) for each in left], ordered=False)
+                self._database[SHARDED].insert_many([dict(each) for each in pending], ordered=False)
             except PyMongoError:
-                left[:] = [each for each in left if not self._is_at(each, 0)]
-                if left:
+                pending[:] = [each for each in pending if not self._is_at(each, 0)]
+                if pending:
                     raise
 
         self._until_done(attempt)
@@ -220,8 +220,8 @@ class Writer:
         collection = self._database[document["in"]].with_options(
             read_concern=ReadConcern("majority")
         )
-        found = collection.find_one({"_id": document["_id"], "region": document["region"]})
-        return (None if found is None else found["n"]) == number
+        stored = collection.find_one({"_id": document["_id"], "region": document["region"]})
+        return (None if stored is None else stored["n"]) == number
 
     def _require(self, document: dict[str, Any], number: int | None) -> None:
         if not self._is_at(document, number):

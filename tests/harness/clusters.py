@@ -98,9 +98,9 @@ def start_real_set(
 
 
 def _real_cluster(shards: int, options: Mapping[str, Any]) -> RealCluster | None:
-    known = {name: options[name] for name in _OF_REAL_SERVERS if name in options}
+    supported = {name: options[name] for name in _OF_REAL_SERVERS if name in options}
     launcher = _launcher()
-    return None if launcher is None else RealCluster(launcher, shards, **known)
+    return None if launcher is None else RealCluster(launcher, shards, **supported)
 
 
 def _launcher() -> Launcher | None:

@@ -61,12 +61,12 @@ class Collector:
     @property
     def spans(self) -> list[Sent]:
         """The spans that have arrived."""
-        found = []
+        arrived = []
         for body in list(self.bodies):
             for group in ExportTraceServiceRequest.FromString(body).resource_spans:
                 resource = _plain(group.resource.attributes)
                 for scope in group.scope_spans:
-                    found += [
+                    arrived += [
                         Sent(
                             span.name,
                             span.span_id,
@@ -77,7 +77,7 @@ class Collector:
                         )
                         for span in scope.spans
                     ]
-        return found
+        return arrived
 
     def named(self, name: str) -> list[Sent]:
         """Return the spans with this name."""

@@ -119,12 +119,12 @@ class ReplicaSet:
 
     def secondaries(self) -> list[str]:
         """Return the current secondaries."""
-        found = []
+        secondaries = []
         for program in self.members:
             with suppress(PyMongoError), self.client(program, socketTimeoutMS=1000) as client:
                 if client.admin.command("hello").get("secondary"):
-                    found.append(program)
-        return found
+                    secondaries.append(program)
+        return secondaries
 
     def wait_healthy(self) -> None:
         """Wait until there is a primary and every other configured member is a secondary."""

@@ -12,6 +12,7 @@ from tests.harness.admin import get
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import wait_for
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["one-process", "two-workers"])
@@ -28,8 +29,8 @@ def metric(text: str, name: str, labels: str = "", kind: str = "") -> float:
     ``kind`` is the name of the metric, if the samples have a suffix.
     """
     assert f"# TYPE mergerouter_{kind or name} " in text
-    found = re.findall(rf"^mergerouter_{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
-    return sum(float(value) for its_labels, value in found if labels in its_labels)
+    samples = re.findall(rf"^mergerouter_{name}(\{{.*\}})? (\S+)$", text, re.MULTILINE)
+    return sum(float(value) for its_labels, value in samples if labels in its_labels)
 
 
 def test_a_router_on_a_cluster_is_ready(router: RouterProcess) -> None:
@@ -108,6 +109,22 @@ def test_a_client_that_stops_reading_is_behind_and_no_shard_is(router: RouterPro
         lags = re.findall(r"^mergerouter_watermark_lag_seconds.* (\S+)$", text, re.MULTILINE)
         assert len(lags) == 3
         assert max(map(float, lags)) < 5
+
+
+def test_a_shard_that_hangs_is_down_until_it_answers(
+    router: RouterProcess, cluster: TestCluster
+) -> None:
+    def up(labels: str = 'shard="shard0"') -> float:
+        return metric(get(router.admin_port, "/metrics").text, "replica_set_up", labels)
+
+    wait_for(lambda: up("") == 3, "all shards to be up")
+    cluster.hang_member("shard0")
+    try:
+        wait_for(lambda: up() == 0, "a shard that is down", 60)
+        assert up("") == 2
+    finally:
+        cluster.wake_member("shard0")
+    wait_for(lambda: up() == 1, "a shard that is up again", 60)
 
 
 async def test_a_client_may_not_ask_for_a_worker_s_status(router: RouterProcess) -> None:

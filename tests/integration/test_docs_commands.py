@@ -49,12 +49,12 @@ class Documented(NamedTuple):
 
 
 def documented() -> list[Documented]:
-    found = []
+    commands = []
     for page in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))):
         for kind, block in _BLOCK.findall(page.read_text()):
             whole = re.sub(r"\\\n\s*", "", block)
-            found += [Documented(page.name, kind, line.strip()) for line in whole.splitlines()]
-    return found
+            commands += [Documented(page.name, kind, line.strip()) for line in whole.splitlines()]
+    return commands
 
 
 @pytest.fixture(scope="module")

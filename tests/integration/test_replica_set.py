@@ -75,12 +75,12 @@ def write_everything(client: Client, database: str) -> None:
 
 def read(stream: Any, most: int | None = None) -> list[bytes]:
     """Return what a stream gives up to ``most`` events, or to its end, event by event."""
-    found: list[bytes] = []
-    while stream.alive and (most is None or len(found) < most):
+    events: list[bytes] = []
+    while stream.alive and (most is None or len(events) < most):
         event = stream.try_next()
         if event is not None:
-            found.append(event.raw)
-    return found
+            events.append(event.raw)
+    return events
 
 
 WATCHES: list[dict[str, Any]] = [
@@ -101,8 +101,8 @@ def test_events_and_tokens_are_those_of_the_set(
     database = "events"
 
     def watched(client: Client, **options: Any) -> Any:
-        found = client.get_database(database, RAW)
-        target = found if scope == "database" else found.c
+        source = client.get_database(database, RAW)
+        target = source if scope == "database" else source.c
         return target.watch(**options, max_await_time_ms=100)
 
     options = {**watch, "start_at_operation_time": now(fronted.behind)}
@@ -269,8 +269,8 @@ async def test_by_tls_clients_feed_and_page_know_the_set_s_users(tmp_path: Path)
             "0",
             "--tlsAllowConnectionsWithoutCertificates",
         ]
-        given = authority.router_flags(authority.issue("router"))
-        flags += [f"--{name}={value}" for name, value in given.items()]
+        tls_flags = authority.router_flags(authority.issue("router"))
+        flags += [f"--{name}={value}" for name, value in tls_flags.items()]
         context = ssl.create_default_context(cafile=authority.file)
         source_reads(settings.client_uri(servers.host_string.partition("/")[2], "bob:x"), "b")
         with RouterProcess(flags) as router:

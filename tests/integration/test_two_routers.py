@@ -111,9 +111,9 @@ def test_restarts_of_one_router_after_the_other_lose_nothing(
 
 def test_a_snapshot_planned_on_one_router_is_read_on_the_other(pair: Routers) -> None:
     """The other router has no streams, and so does not know the snapshot's time."""
-    given = {"database": "snapshots", "connect.max.attempts": "2"}
+    options = {"database": "snapshots", "connect.max.attempts": "2"}
     uris = (f"mongodb://127.0.0.1:{port}/" for port in pair)
-    planned, read = (parse_options({"uri": uri, **given}) for uri in uris)
+    planned, read = (parse_options({"uri": uri, **options}) for uri in uris)
     with (
         closing(RouterClient(planned)) as one,
         closing(RouterClient(read)) as other,

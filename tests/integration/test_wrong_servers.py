@@ -174,10 +174,10 @@ def test_a_config_server_that_turns_out_to_be_a_shard_opens_no_stream(servers: S
 
 
 def test_a_router_is_not_its_own_upstream(servers: Servers) -> None:
-    own = free_port()
-    upstream = f"mongodb://127.0.0.1:{own}/"
+    port = free_port()
+    upstream = f"mongodb://127.0.0.1:{port}/"
     with (
-        start_router(servers.cluster.configdb, upstream, port=own) as router,
+        start_router(servers.cluster.configdb, upstream, port=port) as router,
         Client(router.uri, retryWrites=False) as client,
         pytest.raises(pymongo.errors.PyMongoError, match="is this router itself"),
     ):

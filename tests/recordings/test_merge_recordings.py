@@ -9,7 +9,6 @@ import pytest
 from router.request.stream_request import parse_request
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.remote_cursor.cursor_reply import token_key, token_of
-from tests.doubles.narrowed import PartOfStream
 from tests.doubles.scripted_streams import Driver, PrivateStream, Script, keyed
 from tests.recordings.recorded import Reply, events, header, of, shards, streams
 
@@ -116,36 +115,3 @@ def test_a_version_1_token_resumes_a_version_2_stream():
         merged = open_stream("coll-big-split", options=options)
         driver = Driver(merged, scripts("coll-big-split"), Random(seed)).run()
         assert_same_events(driver.events, expected[1:])
-
-
-PARTS = [
-    ("coll-orders", "db"),
-    ("coll-orders", "cluster"),
-    ("coll-flat", "db"),
-    ("coll-flat", "cluster"),
-    ("db-other", "cluster"),
-]
-"""Streams, and wider ones with the same options."""
-
-
-@pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize(("stream", "wider"), PARTS)
-def test_a_part_of_a_wider_stream_has_mongos_s_events(stream: str, wider: str, seed: int) -> None:
-    request = parse_request(*command_of(wider))
-    start = request.start_time
-    assert start is not None
-    part = PartOfStream(
-        request,
-        parse_request(*command_of(stream)),
-        hosts(),
-        start_at=start,
-        topology_from=header()["start"],
-    )
-    driver = Driver(part, scripts(wider), Random(f"{stream}-{wider}-{seed}")).run()
-
-    recorded = of(stream, "mongos")
-    assert_same_events(driver.events, list(events(recorded)))
-    assert driver.taken[-1].closed == (recorded[-1].cursor_id == 0)
-    if driver.taken[-1].closed:
-        assert driver.taken[-1].pbrt == recorded[-1].pbrt
-        assert not driver.taken[-1].events

@@ -34,7 +34,6 @@ _ELSEWHERE = {
     ("deployment.md", "kubectl create secret"): "tests/unit/deploy/test_kubernetes.py",
     ("clients.md", "mergerouter serve --replicaSet"): "tests/integration/test_replica_set.py",
     ("install.md", ".venv/bin/pip install --editable"): "tests/packaging/test_distribution.py",
-    ("security.md", "python -m tests.tls_scan"): "tests/integration/tls/test_feed.py",
 }
 """Commands that other tests run, or what is left of them without Kubernetes or a second machine."""
 

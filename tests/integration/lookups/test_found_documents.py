@@ -57,18 +57,18 @@ def test_lookups_work_with_ids_of_all_types(both: Both, db: Data, cluster: TestC
         db.a.delete_one({"_id": old})
         db.a.insert_one({"_id": new, "new": True})
     db.a.delete_one({"_id": 2})
-    found = documents(both.read(db.name, "a", options=since(start)))
+    looked_up = documents(both.read(db.name, "a", options=since(start)))
     if cluster.real:
         # The embedded cluster's finds ignore a collection's collation.
-        assert found[4] == {"_id": "A", "new": True}
-    assert found[:4] == [
+        assert looked_up[4] == {"_id": "A", "new": True}
+    assert looked_up[:4] == [
         {"_id": 1.0, "new": True},
         None,
         {"_id": 3, "new": True},
         {"_id": bson.Decimal128("4"), "v": 1},
     ]
-    assert [type(each["_id"]) for each in (found[0], found[2])] == [float, int]
-    assert all(each["v"] == 1 for each in found[5:])
+    assert [type(each["_id"]) for each in (looked_up[0], looked_up[2])] == [float, int]
+    assert all(each["v"] == 1 for each in looked_up[5:])
 
 
 @on_real_servers("change of a shard key in a transaction")
@@ -82,8 +82,8 @@ def test_a_changed_shard_key_identifies_another_document(
         db.a.update_one({"_id": n, "k": n}, {"$set": {"v": 1}})
     with db.client.start_session() as session, session.start_transaction():
         db.a.update_one({"_id": 1, "k": 1}, {"$set": {"k": 15}}, session=session)
-    found = documents(both.read(db.name, "a", options=since(start)))
-    assert found == [None, {"_id": 2, "k": 2, "v": 1}]
+    looked_up = documents(both.read(db.name, "a", options=since(start)))
+    assert looked_up == [None, {"_id": 2, "k": 2, "v": 1}]
 
 
 def test_documents_of_a_recreated_collection_are_not_returned(both: Both, db: Data) -> None:
@@ -144,6 +144,6 @@ def test_their_documents_are_found(
         db.a.insert_one(whole)
         db.a.update_one(whole, {"$set": {"v": n}})
         db.a.update_one({"_id": n % 3, "k": n % 3}, {"$set": {"v": n}})
-    found = documents(both.read(db.name, "a", options=since(start)))
-    assert [each["v"] for each in found[::2]] == [*range(len(ids))]
-    assert [each["_id"] for each in found[1::2]] == [n % 3 for n in range(len(ids))]
+    looked_up = documents(both.read(db.name, "a", options=since(start)))
+    assert [each["v"] for each in looked_up[::2]] == [*range(len(ids))]
+    assert [each["_id"] for each in looked_up[1::2]] == [n % 3 for n in range(len(ids))]

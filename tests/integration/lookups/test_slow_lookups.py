@@ -45,8 +45,8 @@ def test_documents_are_looked_up_one_by_one_after_a_timeout(
     db.a.update_many({}, {"$set": {"v": 1}})
     past = tick(mongos)
     with expiring(mongos, {"times": 1}):
-        found = [bson.decode(each) for each in drain(router, stream(start), db.name, past)]
-    assert documents(found) == [{"_id": n, "v": 1} for n in range(5)]
+        events = [bson.decode(each) for each in drain(router, stream(start), db.name, past)]
+    assert documents(events) == [{"_id": n, "v": 1} for n in range(5)]
 
 
 def test_the_events_before_a_lookup_that_fails_are_delivered(

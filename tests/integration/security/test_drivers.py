@@ -72,8 +72,8 @@ def test_mongosh_logs_in_later(servers: Servers, node: NodePrograms) -> None:
         codes.push(code(find), code(() => admin.auth("reader", "reader")));
         print(JSON.stringify(codes));
     """
-    found = [
+    codes = [
         node.mongosh(f"mongodb://{address}/", script)
         for address in (servers.mongos, servers.router)
     ]
-    assert found[1] == found[0] == [13, 18, 0, 0]
+    assert codes[1] == codes[0] == [13, 18, 0, 0]

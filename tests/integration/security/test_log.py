@@ -69,12 +69,12 @@ def test_denied_actions_are_logged_as_by_mongos(servers: Servers) -> None:
     for address in (servers.mongos, servers.router):
         with client(address, "reader") as reader, pytest.raises(OperationFailure):
             reader.denied.command(stream("c"))
-        found = [
+        errors = [
             line["attr"]["error"]
             for line in lines(address, DENIED)
             if "not authorized on denied" in line["attr"]["error"]["errmsg"]
         ]
-        answers.append(found[-1])
+        answers.append(errors[-1])
     shown = [each.pop("errmsg").partition(", lsid: ")[0] for each in answers]
     assert shown[1] == shown[0]
     assert answers[1] == answers[0] == {"code": 13, "codeName": "Unauthorized"}

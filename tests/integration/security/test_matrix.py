@@ -147,9 +147,9 @@ def addresses(servers: Servers, key_file: Path) -> Iterator[dict[str, str]]:
     for name, privileges in ROLES.items():
         admin.command("createRole", name, privileges=privileges, roles=[])
         admin.command("createUser", name, pwd=name, roles=[name])
-    known = {each["user"] for each in admin.command("usersInfo")["users"]}
+    existing = {each["user"] for each in admin.command("usersInfo")["users"]}
     for name, roles in BUILT_IN.items():
-        if name not in known:
+        if name not in existing:
             admin.command("createUser", name, pwd=name, roles=roles)
     upstream = f"mongodb://{secured.mongos}/"
     parameters = {"authFailedDelayMs": 0}
@@ -177,22 +177,22 @@ def test_each_command_gets_mongos_s_answer(addresses: dict[str, str], user: str 
         for database, command in commands:
             expected = outcome(mongos, database, command)
             for name, router in clients.items():
-                found = outcome(router, database, command)
-                if found == expected or (name == "alone" and _deliberate(expected, found)):
+                answered = outcome(router, database, command)
+                if answered == expected or (name == "alone" and _deliberate(expected, answered)):
                     continue
-                differences.append((name, database, command, expected, found))
+                differences.append((name, database, command, expected, answered))
     assert len(commands) > 300
     assert not differences
 
 
-def _deliberate(expected: Any, found: Any) -> bool:
+def _deliberate(expected: Any, answered: Any) -> bool:
     """Return whether a router without an upstream may differ so (docs/security.md)."""
-    code, message = found
+    code, message = answered
     if code == _UNKNOWN or message.startswith("mergerouter does not serve"):
         return True
     if expected[0] in _MALFORMED and code == _UNAUTHORIZED:  # rights are checked first
         return True
     # Before the login, the router tells nobody which commands it does not know.
     needs_login = code == _UNAUTHORIZED and message.endswith("requires authentication")
-    known = (_UNAUTHORIZED, _UNKNOWN, _NO_LONGER)
-    return bool(needs_login and (expected == "ok" or expected[0] in known))
+    refusals = (_UNAUTHORIZED, _UNKNOWN, _NO_LONGER)
+    return bool(needs_login and (expected == "ok" or expected[0] in refusals))

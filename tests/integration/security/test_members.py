@@ -81,9 +81,9 @@ def least(secured: TestCluster) -> Granted:
     """Create the role and the user of docs/security.md, ``least``; return what is granted where."""
     _, _, section = PAGE.read_text().partition("### With least privilege, without the key file\n")
     _, on_shards, more = map(dedent, re.findall(r"(?<=\n\n)(?: {4,}.*\n)+", section)[:3])
-    found = re.search(r"runCommand\((.*?)\)\n", on_shards, re.DOTALL)
-    assert found is not None
-    role = yaml.safe_load(found[1])  # the shell's documents are YAML, too
+    command = re.search(r"runCommand\((.*?)\)\n", on_shards, re.DOTALL)
+    assert command is not None
+    role = yaml.safe_load(command[1])  # the shell's documents are YAML, too
     granted = dict.fromkeys(secured.shards, role["privileges"])
     granted[CONFIG] = [*role["privileges"], *yaml.safe_load(f"[{more}]")]
     for target, privileges in granted.items():
@@ -136,8 +136,8 @@ async def problems(secured: TestCluster) -> dict[str | None, str]:
     cluster = Cluster(secured.configdb, access=Access(Credentials("least", "admin", ("least",))))
     checks = ServerChecks(cluster)
     try:
-        found = await checks.results(whole=True)
-        return {each.target: each.problem for each in found if each.problem is not None}
+        results = await checks.results(whole=True)
+        return {each.target: each.problem for each in results if each.problem is not None}
     finally:
         await checks.close()
         await cluster.close()
@@ -151,13 +151,13 @@ async def test_each_missing_privilege_is_named(secured: TestCluster, least: Gran
             if target == CONFIG and number == 0:
                 continue  # it has no streams but that of config.shards
             for action in privilege["actions"]:
-                left = {**privilege, "actions": [it for it in privilege["actions"] if it != action]}
+                rest = {**privilege, "actions": [it for it in privilege["actions"] if it != action]}
                 others = [each for each in least[target] if each is not privilege]
-                with granting(secured, target, [*others, *([left] if left["actions"] else [])]):
-                    found = await problems(secured)
-                assert found.keys() == {target}, (action, privilege, found)
-                assert "grants the router's user least@admin too little" in found[target]
-                assert f"It lacks {action} on " in found[target]
+                with granting(secured, target, [*others, *([rest] if rest["actions"] else [])]):
+                    told = await problems(secured)
+                assert told.keys() == {target}, (action, privilege, told)
+                assert "grants the router's user least@admin too little" in told[target]
+                assert f"It lacks {action} on " in told[target]
     assert not await problems(secured)
 
 

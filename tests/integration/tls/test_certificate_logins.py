@@ -76,13 +76,13 @@ def test_logins_are_answered_as_by_mongos(
     reader_file: Path,
     certificate: str,
 ) -> None:
-    made = {
+    issue = {
         "reader": lambda: reader_file,
         "stranger": lambda: authority.issue("stranger", subject=CLIENTS),
         "router": lambda: authority.issue("router2"),
         "server": lambda: authority.issue("server2"),
     }
-    file = made[certificate]()
+    file = issue[certificate]()
     asked: list[tuple[str, dict[str, Any]]] = [
         ("$external", {"authenticate": 1, "mechanism": "MONGODB-X509", "user": "CN=other"}),
         ("$external", {"authenticate": 1, "mechanism": "SCRAM-SHA-1", "user": "a"}),

@@ -4,20 +4,21 @@ import json
 import os
 import re
 import signal
+import socket
 import ssl
 import subprocess
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import which
 from typing import Any
 
 import pytest
 
-from tests.harness.certificates import Authority
+from tests.harness.certificates import Authority, only_tls_1_1
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.feed_client import Line, feed, refusal
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import PATIENCE
 from tests.integration.tls.conftest import CLIENTS, SUBJECT
 
 DOCS = Path(__file__).parents[3] / "docs"
@@ -45,10 +46,10 @@ def router(
 
 
 def context(authority: Authority, certificate: Path | None) -> ssl.SSLContext:
-    made = ssl.create_default_context(cafile=authority.file)
+    client_context = ssl.create_default_context(cafile=authority.file)
     if certificate is not None:
-        made.load_cert_chain(certificate)
-    return made
+        client_context.load_cert_chain(certificate)
+    return client_context
 
 
 @on_real_servers("logins with certificates")
@@ -94,13 +95,13 @@ async def test_refused_certificates(
     code: int,
 ) -> None:
     """The codes are those of mongos's ``authenticate``, and of the feed's malformed lines."""
-    made = {
+    issue = {
         None: lambda: None,
         "reader": lambda: reader_file,
         "stranger": lambda: authority.issue("stranger", subject=CLIENTS),
         "server": lambda: authority.issue("server2"),
     }
-    async with feed(router.feed_port, context(authority, made[certificate]())) as connected:
+    async with feed(router.feed_port, context(authority, issue[certificate]())) as connected:
         connected.send({"login": {**X509, **fields}})
         assert await refusal(connected) == code
 
@@ -133,10 +134,29 @@ def test_openssl_reads_the_feed(
             os.killpg(reading.pid, signal.SIGKILL)
 
 
-def test_no_port_is_weak(router: RouterProcess) -> None:
-    """The script that docs/security.md names, on the ports for drivers and for the feed."""
-    ports = [f"127.0.0.1:{port}" for port in (router.port, router.feed_port)]
-    command = [sys.executable, "-m", "tests.tls_scan", *ports]
-    scanned = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert scanned.returncode == 0, scanned.stdout + scanned.stderr
-    assert scanned.stdout.count("TLS 1.1: refused") == len(ports)
+def with_ciphers(names: str) -> Callable[[ssl.SSLContext], None]:
+    """Return what limits a context to TLS 1.2 with these ciphers."""
+
+    def limit(made: ssl.SSLContext) -> None:
+        made.maximum_version = ssl.TLSVersion.TLSv1_2
+        made.set_ciphers(f"{names}:@SECLEVEL=0")
+
+    return limit
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [only_tls_1_1, *map(with_ciphers, ("ECDHE+SHA1", "AECDH", "ECDHE+eNULL"))],
+    ids=["TLS 1.1", "CBC with SHA-1", "no certificate", "no encryption"],
+)
+def test_no_port_accepts_a_weak_offer(
+    router: RouterProcess, authority: Authority, limit: Callable[[ssl.SSLContext], None]
+) -> None:
+    weak = context(authority, None)
+    limit(weak)
+    for port in (router.port, router.feed_port or 0):
+        with (
+            socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as plain,
+            pytest.raises((ssl.SSLError, ConnectionError)),
+        ):
+            weak.wrap_socket(plain, server_hostname="127.0.0.1")

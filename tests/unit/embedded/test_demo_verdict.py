@@ -15,8 +15,8 @@ from embedded.demo.cli import demo
 from embedded.demo.job_tables import JobTables
 from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
 from embedded.demo.processes import ProgramError
-from embedded.demo.show import Show
-from embedded.demo.view import Picture, closing, verdict_table
+from embedded.demo.sequence import Demo
+from embedded.demo.view import LiveView, closing, verdict_table
 
 
 def _seen(*keys: int) -> Seen:
@@ -76,7 +76,7 @@ def test_a_reader_that_is_late_is_no_defect_and_not_good(tmp_path: Path) -> None
 
 def test_the_live_view_labels_its_time() -> None:
     text = StringIO()
-    Console(file=text, width=100).print(Picture("uri", "feed").render())
+    Console(file=text, width=100).print(LiveView("uri", "feed").render())
     assert re.search(r"elapsed +\d+s", text.getvalue())
 
 
@@ -90,10 +90,10 @@ def test_the_live_view_labels_its_time() -> None:
 def test_whatever_ends_the_demo_is_one_line(
     error: Exception, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def run(_show: Show) -> None:
+    async def run(_demo: Demo) -> None:
         raise ExceptionGroup("tasks", [error])
 
-    monkeypatch.setattr(Show, "run", run)
+    monkeypatch.setattr(Demo, "run", run)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     app = typer.Typer()
     app.command()(demo)

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import UUID
 
 import pytest
-from bson import Binary, Int64
+from bson import Binary, Int64, Timestamp
 
 from embedded.clients import Client
 from embedded.cluster import EmbeddedCluster
@@ -124,27 +124,52 @@ async def test_a_migration_fails_if_the_donor_keeps_documents(
     ],
     ids=lambda command: next(iter(command)),
 )
+@pytest.mark.parametrize(("step", "calls_before"), [("createIndexes", 0), ("insert", 1)])
 async def test_a_migration_that_fails_half_way_leaves_no_copies(
-    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch, command: dict[str, Any]
+    cluster: EmbeddedCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    command: dict[str, Any],
+    step: str,
+    calls_before: int,
 ) -> None:
     if "moveChunk" in command:
         await run(cluster, {"shardCollection": "shop.orders", "key": {"_id": 1}}, "admin")
     await run(cluster, {"insert": "orders", "documents": MANY})
+    index = {"key": {"v": 1}, "name": "v_1"}
+    await run(cluster, {"createIndexes": "orders", "indexes": [index]})
     recipient = cluster.shard("shard1")
-    execute, inserts = recipient.execute, count()
+    execute, calls = recipient.execute, count()
 
     async def fail_later(database: str, command: Any, client: Client) -> Any:
-        if "insert" in command and next(inserts) == 1:
+        if step in command and next(calls) == calls_before:
             raise ValueError("a defect")
         return await execute(database, command, client)
 
     monkeypatch.setattr(recipient, "execute", fail_later)
     reply = await cluster.mongos.run_command("admin", dict(command), Client())
     assert (reply["ok"], reply["errmsg"]) == (0, "ValueError: a defect")
-    left = recipient.catalog.get("shop.orders")
-    assert not left or not len(left)
+    copy = recipient.catalog.get("shop.orders")
+    if "moveChunk" in command and step == "insert":
+        assert copy is not None
+        assert not len(copy)
+    else:
+        assert copy is None
     await run(cluster, command, "admin")
     assert (await run(cluster, {"count": "orders"}))["n"] == len(MANY)
+    assert "v_1" in recipient.catalog.require("shop.orders").indexes
+
+
+async def test_a_chunk_that_follows_its_database_keeps_its_shard_key(
+    cluster: EmbeddedCluster,
+) -> None:
+    await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+    await run(cluster, {"movePrimary": "shop", "to": "shard1"}, "admin")
+    move = {"moveChunk": "shop.orders", "find": {"region": "a"}, "to": "shard1"}
+    await run(cluster, move, "admin")
+    await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
+    oplog = cluster.shard("shard1").oplog
+    [insert] = [entry for entry in oplog.since(Timestamp(0, 0)) if entry["op"] == "i"]
+    assert insert["o2"] == {"region": "a", "_id": 1}
 
 
 async def test_a_defect_of_one_shard_does_not_end_a_write_on_another(

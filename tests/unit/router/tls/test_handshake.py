@@ -3,6 +3,7 @@
 import asyncio
 import socket
 import ssl
+from asyncio.subprocess import PIPE, STDOUT
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -23,7 +24,6 @@ from shard_client.wire.tls import TlsContexts
 from tests.harness.certificates import Authority, only_tls_1_1
 from tests.harness.facade import Facade, facade
 from tests.harness.until import PATIENCE, until
-from tests.tls_scan import renegotiates
 
 VALIDATION = "SSL peer certificate validation failed: "
 
@@ -209,8 +209,15 @@ async def test_each_refusal_is_logged_with_its_cause(files: Certificates, case: 
 @pytest.mark.skipif(which("openssl") is None, reason="openssl's client renegotiates")
 async def test_clients_cannot_renegotiate(files: Certificates) -> None:
     async with listening(files.tls()) as router:
-        address = ("127.0.0.1", router.port)
-        assert not await asyncio.to_thread(renegotiates, address, files.client)
+        client = await asyncio.create_subprocess_exec(
+            *("openssl", "s_client", "-tls1_2", "-connect", f"127.0.0.1:{router.port}"),
+            *("-cert", files.client, "-key", files.client),
+            stdin=PIPE, stdout=PIPE, stderr=STDOUT,
+        )  # fmt: skip
+        # A line that is only R makes the client renegotiate; the input's end makes it leave.
+        printed, _ = await client.communicate(b"R\n")
+    assert b"RENEGOTIATING" in printed
+    assert b"no renegotiation" in printed
 
 
 @pytest.mark.parametrize("sent", [b"", b"\x16", b"\x16\x03\x01\x02\x00\x01"])

@@ -1,4 +1,4 @@
-"""The interface between a change stream and its member."""
+"""What a change stream reads: the part of a member that it sees."""
 
 from typing import Any, Protocol
 
@@ -11,8 +11,8 @@ from embedded.server_version import ServerVersion
 from embedded.storage.catalog import Catalog
 
 
-class StreamHost(Protocol):
-    """A member with an oplog and with documents to look up. A change stream only reads."""
+class StreamSource(Protocol):
+    """A member's oplog, catalog, documents and images."""
 
     server_version: ServerVersion
     oplog: Oplog

@@ -21,7 +21,7 @@ from embedded.demo.ledger import Seen, Verdict, Written, judge, judge_table
 from embedded.demo.load import COLLECTION, DATABASE, Client, Load, move_range, shard_collection
 from embedded.demo.processes import Program, ProgramError
 from embedded.demo.security import ADMIN, SPARK, DemoSecurity
-from embedded.demo.view import Picture, closing, verdict_table
+from embedded.demo.view import LiveView, closing, verdict_table
 from embedded.demo.watcher import watch
 
 START_SECONDS = 60.0
@@ -34,7 +34,7 @@ KILLED_SHARD = "shard1"
 
 
 @dataclass(frozen=True, slots=True)
-class ShowOptions:
+class DemoOptions:
     """Options of the demo.
 
     Args:
@@ -60,10 +60,10 @@ class ShowOptions:
     picture: Path | None = None
 
 
-class Show:
-    """One run of the demo."""
+class Demo:
+    """One run of the demo: its programs, what they write and read, and the verdict."""
 
-    def __init__(self, options: ShowOptions) -> None:
+    def __init__(self, options: DemoOptions) -> None:
         self._options = options
         self._console = Console()
         self._written = Written()
@@ -71,7 +71,6 @@ class Show:
         self._committed = JobTables(options.folder / "job")
         self._spark: Program | None = None
         self._spark_started = 0.0
-        self._watched = ""
         self._is_late = False
         self._security = DemoSecurity(options.folder) if options.secure else None
 
@@ -89,7 +88,7 @@ class Show:
                 await self._security.create_users(cluster["mongos"])
             router = await anyio.to_thread.run_sync(self._start_router, stack, cluster)
             address = f"127.0.0.1:{router['port']}"
-            picture = self._picture(address, int(router["feedPort"]))
+            view = self._live_view(address, int(router["feedPort"]))
             client: Client = AsyncMongoClient(self._uri(address, ADMIN))
             stack.push_async_callback(client.close)
             await shard_collection(client, sorted(cluster["shards"]))
@@ -97,21 +96,21 @@ class Show:
             if self._options.spark:
                 self._spark = stack.enter_context(self._start_spark(address))
                 self._spark_started = anyio.current_time()
-            with Live(picture.render(), console=self._console, refresh_per_second=4) as live:
+            with Live(view.render(), console=self._console, refresh_per_second=4) as live:
                 async with anyio.create_task_group() as tasks:
                     tasks.start_soon(watch, client, start, self._seen)
-                    tasks.start_soon(self._draw, live, picture, client)
-                    await self._course(tasks, client, picture)
+                    tasks.start_soon(self._draw, live, view, client)
+                    await self._play(tasks, client, view)
                     tasks.cancel_scope.cancel()
-                await self._refresh(picture, client)
-                live.update(picture.render())
+                await self._refresh(view, client)
+                live.update(view.render())
             self._console.print()
             verdicts = await self._verdicts(client)
             self._console.print(verdict_table(verdicts))
             told = closing(verdicts, _program(), secure=options.secure, outage=options.outage)
             self._console.print(told, highlight=False)
             if self._options.keep:
-                await self._leave_running(picture)
+                await self._leave_running(view)
             return verdicts
 
     def _start_cluster(self, stack: AsyncExitStack) -> dict[str, Any]:
@@ -145,13 +144,14 @@ class Show:
             return f"mongodb://{address}"
         return self._security.uri(address, user)
 
-    def _picture(self, address: str, feed_port: int) -> Picture:
+    def _live_view(self, address: str, feed_port: int) -> LiveView:
         if self._security is None:
-            return Picture(f"'mongodb://{address}'", f"nc 127.0.0.1 {feed_port}")
+            return LiveView(f"'mongodb://{address}'", f"nc 127.0.0.1 {feed_port}")
         file = self._security.uri_file(address)
-        return Picture(f'"$(cat {file})"', f"feed: port {feed_port}, with TLS and a login")
+        return LiveView(f'"$(cat {file})"', f"feed: port {feed_port}, with TLS and a login")
 
-    async def _course(self, tasks: TaskGroup, client: Client, picture: Picture) -> None:
+    async def _play(self, tasks: TaskGroup, client: Client, view: LiveView) -> None:
+        """Write all the time, change the cluster meanwhile, and let the readers catch up."""
         stop = False
         finished = anyio.Event()
 
@@ -160,28 +160,28 @@ class Show:
             finished.set()
 
         tasks.start_soon(write)
-        picture.note = "writing: inserts, updates, deletes, cross-shard transactions"
+        view.note = "writing: inserts, updates, deletes, cross-shard transactions"
         await anyio.sleep(self._options.seconds / 2)
-        picture.note = f"adding {LATE_SHARD} to the running cluster"
+        view.note = f"adding {LATE_SHARD} to the running cluster"
         await self._add_shard(client)
-        picture.note = f"{LATE_SHARD} added: a range of the collection has moved to it"
+        view.note = f"{LATE_SHARD} added: a range of the collection has moved to it"
         await anyio.sleep(self._options.seconds / 4)
         if self._options.spark:
-            picture.note = "Spark reads a snapshot, and then the events after it"
+            view.note = "Spark reads a snapshot, and then the events after it"
             with anyio.move_on_after(SNAPSHOT_SECONDS):
                 await self._until(lambda: self._committed.mark != "")
         if self._options.outage:
-            await self._outage(client, picture)
+            await self._outage(client, view)
         await anyio.sleep(self._options.seconds / 4)
         if self._options.picture is not None:
-            _save(picture, self._options.picture)
+            _save(view, self._options.picture)
         stop = True
         await finished.wait()
-        picture.note = "writing has ended; the readers catch up"
+        view.note = "writing has ended; the readers catch up"
         with anyio.move_on_after(CATCH_UP_SECONDS) as catching_up:
             await self._until(lambda: len(self._seen.changes) >= len(self._written.changes))
             if self._options.spark:
-                await self._until(lambda: picture.committed.total >= len(self._expected().changes))
+                await self._until(lambda: view.committed.total >= len(self._expected().changes))
         self._is_late = catching_up.cancelled_caught
 
     def _expected(self) -> Written:
@@ -193,13 +193,13 @@ class Show:
         await client.admin.command({"addShard": started["host"], "name": LATE_SHARD})
         await move_range(client, "v", LATE_SHARD)
 
-    async def _outage(self, client: Client, picture: Picture) -> None:
+    async def _outage(self, client: Client, view: LiveView) -> None:
         """Kill a shard, wait, and start it again: the readers wait, and miss nothing."""
-        picture.note = f"{KILLED_SHARD} is killed: readers wait, its events may come first"
+        view.note = f"{KILLED_SHARD} is killed: readers wait, its events may come first"
         await client.admin.command({"switchMember": KILLED_SHARD, "to": "stop"})
         await anyio.sleep(OUTAGE_SECONDS)
         await client.admin.command({"switchMember": KILLED_SHARD, "to": "start"})
-        picture.note = f"{KILLED_SHARD} is back: the streams continue by themselves"
+        view.note = f"{KILLED_SHARD} is back: the streams continue by themselves"
         await anyio.sleep(OUTAGE_SECONDS / 2)
 
     async def _until(self, done: Callable[[], bool]) -> None:
@@ -210,26 +210,26 @@ class Show:
                 )
             await anyio.sleep(REFRESH_SECONDS)
 
-    async def _draw(self, live: Live, picture: Picture, client: Client) -> None:
+    async def _draw(self, live: Live, view: LiveView, client: Client) -> None:
         while True:
-            await self._refresh(picture, client)
-            live.update(picture.render())
+            await self._refresh(view, client)
+            live.update(view.render())
             await anyio.sleep(REFRESH_SECONDS)
 
-    async def _refresh(self, picture: Picture, client: Client) -> None:
+    async def _refresh(self, view: LiveView, client: Client) -> None:
         now = anyio.current_time()
-        picture.written.set(len(self._written.changes), now)
-        picture.delivered.set(len(self._seen.changes), now)
-        picture.committed.set(await anyio.to_thread.run_sync(self._committed.refresh), now)
-        picture.spark = self._spark_state()
+        view.written.set(len(self._written.changes), now)
+        view.delivered.set(len(self._seen.changes), now)
+        view.committed.set(await anyio.to_thread.run_sync(self._committed.refresh), now)
+        view.spark = self._spark_state()
         status = await client.admin.command("serverStatus")
         streams = status.get("mergerouter", {}).get("streams", [])
         # The watcher's stream, from start to end: Spark's come and go.
-        watched = [stream for stream in streams if stream["namespace"] == self._watched] or streams
-        best = max(watched, key=lambda stream: stream["events"], default=picture.stream)
-        if best.get("events", 0) >= picture.stream.get("events", 0):  # else the watcher has ended
-            picture.stream = best
-        self._watched = picture.stream.get("namespace", self._watched)
+        namespace = view.stream.get("namespace")
+        watched = [each for each in streams if each["namespace"] == namespace] or streams
+        best = max(watched, key=lambda stream: stream["events"], default=view.stream)
+        if best.get("events", 0) >= view.stream.get("events", 0):  # else the watcher has ended
+            view.stream = best
 
     def _spark_state(self) -> str:
         if self._spark is None:
@@ -261,8 +261,8 @@ class Show:
             verdicts.append(judge_table("Spark, current", documents, rows))
         return [replace(verdict, late=self._is_late) for verdict in verdicts]
 
-    async def _leave_running(self, picture: Picture) -> None:
-        self._console.print(f"still running; try  mongosh {picture.uri}  ({picture.feed})")
+    async def _leave_running(self, view: LiveView) -> None:
+        self._console.print(f"still running; try  mongosh {view.uri}  ({view.feed})")
         self._console.print("press Ctrl-C to stop")
         with anyio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
             async for _ in signals:
@@ -283,8 +283,8 @@ def _program() -> str:
     return str(path.relative_to(here)) if path.is_relative_to(here) else path.name
 
 
-def _save(picture: Picture, path: Path) -> None:
+def _save(view: LiveView, path: Path) -> None:
     """Write the current live view to an SVG file."""
     console = Console(record=True, width=84, file=StringIO())
-    console.print(picture.render())
+    console.print(view.render())
     console.save_svg(str(path), title="make demo")
