@@ -88,6 +88,16 @@ class JobProcess:
                 start_new_session=True,
             )
 
+    def pause(self) -> None:
+        """Stop driver, JVM and workers, as a virtual machine that stalls."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let them run again."""
+        assert self._process is not None
+        os.killpg(self._process.pid, signal.SIGCONT)
+
     @property
     def has_ended(self) -> bool:
         """Whether the last start has ended by itself."""
