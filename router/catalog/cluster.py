@@ -191,7 +191,7 @@ class Cluster:
         try:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:
-            if not isinstance(error, CommandError) or blames_member(error):
+            if isinstance(error, ProtocolError) or blames_member(error):
                 if (followed := self._sets.get(target)) is not None:
                     followed.distrust(connection.address)
                 self.pool.forget(connection.address)

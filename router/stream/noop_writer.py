@@ -19,7 +19,13 @@ from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
-from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
+from shard_client.errors import (
+    CommandError,
+    ErrorCode,
+    NetworkError,
+    ProtocolError,
+    blames_member,
+)
 from shard_client.wire.connection import Address, Connection
 
 log = structlog.get_logger()
@@ -199,17 +205,17 @@ class NoOpTarget:
     async def _write(self, past: Timestamp) -> bool:
         """Send one no-op write, or a read if the member refuses no-op writes.
 
-        A command over a connection that was cut unnoticed is sent once more. Return whether the
-        member's oplog is known to be past the time, which a read does not show.
+        The command is repeated at once if the connection was cut unnoticed, or if the member is no
+        longer the primary. Return whether the member's oplog is known to be past the time, which a
+        read does not show.
         """
-        error: Exception | None = None
         now, refused_until = asyncio.get_running_loop().time(), self._refused_until
-        by_noop = refused_until is None or now >= refused_until
+        by_noop, repeated = refused_until is None or now >= refused_until, False
         while True:
             try:
                 await self._send(past, by_noop=by_noop)
-            except (CommandError, NetworkError, ProtocolError) as failure:
-                code = failure.code if isinstance(failure, CommandError) else None
+            except (CommandError, NetworkError, ProtocolError) as error:
+                code = error.code if isinstance(error, CommandError) else None
                 if code == ErrorCode.StaleClusterTime:
                     self._failing = False
                     return True  # it was there already
@@ -218,22 +224,21 @@ class NoOpTarget:
                     report(
                         "the member refuses no-op writes; the router reads from it instead",
                         target=self._name,
-                        error=str(failure),
+                        error=str(error),
                     )
                     self._refused_until, by_noop = now + REFUSED_SECONDS, False
-                    continue
-                is_second, error = error is not None, failure
-                if is_second:
-                    break
+                elif repeated or not blames_member(error):
+                    report = log.debug if self._failing else log.info
+                    report("no-op write failed", target=self._name, error=str(error))
+                    self._failing = True
+                    return False
+                else:
+                    repeated = True
             else:
                 self._failing = False
                 if by_noop:
                     self._refused_until = None
                 return by_noop
-        report = log.debug if self._failing else log.info
-        report("no-op write failed", target=self._name, error=str(error))
-        self._failing = True
-        return False
 
     async def _send(self, past: Timestamp, *, by_noop: bool) -> None:
         clock = self._cluster.clock
@@ -281,17 +286,21 @@ class NoOpTarget:
         }
 
     async def _learn_oplog_size(self) -> None:
-        """Ask each primary once for its oplog's maximum size, and limit the budget by it."""
+        """Limit the budget by the maximum size of the primary's oplog.
+
+        Each primary is asked until it has answered or refused.
+        """
         if self._primary == self._oplog_asked:
             return
-        self._oplog_asked = self._primary
+        asked, answer = {"collStats": "oplog.rs"}, dict[str, Any]()
         try:
             async with self._lend() as connection:
-                asked = {"collStats": "oplog.rs"}
                 answer = await connection.command("local", asked, timeout=self._timeout)
         except (CommandError, NetworkError) as error:
             log.info("cannot read the size of the oplog", target=self._name, error=str(error))
-            return
+            if blames_member(error):
+                return
+        self._oplog_asked = self._primary
         size = answer.get("maxSize")
         if isinstance(size, int | float) and size > 0:
             most = size / (LEAST_SECONDS * NOOP_BYTES) * self._noop_share

@@ -42,24 +42,27 @@ class ClusterTimeFetcher:
 
     A fetch sends one hello to each shard over a connection of the cluster's pool, and one more to
     its primary where that is not the member to read from. ``await close()`` ends the fetches in
-    flight.
+    flight, and allows no other.
     """
 
     def __init__(self, cluster: Cluster, settings: StreamSettings) -> None:
         self._cluster = cluster
         self._settings = settings
         self._answers: dict[_Asked, SharedAnswer[Now]] = {}
+        self._closed = False
 
     async def now(self, request: StreamRequest) -> Now:
         """Return a time after all writes that the request's shards made before this call.
 
         Writes made after the return have that time or a later one, but for those of a primary that
-        could not be reached. Raises CommandError, labelled as mongos labels it.
+        could not be reached. Raises CommandError, labelled as mongos labels it; 91 after ``close``.
         """
         key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
         answer = self._answers.get(key)
         if answer is None:
             answer = self._answers[key] = SharedAnswer(partial(self._ask, *key), "ask the time")
+        if self._closed:
+            await answer.close()
         try:
             return await answer.get()
         finally:
@@ -78,7 +81,8 @@ class ClusterTimeFetcher:
             )
 
     async def close(self) -> None:
-        """End the fetches in flight."""
+        """End the fetches in flight; later callers fail."""
+        self._closed = True
         for answer in list(self._answers.values()):
             await answer.close()
 

@@ -86,6 +86,7 @@ def test_errors_are_classified_as_resumable():
 
 def test_a_failure_is_attributed_to_the_member_or_not():
     assert blames_member(CommandError(ErrorCode.NotWritablePrimary, ""))
+    assert blames_member(NetworkError("cut"))
     assert blames_member(from_network(NetworkError("cut"), "h:1"))
     assert not blames_member(CommandError(ErrorCode.CursorNotFound, ""))
 
