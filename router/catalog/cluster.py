@@ -214,33 +214,28 @@ class Cluster:
         async with self.lend(target, host) as connection:
             return await connection.command(database, command, timeout=timeout)
 
-    async def find_replica_set(
-        self, target: str, host: str | None, *, fresh: bool, compare: bool = True
-    ) -> ReplicaSet:
-        """Return the replica set that serves ``target`` according to the newest shard list.
+    def is_listed_at(self, target: str, host: str | None) -> bool:
+        """Return whether ``host`` is that of the shard list, in which an old event's may differ."""
+        return host is None or host == self._hosts.get(target)
 
-        With ``compare``, the list is read again if ``host`` differs from it, since an old event may
-        contain outdated hosts; with ``fresh``, in any case. ``host`` serves a target that is not in
-        the list. Raises CommandError (70 ShardNotFound).
+    async def refresh(self) -> None:
+        """Read the shard list again, within a second, where a shard may have moved; never fails."""
+        try:
+            await self.shards(_REFRESH_TIMEOUT)
+        except CommandError as error:
+            log.warning("cannot read the shard list", error=str(error))
+
+    def replica_set(self, target: str, host: str | None = None) -> ReplicaSet:
+        """Return the replica set that serves ``target`` according to the latest shard list.
+
+        ``host`` serves a target that is not in the list. It is a different object after the shard
+        has moved to other hosts. Raises CommandError (70 ShardNotFound).
         """
-        differs = compare and host is not None and host != self._hosts.get(target)
-        if target != CONFIG and (fresh or differs):
-            try:
-                await self.shards(_REFRESH_TIMEOUT)
-            except CommandError as error:
-                log.warning("cannot read the shard list", error=str(error))
         if target not in self._sets:
             if host is None:
                 raise CommandError(ErrorCode.ShardNotFound, f"Shard {target} not found")
             self._follow(target, host)
         return self._sets[target]
-
-    def replica_set(self, target: str) -> ReplicaSet | None:
-        """Return the replica set of ``target`` without reading the shard list; None if unknown.
-
-        It is a different object after the shard has moved to other hosts.
-        """
-        return self._sets.get(target)
 
     @property
     def targets(self) -> int:
@@ -372,10 +367,12 @@ class MemberDialer:
         deadline = loop.time() + timeout
         backoff = Backoff(0.01, 1.0)
         failed = False
+        if self._replica_set is None and not self.cluster.is_listed_at(self.target, self.host):
+            await self.cluster.refresh()
         while True:
             left = max(0.001, deadline - loop.time())
             try:
-                return await self._attempt(left if failed else left / 2, fresh=failed)
+                return await self._attempt(left if failed else left / 2)
             except CommandError as error:
                 report = log.debug if failed else log.warning
                 report("cannot connect", target=self.target, error=str(error))
@@ -384,6 +381,8 @@ class MemberDialer:
                 if not is_resumable(error) or loop.time() + pause >= deadline:
                     raise
             await asyncio.sleep(pause)
+            if self.target != CONFIG:
+                await self.cluster.refresh()
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
         """Return a connection to this member, regardless of its role.
@@ -401,12 +400,8 @@ class MemberDialer:
         """Kill a cursor soon, or once its member answers again."""
         self.cluster.cursor_reaper.add(cursor)
 
-    async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
-        compare = self._replica_set is None
-        replica_set = await self.cluster.find_replica_set(
-            self.target, self.host, fresh=fresh, compare=compare
-        )
-        self._replica_set = replica_set
+    async def _attempt(self, timeout: float) -> Connection:
+        replica_set = self._replica_set = self.cluster.replica_set(self.target, self.host)
         address = await replica_set.select(self.preference, timeout)
         try:
             left = min(timeout, self.cluster.connect_timeout)

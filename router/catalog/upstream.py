@@ -218,7 +218,7 @@ class CatalogPrimary:
         """
         target = self._cluster.catalog
         with _search_for_primary(target):
-            replica_set = await self._cluster.find_replica_set(target, None, fresh=False)
+            replica_set = self._cluster.replica_set(target)
             return await replica_set.select(PRIMARY, _TIMEOUT) == address
 
     @asynccontextmanager
@@ -240,9 +240,8 @@ class CatalogPrimary:
         ``code`` is None for a reply without an error. A late reply of an earlier primary does not
         concern the present one.
         """
-        replica_set = self._cluster.replica_set(self._cluster.catalog)
-        if code in NOT_PRIMARY_CODES and replica_set is not None and address is not None:
-            replica_set.distrust(address)
+        if code in NOT_PRIMARY_CODES and address is not None:
+            self._cluster.replica_set(self._cluster.catalog).distrust(address)
 
     def as_mongos(self, command: bytes, reply: bytes) -> bytes:
         """Return the reply to a client's command with a recovery token in a transaction.
