@@ -181,7 +181,7 @@ class Cluster:
                 try:
                     connection = await self.pool.take(address, most)
                 except NetworkError as error:
-                    known.distrust(address)
+                    self.distrust(target, address)
                     raise from_network(error, format_address(address)) from error
             else:
                 dialer = MemberDialer(self, target, None if known else host)
@@ -192,8 +192,7 @@ class Cluster:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:
             if isinstance(error, ProtocolError) or blames_member(error):
-                if (followed := self._sets.get(target)) is not None:
-                    followed.distrust(connection.address)
+                self.distrust(target, connection.address)
                 self.pool.forget(connection.address)
             raise
         finally:
@@ -236,6 +235,11 @@ class Cluster:
                 raise CommandError(ErrorCode.ShardNotFound, f"Shard {target} not found")
             self._follow(target, host)
         return self._sets[target]
+
+    def distrust(self, target: str, address: Address) -> None:
+        """Let no connection to ``target`` lead to this member before a hello has shown its role."""
+        if (replica_set := self._sets.get(target)) is not None:
+            replica_set.distrust(address)
 
     @property
     def targets(self) -> int:
@@ -350,7 +354,7 @@ class MemberDialer:
     target: str
     host: str | None = None
     preference: ReadPreference = PRIMARY
-    _replica_set: ReplicaSet | None = None
+    _compared: bool = False
 
     @property
     def pool(self) -> ConnectionPool:
@@ -367,8 +371,9 @@ class MemberDialer:
         deadline = loop.time() + timeout
         backoff = Backoff(0.01, 1.0)
         failed = False
-        if self._replica_set is None and not self.cluster.is_listed_at(self.target, self.host):
+        if not self._compared and not self.cluster.is_listed_at(self.target, self.host):
             await self.cluster.refresh()
+        self._compared = True
         while True:
             left = max(0.001, deadline - loop.time())
             try:
@@ -393,21 +398,20 @@ class MemberDialer:
 
     def distrust(self, address: Address) -> None:
         """Do not connect to this member again before a new hello has shown its role."""
-        if self._replica_set is not None:
-            self._replica_set.distrust(address)
+        self.cluster.distrust(self.target, address)
 
     def kill_later(self, cursor: OpenCursor) -> None:
         """Kill a cursor soon, or once its member answers again."""
         self.cluster.cursor_reaper.add(cursor)
 
     async def _attempt(self, timeout: float) -> Connection:
-        replica_set = self._replica_set = self.cluster.replica_set(self.target, self.host)
+        replica_set = self.cluster.replica_set(self.target, self.host)
         address = await replica_set.select(self.preference, timeout)
         try:
             left = min(timeout, self.cluster.connect_timeout)
             connection = await self.pool.take(address, left, greet=True)
         except NetworkError as error:
-            replica_set.distrust(address)
+            self.distrust(address)
             raise from_network(error, format_address(address)) from error
         hello = self._identified(connection).hello
         replica_set.observe(address, hello)
@@ -419,7 +423,7 @@ class MemberDialer:
         else:
             return connection
         self.pool.give_back(connection)
-        replica_set.distrust(address)
+        self.distrust(address)
         raise CommandError(ErrorCode.NotWritablePrimary, f"{format_address(address)} {problem}")
 
     def _identified(self, connection: Connection) -> Connection:

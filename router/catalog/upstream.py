@@ -241,7 +241,7 @@ class CatalogPrimary:
         concern the present one.
         """
         if code in NOT_PRIMARY_CODES and address is not None:
-            self._cluster.replica_set(self._cluster.catalog).distrust(address)
+            self._cluster.distrust(self._cluster.catalog, address)
 
     def as_mongos(self, command: bytes, reply: bytes) -> bytes:
         """Return the reply to a client's command with a recovery token in a transaction.

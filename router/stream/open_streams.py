@@ -12,6 +12,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
+from router.catalog.cluster_time import ClusterTimeFetcher
 from router.limits.admission import Admission, Quota
 from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
@@ -19,7 +20,6 @@ from router.status.loads import MemberLoads
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
-from router.stream.opening import ClusterTimeFetcher, locate
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
@@ -27,7 +27,7 @@ from router.stream_settings import StreamSettings
 from router.tasks.owned_tasks import AwaitedTasks
 from router.tasks.shared_answer import result_of
 from shard_client import spans
-from shard_client.bson.resume_token import first_key
+from shard_client.bson.resume_token import first_key, next_tick
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.replica_set.replica_set import ReadPreference
 
@@ -288,3 +288,42 @@ class OpenStreams:
         await self.moving.wait()
         await self._tasks.wait()
         await self.resources.noop_writer.close()  # streams write no-ops until they are closed
+
+
+async def locate(
+    request: StreamRequest,
+    cluster: Cluster,
+    settings: StreamSettings,
+    cluster_time: ClusterTimeFetcher,
+    needed: Set[ShardSpan],
+) -> MergedStream:
+    """Return the merged stream of a request, with its shards and its start.
+
+    ``cluster_time`` returns the start of a stream that starts now. ``needed`` are the shard spans
+    of the stream that its client has left: they are read even if their shards have left. Raises
+    CommandError, labelled as mongos labels it, after ``open_timeout`` at the latest; 70
+    ShardNotFound if the cluster has no shards.
+    """
+    start_at = request.start_time
+    if start_at is None:
+        start_at, listed = await cluster_time.now(request)
+    else:
+        listed = await cluster.shards(settings.open_timeout)
+    shards = listed.hosts
+    if not shards and request.passthrough_to_shard is None:
+        raise CommandError(ErrorCode.ShardNotFound, "No shards found")
+    # A listed shard without a known end is still there. A missing shard without a known end left
+    # by the time the list was read, not long before.
+    left_by = first_key(next_tick(listed.by))
+    known = (
+        span._replace(until=left_by) if span.until is None and span.shard not in shards else span
+        for span in needed
+    )
+    return MergedStream(
+        request,
+        shards,
+        start_at=start_at,
+        topology_from=listed.before,
+        spans=sorted(known, key=lambda span: span[:3]),
+        draining=listed.draining,
+    )
