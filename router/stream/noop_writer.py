@@ -1,5 +1,5 @@
 """No-op writes: commands after which an idle member's oplog has an entry after a cluster time, so
-that the member's watermark passes that time.
+that the member's watermark passes that time. Streams request them, and one writer serves them all.
 
 See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded-cluster.
 """
@@ -7,15 +7,16 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 import asyncio
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager, ExitStack
-from typing import Any, Final, Protocol
+from math import inf
+from typing import Any, Final, Literal, Protocol
 
 import structlog
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import REFUSED_SECONDS, Cluster
+from router.limits.token_bucket import TokenBucket
 from router.status.loads import MemberLoad, MemberLoads
-from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
@@ -33,6 +34,9 @@ log = structlog.get_logger()
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 """Seconds without no-op writes after a failed one; the pause doubles with each failure."""
 
+_AGAIN, _AGAIN_MOST = 0.1, 2.0
+"""Seconds, doubling up to a maximum, before a no-op write without effect is repeated."""
+
 _TAKES = 0.001
 """Initial estimate of the seconds that a no-op write takes; replaced by a moving average."""
 _AVERAGED_WRITES = 8
@@ -49,6 +53,56 @@ LEAST_SECONDS: Final = 3 * 24 * 60 * 60.0
 _NOT_ALLOWED = frozenset(
     {ErrorCode.Unauthorized, ErrorCode.CommandNotFound, ErrorCode.IllegalOperation}
 )
+
+
+class NoOpRequests:
+    """The no-op writes that a stream requests for a remote's member, one at a time.
+
+    Others read its fields; its methods alone change them.
+    """
+
+    def __init__(self) -> None:
+        self.state: Literal["none", "requested", "sent"] = "none"
+        self.count = 0
+        """Number of no-op writes that have been requested."""
+        self.again = -inf
+        """The time from which a write past the same time may be requested again."""
+        self.pauses = Backoff(_AGAIN, _AGAIN_MOST, jitter=0)
+        """The times until it may; they start over once the watermark has advanced as needed."""
+        self._past = Timestamp(0, 0)
+
+    def may_request(self, past: Timestamp, now: float) -> bool:
+        """Return whether a write that moves the member past this time may be requested now."""
+        return past > self._past or now >= self.again
+
+    def request(self, past: Timestamp) -> None:
+        """Record the request for a write past this time."""
+        if past > self._past:
+            self.pauses.reset()
+        self._past, self.state = past, "requested"
+        self.count += 1
+
+    def extend(self, past: Timestamp) -> None:
+        """Let the requested write move the member past this time, as more events have arrived."""
+        self._past = past
+
+    def record_sent(self) -> None:
+        """Record that the write is being sent."""
+        self.state = "sent"
+
+    def withdraw(self) -> None:
+        """Record that the requested write was not sent: no event needed it any more."""
+        self.state = "none"
+
+    def record_end(self, now: float) -> Timestamp:
+        """Record the end of a write, and delay its repetition; return the time that it passed."""
+        self.state = "none"
+        self.delay_repetition(now)
+        return self._past
+
+    def delay_repetition(self, now: float) -> None:
+        """Let the same write be requested again after a pause only."""
+        self.again = now + self.pauses.next_pause()
 
 
 class NoOpClient(Protocol):
@@ -122,7 +176,7 @@ class NoOpTarget:
         self._task: asyncio.Task[None] | None = None
         self._primary: Address | None = None
         self._oplog_asked: Address | None = None
-        self._not_before = float("-inf")
+        self._not_before = -inf
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._refused_until: float | None = None
         """Until when the member gets reads; None if it has not refused a no-op write."""

@@ -1,4 +1,8 @@
-"""The read scheduler: which remotes read on, how long their getMores wait, and which get no-ops."""
+"""The read scheduler: which remotes read on, how long their getMores wait, and which get no-ops.
+
+It acts on one stream's remotes. ``flow_control`` decides for it, without I/O; ``noop_writer`` makes
+the no-op writes that the streams of the process request, within the budgets of the members.
+"""
 
 import asyncio
 from math import inf
@@ -6,8 +10,8 @@ from math import inf
 import structlog
 from bson.timestamp import Timestamp
 
+from router.stream.flow_control import COLLECTING_TIME, FlowControl
 from router.stream.merged_stream import MergedStream
-from router.stream.pacing import COLLECTING_TIME, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
 from shard_client.bson.resume_token import cluster_time_of
@@ -105,8 +109,13 @@ class ReadScheduler:
         """Set how long the next getMore waits; ``needed`` is whether events need the watermark."""
         key = remote.queue.watermark
         watermark = cluster_time_of(key) if key else None
-        if watermark is not None:
-            self._check_progress(remote, watermark, now)
+        if watermark is not None and remote.should_leave(watermark, now):
+            log.warning(
+                "member is left: it does not show what its replica set has written",
+                target=remote.target,
+                address=remote.cursor.address,
+            )
+            remote.cursor.leave_member()
         next_noop, alone = self._next_noop(remote, now), len(self._remotes) == 1
         wait = self._flow.next_wait(
             remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone
@@ -142,17 +151,6 @@ class ReadScheduler:
         if not waits and remote.may_probe(now):
             return None
         return target.next_done(now) - now
-
-    def _check_progress(self, remote: Remote, watermark: Timestamp, now: float) -> None:
-        """Leave a member whose watermark does not advance although its replica set has."""
-        remote.overdue.record_watermark(watermark)
-        if remote.idle and remote.overdue.give_up(now):
-            log.warning(
-                "member is left: it does not show what its replica set has written",
-                target=remote.target,
-                address=remote.cursor.address,
-            )
-            remote.cursor.leave_member()
 
     # Members that keep events back.
 

@@ -33,7 +33,7 @@ _PATH = ("router.stream", "router.filters", "router.cursors.cursor", "router.req
 
 _OFF_THE_PATH = frozenset(
     {
-        "match_compiler", "noop_writer", "paced_remote", "pacing", "read_scheduler",
+        "flow_control", "match_compiler", "noop_writer", "read_scheduler",
     }
 )  # fmt: skip
 """Modules of these packages that are not: they begin streams, or pace the reading of shards."""

@@ -10,8 +10,9 @@ import pytest
 from bson import Timestamp
 
 from router.limits.memory import Memory
+from router.limits.token_bucket import TokenBucket
 from router.stream.fan_out import FanOut
-from router.stream.pacing import FlowControl, TokenBucket
+from router.stream.flow_control import FlowControl
 from router.stream.read_scheduler import ReadScheduler
 from router.stream.remotes import Remote
 from router.stream.waiting_readers import WaitingReaders
