@@ -150,7 +150,7 @@ class Cluster:
             try:
                 return await self._read_list_once()
             except (CommandError, NetworkError) as failure:
-                error = _retriable(failure)
+                error = _retriable(failure, "the config server")
                 if not is_resumable(error):
                     raise error from failure
             report = log.debug if self._list_error else log.warning
@@ -176,18 +176,18 @@ class Cluster:
         """
         most = self._settings.open_timeout if timeout is None else timeout
         known = None if greet else self._sets.get(target)
+        primary = None if known is None else known.primary
         try:
-            if known is not None and (address := known.primary) is not None:
-                try:
-                    connection = await self.pool.take(address, most)
-                except NetworkError as error:
-                    self.distrust(target, address)
-                    raise from_network(error, format_address(address)) from error
+            if primary is not None:
+                connection = await self.pool.take(primary, most)
             else:
                 dialer = MemberDialer(self, target, None if known else host)
                 connection = await dialer.connect(most)
-        except CommandError as error:
-            raise _retriable(error) from error
+        except (CommandError, NetworkError) as error:
+            if primary is not None and isinstance(error, NetworkError):
+                self.distrust(target, primary)
+            name = target if primary is None else format_address(primary)
+            raise _retriable(error, name) from error
         try:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:
@@ -444,10 +444,10 @@ def _time_of(reply: Mapping[str, Any]) -> Timestamp:
     return time
 
 
-def _retriable(failure: CommandError | NetworkError) -> CommandError:
+def _retriable(failure: CommandError | NetworkError, server: str) -> CommandError:
     """Return the failure as a CommandError for the client, labelled resumable if it is."""
     if isinstance(failure, NetworkError):
-        failure = from_network(failure, "the config server")
+        failure = from_network(failure, server)
     return failure.with_labels(RESUMABLE_LABEL) if is_resumable(failure) else failure
 
 

@@ -183,7 +183,7 @@ async def _write_events(batch: Batch, watch: Watch, writer: asyncio.StreamWriter
         _check_peer(writer)
     left = batch.events
     while left:
-        events, size = cut(left, None, _TURN_BYTES, first=True)
+        events, size = cut(left, _TURN_BYTES, first=True)
         left = left[len(events) :]
         if size < _LARGE_EVENT:
             lines = _encode(events, watch)

@@ -236,7 +236,7 @@ class LogReader:
 
     def _read(self, wanted: int | None, space: int, *, first: bool) -> tuple[list[bytes], int]:
         if self._taken:
-            part, size = cut(self._taken, wanted, space, first=first)
+            part, size = cut(self._taken[:wanted], space, first=first)
             self._taken = self._taken[len(part) :]
         else:
             part, size = self.view.log.read(self.number, wanted, space, first=first)
