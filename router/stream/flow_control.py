@@ -128,10 +128,6 @@ class PacedRemote:
         """Record that the watermark is asked for in a round, and the time that it must pass."""
         self.asked_in, self._asked = number, past
 
-    def ask_again(self) -> None:
-        """Let the watermark be asked for once more in the same round."""
-        self.asked_in = None
-
     def is_asked_beyond(self, watermark: Timestamp) -> bool:
         """Return whether a later watermark has been asked for, and no no-op write comes first."""
         return watermark <= self._asked and self.noops.state != "requested"

@@ -5,7 +5,7 @@ See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
 from math import inf
 from typing import Any, Final, Literal, Protocol
@@ -82,13 +82,9 @@ class NoOpRequests:
         self._past, self.state = past, "requested"
         self.count += 1
 
-    def extend(self, past: Timestamp) -> None:
-        """Let the requested write move the member past this time, as more events have arrived."""
-        self._past = past
-
-    def record_sent(self) -> None:
-        """Record that the write is being sent."""
-        self.state = "sent"
+    def record_sent(self, past: Timestamp) -> None:
+        """Record that the write is being sent: past a later time, if more events have arrived."""
+        self._past, self.state = past, "sent"
 
     def withdraw(self) -> None:
         """Record that the requested write was not sent: no event needed it any more."""
@@ -115,8 +111,8 @@ class NoOpClient(Protocol):
         request; if no other is left, nothing is sent.
         """
 
-    def noop_sent(self, number: int, takes: float) -> None:
-        """Record that the write is being sent; it is expected to take ``takes`` seconds."""
+    def noop_sent(self, number: int, past: Timestamp, takes: float) -> None:
+        """Record that the write past this time is sent, which should take ``takes`` seconds."""
 
     def noop_done(self, number: int, *, moved: bool) -> None:
         """Record the result of the request.
@@ -214,31 +210,30 @@ class NoOpTarget:
 
     async def _serve(self) -> None:
         """Make one no-op write for the requests so far that are still wanted; report its result."""
-        waiting, self._waiting = dict.fromkeys(self._waiting), []
-        times: list[Timestamp] = []
+        waiting, self._waiting = dict.fromkeys(self._waiting, Timestamp(0, 0)), []
         moved = False
         try:
             for client, number in list(waiting):
                 if (past := client.noop_wanted(number)) is None:
                     del waiting[client, number]
                 else:
-                    times.append(past)
-            if times:
-                moved = await self._write_for(waiting, max(times))
+                    waiting[client, number] = past
+            if waiting:
+                moved = await self._write_for(waiting)
         finally:
             with ExitStack() as results:  # one that raises keeps its own from no other client
                 for client, number in waiting:
                     results.callback(client.noop_done, number, moved=moved)
         await self._learn_oplog_size()
 
-    async def _write_for(self, waiting: Iterable[tuple[NoOpClient, int]], past: Timestamp) -> bool:
-        """Make a no-op write for these requests; return the result as for ``noop_done``."""
+    async def _write_for(self, waiting: Mapping[tuple[NoOpClient, int], Timestamp]) -> bool:
+        """Make a no-op write past the times of these requests; return ``moved``, their result."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self.budget.spend(begun)
-        for client, number in waiting:
-            client.noop_sent(number, self._takes)
-        moved = await self._write(past)
+        for (client, number), past in waiting.items():
+            client.noop_sent(number, past, self._takes)
+        moved = await self._write(max(waiting.values()))
         if self._failing:
             self._not_before = loop.time() + self._backoff.next_pause()
         else:

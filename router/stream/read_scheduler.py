@@ -198,7 +198,6 @@ class ReadScheduler:
                 again = min(again, rounds.next_start(now) + COLLECTING_TIME)
                 continue
             if remote.noops.state == "none":
-                remote.ask_in(number, latest)
                 self._move_past(remote, latest, now)
             if remote.noops.state == "none":
                 again = min(again, max(remote.noops.again, now + _LEAST_INTERVAL))
@@ -210,9 +209,9 @@ class ReadScheduler:
             remote.overdue.expect_beyond(latest, now)
             if now >= remote.noops.again:
                 remote.noops.delay_repetition(now)
-            self._ask(remote)
+            self._ask(remote, latest)
         elif not self._settings.writes_noops:
-            self._ask(remote)
+            self._ask(remote, latest)
         elif remote.noops.may_request(latest, now):
             remote.noops.request(latest)
             target = self._noop_writer.target(remote.target, remote.queue.host)
@@ -229,22 +228,20 @@ class ReadScheduler:
         latest = None if self._suspended else self._stream.laggards().get(number)
         if latest is None or remote.is_beyond(latest):
             remote.noops.withdraw()
-            remote.ask_again()
             self._check_in(0.0, arriving=True)
             return None
-        remote.noops.extend(latest)
         return latest
 
-    def noop_sent(self, number: int, takes: float) -> None:
+    def noop_sent(self, number: int, past: Timestamp, takes: float) -> None:
         """Ask for the watermark of a remote's member, to be answered just after the no-op write.
 
-        ``takes`` is the seconds that the write is expected to take.
+        That moves the member ``past`` a time, and is expected to take ``takes`` seconds.
         """
         remote = self._remotes.get(number)
         if remote is not None:
-            remote.noops.record_sent()
+            remote.noops.record_sent(past)
             remote.waits.reset()
-            self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
+            self._ask(remote, past, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
     def noop_done(self, number: int, *, moved: bool) -> None:
         """Record the result of a no-op write, and look whether members still keep events back."""
@@ -256,19 +253,20 @@ class ReadScheduler:
                 remote.record_noop(past, now)
             self._check_in(0.0, arriving=True)
 
-    def _ask(self, remote: Remote, takes: float | None = None) -> None:
-        """Request the remote's watermark, as of now or of ``takes`` seconds from now.
+    def _ask(self, remote: Remote, past: Timestamp, takes: float | None = None) -> None:
+        """Request a watermark ``past`` a time, as of now or of ``takes`` seconds from now.
 
         A remote whose getMore is delayed gets it; one whose getMore waits is asked by its progress
         cursor. A getMore may be delayed while the last one still waits, if the progress cursor was
         asked since. ``takes`` is the time that a no-op write needs.
         """
-        cursor = remote.cursor
+        cursor, now = remote.cursor, self._loop.time()
+        remote.ask_in(self._flow.rounds.number(now), past)
         if remote.is_delayed:
             cursor.set_await(remote.waits.next_pause() if takes is None else takes)
             self._end_delay(remote)
         if remote.idle and not remote.topology:
             soon = (takes or 0.0) + self._settings.probe_worth
-            may_probe = remote.may_probe(self._loop.time())
+            may_probe = remote.may_probe(now)
             if cursor.can_probe(soon if may_probe else max(soon, _LONG_WAIT)):
                 self._remotes.probe(remote, remote.waits.next_pause() if takes is None else takes)

@@ -49,7 +49,7 @@ class Requests:
             self.withdrawn.append(number)
         return wanted
 
-    def noop_sent(self, number: int, takes: float) -> None:
+    def noop_sent(self, number: int, past: Timestamp, takes: float) -> None:
         self.sent.append(number)
 
     def noop_done(self, number: int, *, moved: bool) -> None:
