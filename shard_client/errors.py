@@ -275,9 +275,11 @@ def is_resumable(error: CommandError) -> bool:
     return error.code in _REOPENED or RESUMABLE_LABEL in error.labels
 
 
-def blames_member(error: CommandError) -> bool:
+def blames_member(error: Exception) -> bool:
     """Return whether ``error`` (not primary, or unreachable) requires selecting a member again."""
-    return error.code in NOT_PRIMARY_CODES or error.code in _NETWORK
+    if isinstance(error, CommandError):
+        return error.code in NOT_PRIMARY_CODES or error.code in _NETWORK
+    return isinstance(error, NetworkError)
 
 
 def from_network(error: NetworkError, address: str) -> CommandError:

@@ -150,7 +150,7 @@ class Cluster:
             try:
                 return await self._read_list_once()
             except (CommandError, NetworkError) as failure:
-                error = _retriable(failure)
+                error = _retriable(failure, "the config server")
                 if not is_resumable(error):
                     raise error from failure
             report = log.debug if self._list_error else log.warning
@@ -176,24 +176,23 @@ class Cluster:
         """
         most = self._settings.open_timeout if timeout is None else timeout
         known = None if greet else self._sets.get(target)
+        primary = None if known is None else known.primary
         try:
-            if known is not None and (address := known.primary) is not None:
-                try:
-                    connection = await self.pool.take(address, most)
-                except NetworkError as error:
-                    known.distrust(address)
-                    raise from_network(error, format_address(address)) from error
+            if primary is not None:
+                connection = await self.pool.take(primary, most)
             else:
                 dialer = MemberDialer(self, target, None if known else host)
                 connection = await dialer.connect(most)
-        except CommandError as error:
-            raise _retriable(error) from error
+        except (CommandError, NetworkError) as error:
+            if primary is not None and isinstance(error, NetworkError):
+                self.distrust(target, primary)
+            name = target if primary is None else format_address(primary)
+            raise _retriable(error, name) from error
         try:
             yield connection
         except (CommandError, NetworkError, ProtocolError) as error:
-            if not isinstance(error, CommandError) or blames_member(error):
-                if (followed := self._sets.get(target)) is not None:
-                    followed.distrust(connection.address)
+            if isinstance(error, ProtocolError) or blames_member(error):
+                self.distrust(target, connection.address)
                 self.pool.forget(connection.address)
             raise
         finally:
@@ -214,33 +213,33 @@ class Cluster:
         async with self.lend(target, host) as connection:
             return await connection.command(database, command, timeout=timeout)
 
-    async def find_replica_set(
-        self, target: str, host: str | None, *, fresh: bool, compare: bool = True
-    ) -> ReplicaSet:
-        """Return the replica set that serves ``target`` according to the newest shard list.
+    def is_listed_at(self, target: str, host: str | None) -> bool:
+        """Return whether ``host`` is that of the shard list, in which an old event's may differ."""
+        return host is None or host == self._hosts.get(target)
 
-        With ``compare``, the list is read again if ``host`` differs from it, since an old event may
-        contain outdated hosts; with ``fresh``, in any case. ``host`` serves a target that is not in
-        the list. Raises CommandError (70 ShardNotFound).
+    async def refresh(self) -> None:
+        """Read the shard list again, within a second, where a shard may have moved; never fails."""
+        try:
+            await self.shards(_REFRESH_TIMEOUT)
+        except CommandError as error:
+            log.warning("cannot read the shard list", error=str(error))
+
+    def replica_set(self, target: str, host: str | None = None) -> ReplicaSet:
+        """Return the replica set that serves ``target`` according to the latest shard list.
+
+        ``host`` serves a target that is not in the list. It is a different object after the shard
+        has moved to other hosts. Raises CommandError (70 ShardNotFound).
         """
-        differs = compare and host is not None and host != self._hosts.get(target)
-        if target != CONFIG and (fresh or differs):
-            try:
-                await self.shards(_REFRESH_TIMEOUT)
-            except CommandError as error:
-                log.warning("cannot read the shard list", error=str(error))
         if target not in self._sets:
             if host is None:
                 raise CommandError(ErrorCode.ShardNotFound, f"Shard {target} not found")
             self._follow(target, host)
         return self._sets[target]
 
-    def replica_set(self, target: str) -> ReplicaSet | None:
-        """Return the replica set of ``target`` without reading the shard list; None if unknown.
-
-        It is a different object after the shard has moved to other hosts.
-        """
-        return self._sets.get(target)
+    def distrust(self, target: str, address: Address) -> None:
+        """Let no connection to ``target`` lead to this member before a hello has shown its role."""
+        if (replica_set := self._sets.get(target)) is not None:
+            replica_set.distrust(address)
 
     @property
     def targets(self) -> int:
@@ -355,7 +354,7 @@ class MemberDialer:
     target: str
     host: str | None = None
     preference: ReadPreference = PRIMARY
-    _replica_set: ReplicaSet | None = None
+    _compared: bool = False
 
     @property
     def pool(self) -> ConnectionPool:
@@ -372,10 +371,13 @@ class MemberDialer:
         deadline = loop.time() + timeout
         backoff = Backoff(0.01, 1.0)
         failed = False
+        if not self._compared and not self.cluster.is_listed_at(self.target, self.host):
+            await self.cluster.refresh()
+        self._compared = True
         while True:
             left = max(0.001, deadline - loop.time())
             try:
-                return await self._attempt(left if failed else left / 2, fresh=failed)
+                return await self._attempt(left if failed else left / 2)
             except CommandError as error:
                 report = log.debug if failed else log.warning
                 report("cannot connect", target=self.target, error=str(error))
@@ -384,6 +386,8 @@ class MemberDialer:
                 if not is_resumable(error) or loop.time() + pause >= deadline:
                     raise
             await asyncio.sleep(pause)
+            if self.target != CONFIG:
+                await self.cluster.refresh()
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
         """Return a connection to this member, regardless of its role.
@@ -394,25 +398,20 @@ class MemberDialer:
 
     def distrust(self, address: Address) -> None:
         """Do not connect to this member again before a new hello has shown its role."""
-        if self._replica_set is not None:
-            self._replica_set.distrust(address)
+        self.cluster.distrust(self.target, address)
 
     def kill_later(self, cursor: OpenCursor) -> None:
         """Kill a cursor soon, or once its member answers again."""
         self.cluster.cursor_reaper.add(cursor)
 
-    async def _attempt(self, timeout: float, *, fresh: bool) -> Connection:
-        compare = self._replica_set is None
-        replica_set = await self.cluster.find_replica_set(
-            self.target, self.host, fresh=fresh, compare=compare
-        )
-        self._replica_set = replica_set
+    async def _attempt(self, timeout: float) -> Connection:
+        replica_set = self.cluster.replica_set(self.target, self.host)
         address = await replica_set.select(self.preference, timeout)
         try:
             left = min(timeout, self.cluster.connect_timeout)
             connection = await self.pool.take(address, left, greet=True)
         except NetworkError as error:
-            replica_set.distrust(address)
+            self.distrust(address)
             raise from_network(error, format_address(address)) from error
         hello = self._identified(connection).hello
         replica_set.observe(address, hello)
@@ -424,7 +423,7 @@ class MemberDialer:
         else:
             return connection
         self.pool.give_back(connection)
-        replica_set.distrust(address)
+        self.distrust(address)
         raise CommandError(ErrorCode.NotWritablePrimary, f"{format_address(address)} {problem}")
 
     def _identified(self, connection: Connection) -> Connection:
@@ -445,10 +444,10 @@ def _time_of(reply: Mapping[str, Any]) -> Timestamp:
     return time
 
 
-def _retriable(failure: CommandError | NetworkError) -> CommandError:
+def _retriable(failure: CommandError | NetworkError, server: str) -> CommandError:
     """Return the failure as a CommandError for the client, labelled resumable if it is."""
     if isinstance(failure, NetworkError):
-        failure = from_network(failure, "the config server")
+        failure = from_network(failure, server)
     return failure.with_labels(RESUMABLE_LABEL) if is_resumable(failure) else failure
 
 

@@ -203,22 +203,19 @@ class CatalogPrimary:
     """The primary of the replica set that knows the users: of the config server, or of the set.
 
     Logins are relayed to it. It is the upstream of a router in front of a replica set.
-
-    Args:
-        cluster: the cluster.
     """
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
+        self._target = cluster.catalog
 
     async def serves(self, address: Address) -> bool:
         """Return whether ``address`` is the primary's; look for the primary if none is known.
 
         Raises CommandError (HostUnreachable, no primary answers within five seconds).
         """
-        target = self._cluster.catalog
-        with _search_for_primary(target):
-            replica_set = await self._cluster.find_replica_set(target, None, fresh=False)
+        with _search_for_primary(self._target):
+            replica_set = self._cluster.replica_set(self._target)
             return await replica_set.select(PRIMARY, _TIMEOUT) == address
 
     @asynccontextmanager
@@ -227,10 +224,9 @@ class CatalogPrimary:
 
         Raises CommandError (HostUnreachable, no primary answers within five seconds), NetworkError.
         """
-        target = self._cluster.catalog
         async with AsyncExitStack() as lent:
-            with _search_for_primary(target):
-                primary = self._cluster.lend(target, timeout=_TIMEOUT, greet=False)
+            with _search_for_primary(self._target):
+                primary = self._cluster.lend(self._target, timeout=_TIMEOUT, greet=False)
                 connection = await lent.enter_async_context(primary)
             yield connection
 
@@ -240,9 +236,8 @@ class CatalogPrimary:
         ``code`` is None for a reply without an error. A late reply of an earlier primary does not
         concern the present one.
         """
-        replica_set = self._cluster.replica_set(self._cluster.catalog)
-        if code in NOT_PRIMARY_CODES and replica_set is not None and address is not None:
-            replica_set.distrust(address)
+        if code in NOT_PRIMARY_CODES and address is not None:
+            self._cluster.distrust(self._target, address)
 
     def as_mongos(self, command: bytes, reply: bytes) -> bytes:
         """Return the reply to a client's command with a recovery token in a transaction.
@@ -256,16 +251,15 @@ class CatalogPrimary:
         """
         if find(command, b"autocommit") is None:
             return reply
-        return with_field(reply, "recoveryToken", {"recoveryShardId": self._cluster.catalog})
+        return with_field(reply, "recoveryToken", {"recoveryShardId": self._target})
 
     async def connect(self) -> Connection:
         """Open a connection that is not logged in.
 
         Raises CommandError: HostUnreachable, no primary answers within five seconds.
         """
-        target = self._cluster.catalog
-        with _search_for_primary(target):
-            async with self._cluster.lend(target, timeout=_TIMEOUT) as primary:
+        with _search_for_primary(self._target):
+            async with self._cluster.lend(self._target, timeout=_TIMEOUT) as primary:
                 return await _connect(self._cluster.access, primary.address, _TIMEOUT)
 
 

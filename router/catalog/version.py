@@ -130,23 +130,18 @@ class ClusterVersion:
         targets: dict[str, str | None] = {self.cluster.catalog: None, **shards}
         if self.upstream is not None:
             targets[_UPSTREAM] = None
-        answers = await asyncio.gather(*starmap(self._ask, targets.items()))
-        pairs = zip(targets, answers, strict=True)
-        known = {target: self._known[target] for target in targets if target in self._known}
-        known |= {
-            target: identity for target, identity in pairs if isinstance(identity, ServerIdentity)
-        }
-        self._known = known
-        if not known:
-            raise next(answer for answer in answers if isinstance(answer, NetworkError))
+        failures = await asyncio.gather(*starmap(self._ask, targets.items()))
+        self._known = {target: self._known[target] for target in targets if target in self._known}
+        if not self._known:
+            raise next(filter(None, failures))
         lowest = min(self._known.values(), key=lambda each: each.order)
         if lowest != self._told:
             self._told = lowest
             self.changed(lowest)
             log.info("Speaking for a cluster", version=lowest.version)
 
-    async def _ask(self, target: str, host: str | None) -> ServerIdentity | NetworkError:
-        """Return a server's version; the failure, if it does not tell it in time."""
+    async def _ask(self, target: str, host: str | None) -> NetworkError | None:
+        """Update a server's version in ``_known``; return the failure if it tells none in time."""
         try:
             upstream = self.upstream if target == _UPSTREAM else None
             lent = self.cluster.lend(target, host) if upstream is None else upstream.lend()
@@ -154,7 +149,8 @@ class ClusterVersion:
                 build_info = await connection.command(
                     "admin", {"buildInfo": 1}, timeout=self.ask_timeout
                 )
-                return ServerIdentity.of_server(connection.hello, build_info)
+                self._known[target] = ServerIdentity.of_server(connection.hello, build_info)
+                return None
         except (*_Failure, TimeoutError) as error:
             failure = NetworkError(f"{target or 'the upstream'} reports no version: {error!r}")
             log.debug(str(failure))

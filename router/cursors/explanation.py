@@ -6,11 +6,11 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
+from router.catalog.cluster_time import connections_to
 from router.lookup.pushdown import UPDATE_LOOKUP, LookupPlan
 from router.request.stream_request import StreamRequest, shard_command
 from router.stream.merged_stream import only_shard
 from router.stream.open_streams import OpenStreams
-from router.stream.opening import connections_to
 from shard_client.bson.resume_token import next_tick
 from shard_client.replica_set.replica_set import ReadPreference
 

@@ -35,7 +35,7 @@ async def json_lines(events: list[bytes], form: JSONOptions, turn: Turn) -> Asyn
         turn: awaited before each step of about PIECE_SIZE bytes.
     """
     while events:
-        some, size = cut(events, None, PIECE_SIZE, first=True)
+        some, size = cut(events, PIECE_SIZE, first=True)
         events = events[len(some) :]
         if size > PIECE_SIZE:
             yield await _large_line(some[0], form, turn)

@@ -201,7 +201,7 @@ class CompletingReader:
             return 0
         most = None if batch_size is None else batch_size - len(events)
         space = self.client_reader.reply_bytes - size - ELEMENT_OVERHEAD * len(events)
-        part, part_size = cut(self._completed, most, space, first=not events)
+        part, part_size = cut(self._completed[:most], space, first=not events)
         self._completed = self._completed[len(part) :]
         events += part
         self._held.size -= part_size

@@ -120,7 +120,7 @@ class EventLog:
         """
         block, offset = self._at(number)
         end = None if max_events is None else offset + max_events
-        return cut(block.events[offset:end], max_events, space, first=first)
+        return cut(block.events[offset:end], space, first=first)
 
     def rest_of_block(self, number: int, memory: int | None = None) -> list[bytes]:
         """Return a copy of the events from ``number`` up to the end of its block.
@@ -146,24 +146,15 @@ class EventLog:
         return block, number - block.first
 
 
-def cut(
-    events: list[bytes], max_events: int | None, space: int, *, first: bool
-) -> tuple[list[bytes], int]:
+def cut(events: list[bytes], space: int, *, first: bool) -> tuple[list[bytes], int]:
     """Return the longest prefix of ``events`` that fits into a batch, and its size in bytes.
 
-    At most ``max_events`` that fit into ``space`` bytes. The event being added counts with its
-    size; each event before it counts with its size and the array overhead. With ``first`` the
-    batch is still empty, so one event is returned whatever its size
-    (docs/protocol.md#cursor-replies).
+    It fits into ``space`` bytes: the event being added counts with its size; each event before it
+    counts with its size and the array overhead. With ``first`` the batch is still empty, so one
+    event is returned whatever its size (docs/protocol.md#cursor-replies).
     """
-    count = len(events)
-    if max_events is not None and max_events < count:
-        count = max_events
-    if count <= 0:
-        return [], 0
-    taken = events[:count]
-    sizes = list(accumulate(map(len, taken)))
-    if sizes[-1] + ELEMENT_OVERHEAD * count > space:
+    count, sizes = len(events), list(accumulate(map(len, events)))
+    if count and sizes[-1] + ELEMENT_OVERHEAD * count > space:
         fits = bisect_right(range(count), space, key=lambda i: sizes[i] + ELEMENT_OVERHEAD * i)
-        taken = taken[: max(fits, 1) if first else fits]
-    return taken, sizes[len(taken) - 1] if taken else 0
+        events = events[: max(fits, 1) if first else fits]
+    return events, sizes[len(events) - 1] if events else 0

@@ -286,11 +286,8 @@ class FanOut:
     def _assign(self, events: Sequence[bytes], position: LogPosition) -> list[Incarnation]:
         """Add events to the incarnations of their namespaces; return those that have some."""
         met: dict[Incarnation, None] = {}
-        read, incarnations, databases = (
-            self._namespaces.read,
-            position.incarnations,
-            position.databases,
-        )
+        read = self._namespaces.read
+        incarnations, databases = position.incarnations, position.databases
         for event in events:
             operations, database_names, collections = read(event)
             operation = _text(event, operations) or b""

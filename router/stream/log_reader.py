@@ -1,10 +1,9 @@
 """Log readers: one client's reading of a merged stream."""
 
-from enum import Enum
 from typing import Final, NamedTuple
 
 from router.request.resume_point import ResumePoint, StartingPoint
-from router.stream.event_log import ELEMENT_OVERHEAD, EventLog, cut
+from router.stream.event_log import ELEMENT_OVERHEAD, cut
 from router.stream.membership import ShardSpan
 from router.stream.views import PartialView, View
 from shard_client.bson.resume_token import TIME_DIGITS
@@ -28,24 +27,15 @@ class Batch(NamedTuple):
     closed: bool
 
 
-class _Phase(Enum):
-    """What a log reader does with the next events of its view's log."""
-
-    SKIPPING = "leaves them out up to the sort key that it needed when it came to the view"
-    RESUMING = "compares them with the token after which the client resumes"
-    READING = "returns them"
-    FAILED = "returns none: the token's event is missing"
-
-
 class LogReader:
     """Reads a merged stream for one client (docs/design.md#many-clients).
 
     Many log readers share one stream; each has its own high water mark. A log reader is ``lost`` if
     the log has dropped its next events: then ``continue_on`` a view that covers ``needs``.
 
-    On each view it begins in the phase SKIPPING. With the first event beyond, RESUMING follows if
-    the token of its resume point has still to be passed, otherwise READING. RESUMING ends with the
-    first event beyond the token: in READING, or in FAILED if the token's own has not come before.
+    On each view it first skips the events that it does not need. Those that follow it compares with
+    its resume point, until that has been passed; then it returns them. It fails, and returns none,
+    if the resume point's own event is missing.
     """
 
     def __init__(self, view: View, point: StartingPoint) -> None:
@@ -55,7 +45,7 @@ class LogReader:
         self._resume: ResumePoint | None = None
         """The resume point, also once it has been passed: it knows the rewritten tokens."""
         self._error: CommandError | None = None
-        """Why it is FAILED."""
+        """Why it has failed."""
         self._taken: list[bytes] = []
         """Events that it has read from the log, but not returned yet: those that share the last
         one's key, and those of the block in which the resume point was passed."""
@@ -71,12 +61,12 @@ class LogReader:
     @property
     def lost(self) -> bool:
         """Whether the log has dropped the next events, or they lie beyond the stream's end."""
-        if self._taken or self._phase is _Phase.FAILED:
+        if self._taken or self._error is not None:
             return False
         view = self.view
         if self.number < view.log.start:
             return True
-        if self._phase is not _Phase.SKIPPING or not view.ended:
+        if not (self._skipping and view.ended):
             return False
         # From the end's own time on, a separate stream would end at the same event.
         return self._after[:TIME_DIGITS] > view.low_watermark[:TIME_DIGITS]
@@ -124,7 +114,9 @@ class LogReader:
             rewritten = frozenset[bytes]() if self._resume is None else self._resume.rewritten
             kept = rewritten if self._mark.key in rewritten else {self._mark.key}
             self._taken = [event for event in self._taken if event_key(event) in kept]
-        self._phase, self._error = _Phase.SKIPPING, None
+        self._error = None
+        self._skipping = True
+        """Whether no event beyond ``_after`` has come yet."""
         self.view = view
         """What it reads."""
         self._stream = view.stream if isinstance(view, PartialView) else view
@@ -201,7 +193,7 @@ class LogReader:
     @property
     def _over(self) -> bool:
         """Whether the stream has ended or failed, provided that nothing is left to read."""
-        if self._phase is _Phase.FAILED:
+        if self._error is not None:
             return True
         view = self.view
         return (view.error is not None or view.ended) and not self.lost
@@ -212,30 +204,25 @@ class LogReader:
         The stream releases more events if the log has none left.
         """
         log = self.view.log
-        while not self._taken and self._phase is not _Phase.FAILED and self.number >= log.start:
+        while not self._taken and self._error is None and self.number >= log.start:
+            resume = self._pending
             if self.number == log.end and not self.view.release():
-                view, resume = self.view, self._pending
+                view = self.view
                 if resume is not None and (view.ended or resume.waits(view.low_watermark)):
                     self._compare(resume, [], all_arrived=True)
                 break
-            if self._phase is _Phase.READING:
+            if self._skipping:
+                self.number = max(self.number, log.number_beyond(self._after))
+                self._skipping = self.number == log.end
+            elif resume is None:
                 return True
-            self._leave_out(log)
+            else:
+                for key in self._stream.skipped_invalidates:
+                    resume.skipped_invalidates(key)
+                events = resume.concerned(log.rest_of_block(self.number))
+                self._compare(resume, events)
+                self.number += len(events)
         return bool(self._taken)
-
-    def _leave_out(self, log: EventLog) -> None:
-        """Leave out the next events that the client must not receive."""
-        resume = self._pending
-        if self._phase is _Phase.SKIPPING:
-            self.number = max(self.number, log.number_beyond(self._after))
-            if self.number < log.end:
-                self._phase = _Phase.READING if resume is None else _Phase.RESUMING
-        elif resume is not None:
-            for key in self._stream.skipped_invalidates:
-                resume.skipped_invalidates(key)
-            events = resume.concerned(log.rest_of_block(self.number))
-            self._compare(resume, events)
-            self.number += len(events)
 
     def _compare(
         self, resume: ResumePoint, events: list[bytes], *, all_arrived: bool = False
@@ -245,14 +232,11 @@ class LogReader:
             self._taken = resume.drop_seen(events, all_arrived=all_arrived)
         except CommandError as error:
             # No event beyond a resume point that was not found is ever returned.
-            self._phase, self._error = _Phase.FAILED, error
-        else:
-            if resume.passed:
-                self._phase = _Phase.READING
+            self._error = error
 
     def _read(self, wanted: int | None, space: int, *, first: bool) -> tuple[list[bytes], int]:
         if self._taken:
-            part, size = cut(self._taken, wanted, space, first=first)
+            part, size = cut(self._taken[:wanted], space, first=first)
             self._taken = self._taken[len(part) :]
         else:
             part, size = self.view.log.read(self.number, wanted, space, first=first)
@@ -261,7 +245,7 @@ class LogReader:
 
     def _hold_equals(self) -> None:
         """Hold the events with the last event's key: no stream can resume between equal tokens."""
-        if not self._taken and self._phase is _Phase.READING:
+        if not self._taken:
             self._taken = self.view.log.events_with_key(self.number, self._mark.key)
             self.number += len(self._taken)
 
@@ -272,4 +256,3 @@ class LogReader:
             self._mark = mark
             if (resume := self._pending) is not None and resume.found:
                 resume.passed = True  # the mark is beyond it, and so is every event to come
-                self._phase = _Phase.READING

@@ -1,31 +1,41 @@
 """No-op writes: commands after which an idle member's oplog has an entry after a cluster time, so
-that the member's watermark passes that time.
+that the member's watermark passes that time. Streams request them, and one writer serves them all.
 
 See docs/design.md#idle-shards; source of the commands: docs/protocol.md#sharded-cluster.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager, ExitStack
-from typing import Any, Final, Protocol
+from math import inf
+from typing import Any, Final, Literal, Protocol
 
 import structlog
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import REFUSED_SECONDS, Cluster
+from router.limits.token_bucket import TokenBucket
 from router.status.loads import MemberLoad, MemberLoads
-from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick
-from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
+from shard_client.errors import (
+    CommandError,
+    ErrorCode,
+    NetworkError,
+    ProtocolError,
+    blames_member,
+)
 from shard_client.wire.connection import Address, Connection
 
 log = structlog.get_logger()
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
 """Seconds without no-op writes after a failed one; the pause doubles with each failure."""
+
+_AGAIN, _AGAIN_MOST = 0.1, 2.0
+"""Seconds, doubling up to a maximum, before a no-op write without effect is repeated."""
 
 _TAKES = 0.001
 """Initial estimate of the seconds that a no-op write takes; replaced by a moving average."""
@@ -45,6 +55,52 @@ _NOT_ALLOWED = frozenset(
 )
 
 
+class NoOpRequests:
+    """The no-op writes that a stream requests for a remote's member, one at a time.
+
+    Others read its fields; its methods alone change them.
+    """
+
+    def __init__(self) -> None:
+        self.state: Literal["none", "requested", "sent"] = "none"
+        self.count = 0
+        """Number of no-op writes that have been requested."""
+        self.again = -inf
+        """The time from which a write past the same time may be requested again."""
+        self.pauses = Backoff(_AGAIN, _AGAIN_MOST, jitter=0)
+        """The times until it may; they start over once the watermark has advanced as needed."""
+        self._past = Timestamp(0, 0)
+
+    def may_request(self, past: Timestamp, now: float) -> bool:
+        """Return whether a write that moves the member past this time may be requested now."""
+        return past > self._past or now >= self.again
+
+    def request(self, past: Timestamp) -> None:
+        """Record the request for a write past this time."""
+        if past > self._past:
+            self.pauses.reset()
+        self._past, self.state = past, "requested"
+        self.count += 1
+
+    def record_sent(self, past: Timestamp) -> None:
+        """Record that the write is being sent: past a later time, if more events have arrived."""
+        self._past, self.state = past, "sent"
+
+    def withdraw(self) -> None:
+        """Record that the requested write was not sent: no event needed it any more."""
+        self.state = "none"
+
+    def record_end(self, now: float) -> Timestamp:
+        """Record the end of a write, and delay its repetition; return the time that it passed."""
+        self.state = "none"
+        self.delay_repetition(now)
+        return self._past
+
+    def delay_repetition(self, now: float) -> None:
+        """Let the same write be requested again after a pause only."""
+        self.again = now + self.pauses.next_pause()
+
+
 class NoOpClient(Protocol):
     """Requests no-op writes for its remotes, by number."""
 
@@ -55,8 +111,8 @@ class NoOpClient(Protocol):
         request; if no other is left, nothing is sent.
         """
 
-    def noop_sent(self, number: int, takes: float) -> None:
-        """Record that the write is being sent; it is expected to take ``takes`` seconds."""
+    def noop_sent(self, number: int, past: Timestamp, takes: float) -> None:
+        """Record that the write past this time is sent, which should take ``takes`` seconds."""
 
     def noop_done(self, number: int, *, moved: bool) -> None:
         """Record the result of the request.
@@ -116,7 +172,7 @@ class NoOpTarget:
         self._task: asyncio.Task[None] | None = None
         self._primary: Address | None = None
         self._oplog_asked: Address | None = None
-        self._not_before = float("-inf")
+        self._not_before = -inf
         self._backoff = Backoff(_FIRST_PAUSE, _LONGEST_PAUSE)
         self._refused_until: float | None = None
         """Until when the member gets reads; None if it has not refused a no-op write."""
@@ -154,31 +210,30 @@ class NoOpTarget:
 
     async def _serve(self) -> None:
         """Make one no-op write for the requests so far that are still wanted; report its result."""
-        waiting, self._waiting = dict.fromkeys(self._waiting), []
-        times: list[Timestamp] = []
+        waiting, self._waiting = dict.fromkeys(self._waiting, Timestamp(0, 0)), []
         moved = False
         try:
             for client, number in list(waiting):
                 if (past := client.noop_wanted(number)) is None:
                     del waiting[client, number]
                 else:
-                    times.append(past)
-            if times:
-                moved = await self._write_for(waiting, max(times))
+                    waiting[client, number] = past
+            if waiting:
+                moved = await self._write_for(waiting)
         finally:
             with ExitStack() as results:  # one that raises keeps its own from no other client
                 for client, number in waiting:
                     results.callback(client.noop_done, number, moved=moved)
         await self._learn_oplog_size()
 
-    async def _write_for(self, waiting: Iterable[tuple[NoOpClient, int]], past: Timestamp) -> bool:
-        """Make a no-op write for these requests; return the result as for ``noop_done``."""
+    async def _write_for(self, waiting: Mapping[tuple[NoOpClient, int], Timestamp]) -> bool:
+        """Make a no-op write past the times of these requests; return ``moved``, their result."""
         loop = asyncio.get_running_loop()
         begun = loop.time()
         self.budget.spend(begun)
-        for client, number in waiting:
-            client.noop_sent(number, self._takes)
-        moved = await self._write(past)
+        for (client, number), past in waiting.items():
+            client.noop_sent(number, past, self._takes)
+        moved = await self._write(max(waiting.values()))
         if self._failing:
             self._not_before = loop.time() + self._backoff.next_pause()
         else:
@@ -199,17 +254,17 @@ class NoOpTarget:
     async def _write(self, past: Timestamp) -> bool:
         """Send one no-op write, or a read if the member refuses no-op writes.
 
-        A command over a connection that was cut unnoticed is sent once more. Return whether the
-        member's oplog is known to be past the time, which a read does not show.
+        The command is repeated at once if the connection was cut unnoticed, or if the member is no
+        longer the primary. Return whether the member's oplog is known to be past the time, which a
+        read does not show.
         """
-        error: Exception | None = None
         now, refused_until = asyncio.get_running_loop().time(), self._refused_until
-        by_noop = refused_until is None or now >= refused_until
+        by_noop, repeated = refused_until is None or now >= refused_until, False
         while True:
             try:
                 await self._send(past, by_noop=by_noop)
-            except (CommandError, NetworkError, ProtocolError) as failure:
-                code = failure.code if isinstance(failure, CommandError) else None
+            except (CommandError, NetworkError, ProtocolError) as error:
+                code = error.code if isinstance(error, CommandError) else None
                 if code == ErrorCode.StaleClusterTime:
                     self._failing = False
                     return True  # it was there already
@@ -218,22 +273,21 @@ class NoOpTarget:
                     report(
                         "the member refuses no-op writes; the router reads from it instead",
                         target=self._name,
-                        error=str(failure),
+                        error=str(error),
                     )
                     self._refused_until, by_noop = now + REFUSED_SECONDS, False
-                    continue
-                is_second, error = error is not None, failure
-                if is_second:
-                    break
+                elif repeated or not blames_member(error):
+                    report = log.debug if self._failing else log.info
+                    report("no-op write failed", target=self._name, error=str(error))
+                    self._failing = True
+                    return False
+                else:
+                    repeated = True
             else:
                 self._failing = False
                 if by_noop:
                     self._refused_until = None
                 return by_noop
-        report = log.debug if self._failing else log.info
-        report("no-op write failed", target=self._name, error=str(error))
-        self._failing = True
-        return False
 
     async def _send(self, past: Timestamp, *, by_noop: bool) -> None:
         clock = self._cluster.clock
@@ -281,17 +335,21 @@ class NoOpTarget:
         }
 
     async def _learn_oplog_size(self) -> None:
-        """Ask each primary once for its oplog's maximum size, and limit the budget by it."""
+        """Limit the budget by the maximum size of the primary's oplog.
+
+        Each primary is asked until it has answered or refused.
+        """
         if self._primary == self._oplog_asked:
             return
-        self._oplog_asked = self._primary
+        asked, answer = {"collStats": "oplog.rs"}, dict[str, Any]()
         try:
             async with self._lend() as connection:
-                asked = {"collStats": "oplog.rs"}
                 answer = await connection.command("local", asked, timeout=self._timeout)
         except (CommandError, NetworkError) as error:
             log.info("cannot read the size of the oplog", target=self._name, error=str(error))
-            return
+            if blames_member(error):
+                return
+        self._oplog_asked = self._primary
         size = answer.get("maxSize")
         if isinstance(size, int | float) and size > 0:
             most = size / (LEAST_SECONDS * NOOP_BYTES) * self._noop_share

@@ -1,9 +1,9 @@
 """The open streams of a process: identical requests share one (docs/design.md#many-clients)."""
 
 import asyncio
-from collections.abc import Iterator, Set
+from collections.abc import Set
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Final
@@ -12,6 +12,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.cluster import Cluster
+from router.catalog.cluster_time import ClusterTimeFetcher
 from router.limits.admission import Admission, Quota
 from router.limits.memory import Memory
 from router.request.stream_request import StreamRequest
@@ -19,7 +20,6 @@ from router.status.loads import MemberLoads
 from router.stream.membership import ShardSpan
 from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
-from router.stream.opening import ClusterTimeFetcher, locate
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
 from router.stream.sharing import Candidates, SharingPolicy, Source
@@ -27,7 +27,7 @@ from router.stream_settings import StreamSettings
 from router.tasks.owned_tasks import AwaitedTasks
 from router.tasks.shared_answer import result_of
 from shard_client import spans
-from shard_client.bson.resume_token import first_key
+from shard_client.bson.resume_token import first_key, next_tick
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.replica_set.replica_set import ReadPreference
 
@@ -36,22 +36,6 @@ log = structlog.get_logger()
 _LEAST_REPLY: Final = 64 * 1024
 
 _NUMBERS: Final = count(1)
-
-
-@dataclass(slots=True)
-class _Identical:
-    """The open streams of one identity; readers that have caught up join ``main``."""
-
-    main: RunningStream
-    others: list[RunningStream] = field(default_factory=list)
-
-    def __iter__(self) -> Iterator[RunningStream]:
-        return iter((self.main, *self.others))
-
-    def make_main(self, stream: RunningStream) -> None:
-        """Let readers join ``stream``, a new one or one of the others."""
-        self.others = [other for other in self if other is not stream]
-        self.main = stream
 
 
 class OpenStreams:
@@ -77,7 +61,8 @@ class OpenStreams:
         self._settings = settings
         self._loop = asyncio.get_running_loop()
         self.cluster_time = ClusterTimeFetcher(cluster, settings)
-        self._by_key: dict[bytes, _Identical] = {}
+        self._by_key: dict[bytes, list[RunningStream]] = {}
+        """The streams by identity: the main one first, which readers join once they catch up."""
         self._locating: dict[bytes, asyncio.Task[MergedStream]] = {}
         """The streams whose shards or start are not known yet, by their identity."""
         self._tasks = AwaitedTasks()
@@ -139,7 +124,7 @@ class OpenStreams:
 
     def _find(
         self,
-        identical: _Identical,
+        identical: list[RunningStream],
         start_at: Timestamp,
         after: bytes,
         needed: Set[ShardSpan],
@@ -156,8 +141,8 @@ class OpenStreams:
                 continue
             if in_backlog and not stream.readers and stream.merged.reached < after:
                 continue
-            if self._is_late(identical.main, start_at):
-                identical.make_main(stream)
+            if self._is_late(identical[0], start_at):
+                identical.insert(0, identical.pop(identical.index(stream)))
             return stream
         return None
 
@@ -188,11 +173,10 @@ class OpenStreams:
                 merged = await self._locate(key, request, settings, needed)
                 self._check_not_closed()
                 stream = RunningStream(request, merged, resources, ticket, partial(self._gone, key))
-                identical = self._by_key.setdefault(key, _Identical(stream))
-                if self._is_late(identical.main, start_at):
-                    identical.make_main(stream)
-                elif identical.main is not stream:
-                    identical.others.append(stream)
+                self._by_key.setdefault(key, []).append(stream)
+                identical = self._by_key[key]
+                if self._is_late(identical[0], start_at):
+                    identical.insert(0, identical.pop())
                 stream.open(most, deadline)
                 return await self._enter(stream)
             except BaseException as error:
@@ -230,21 +214,21 @@ class OpenStreams:
         return not stream.healthy if time is None else stream.is_late(time)
 
     def _gone(self, key: bytes, stream: RunningStream) -> None:
-        identical = self._by_key.get(key)
-        if identical is None or stream not in identical:
+        identical = self._by_key.get(key, [])
+        if stream not in identical:
             return
-        if stream is not identical.main:
-            identical.others.remove(stream)
-        elif identical.others:
-            identical.main = identical.others.pop()  # the newest
-        else:
+        was_main = identical[0] is stream
+        identical.remove(stream)
+        if not identical:
             del self._by_key[key]
+        elif was_main:
+            identical.insert(0, identical.pop())  # the newest
         self._tasks.start(stream.close(), "close remotes")
 
     def stream_to_join(self, key: bytes) -> RunningStream | None:
         """Return the stream of this identity that readers join once they have caught up."""
         identical = self._by_key.get(key)
-        return None if identical is None else identical.main
+        return None if identical is None else identical[0]
 
     def serves(self, key: bytes) -> bool:
         """Return whether the stream of this identity is open, or being opened."""
@@ -282,9 +266,48 @@ class OpenStreams:
         for locating in self._locating.values():
             locating.cancel()
         for key, identical in list(self._by_key.items()):
-            for stream in identical:
+            for stream in list(identical):
                 self._gone(key, stream)
         await self.cluster_time.close()
         await self.moving.wait()
         await self._tasks.wait()
         await self.resources.noop_writer.close()  # streams write no-ops until they are closed
+
+
+async def locate(
+    request: StreamRequest,
+    cluster: Cluster,
+    settings: StreamSettings,
+    cluster_time: ClusterTimeFetcher,
+    needed: Set[ShardSpan],
+) -> MergedStream:
+    """Return the merged stream of a request, with its shards and its start.
+
+    ``cluster_time`` returns the start of a stream that starts now. ``needed`` are the shard spans
+    of the stream that its client has left: they are read even if their shards have left. Raises
+    CommandError, labelled as mongos labels it, after ``open_timeout`` at the latest; 70
+    ShardNotFound if the cluster has no shards.
+    """
+    start_at = request.start_time
+    if start_at is None:
+        start_at, listed = await cluster_time.now(request)
+    else:
+        listed = await cluster.shards(settings.open_timeout)
+    shards = listed.hosts
+    if not shards and request.passthrough_to_shard is None:
+        raise CommandError(ErrorCode.ShardNotFound, "No shards found")
+    # A listed shard without a known end is still there. A missing shard without a known end left
+    # by the time the list was read, not long before.
+    left_by = first_key(next_tick(listed.by))
+    known = (
+        span._replace(until=left_by) if span.until is None and span.shard not in shards else span
+        for span in needed
+    )
+    return MergedStream(
+        request,
+        shards,
+        start_at=start_at,
+        topology_from=listed.before,
+        spans=sorted(known, key=lambda span: span[:3]),
+        draining=listed.draining,
+    )

@@ -1,4 +1,8 @@
-"""The read scheduler: which remotes read on, how long their getMores wait, and which get no-ops."""
+"""The read scheduler: which remotes read on, how long their getMores wait, and which get no-ops.
+
+It acts on one stream's remotes. ``flow_control`` decides for it, without I/O; ``noop_writer`` makes
+the no-op writes that the streams of the process request, within the budgets of the members.
+"""
 
 import asyncio
 from math import inf
@@ -6,8 +10,8 @@ from math import inf
 import structlog
 from bson.timestamp import Timestamp
 
+from router.stream.flow_control import COLLECTING_TIME, FlowControl
 from router.stream.merged_stream import MergedStream
-from router.stream.pacing import COLLECTING_TIME, FlowControl
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import WaitingReaders
 from shard_client.bson.resume_token import cluster_time_of
@@ -105,8 +109,13 @@ class ReadScheduler:
         """Set how long the next getMore waits; ``needed`` is whether events need the watermark."""
         key = remote.queue.watermark
         watermark = cluster_time_of(key) if key else None
-        if watermark is not None:
-            self._check_progress(remote, watermark, now)
+        if watermark is not None and remote.should_leave(watermark, now):
+            log.warning(
+                "member is left: it does not show what its replica set has written",
+                target=remote.target,
+                address=remote.cursor.address,
+            )
+            remote.cursor.leave_member()
         next_noop, alone = self._next_noop(remote, now), len(self._remotes) == 1
         wait = self._flow.next_wait(
             remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone
@@ -142,17 +151,6 @@ class ReadScheduler:
         if not waits and remote.may_probe(now):
             return None
         return target.next_done(now) - now
-
-    def _check_progress(self, remote: Remote, watermark: Timestamp, now: float) -> None:
-        """Leave a member whose watermark does not advance although its replica set has."""
-        remote.overdue.record_watermark(watermark)
-        if remote.idle and remote.overdue.give_up(now):
-            log.warning(
-                "member is left: it does not show what its replica set has written",
-                target=remote.target,
-                address=remote.cursor.address,
-            )
-            remote.cursor.leave_member()
 
     # Members that keep events back.
 
@@ -200,7 +198,6 @@ class ReadScheduler:
                 again = min(again, rounds.next_start(now) + COLLECTING_TIME)
                 continue
             if remote.noops.state == "none":
-                remote.ask_in(number, latest)
                 self._move_past(remote, latest, now)
             if remote.noops.state == "none":
                 again = min(again, max(remote.noops.again, now + _LEAST_INTERVAL))
@@ -212,9 +209,9 @@ class ReadScheduler:
             remote.overdue.expect_beyond(latest, now)
             if now >= remote.noops.again:
                 remote.noops.delay_repetition(now)
-            self._ask(remote)
+            self._ask(remote, latest)
         elif not self._settings.writes_noops:
-            self._ask(remote)
+            self._ask(remote, latest)
         elif remote.noops.may_request(latest, now):
             remote.noops.request(latest)
             target = self._noop_writer.target(remote.target, remote.queue.host)
@@ -231,22 +228,20 @@ class ReadScheduler:
         latest = None if self._suspended else self._stream.laggards().get(number)
         if latest is None or remote.is_beyond(latest):
             remote.noops.withdraw()
-            remote.ask_again()
             self._check_in(0.0, arriving=True)
             return None
-        remote.noops.extend(latest)
         return latest
 
-    def noop_sent(self, number: int, takes: float) -> None:
+    def noop_sent(self, number: int, past: Timestamp, takes: float) -> None:
         """Ask for the watermark of a remote's member, to be answered just after the no-op write.
 
-        ``takes`` is the seconds that the write is expected to take.
+        That moves the member ``past`` a time, and is expected to take ``takes`` seconds.
         """
         remote = self._remotes.get(number)
         if remote is not None:
-            remote.noops.record_sent()
+            remote.noops.record_sent(past)
             remote.waits.reset()
-            self._ask(remote, min(takes - _TRANSIT, self._settings.await_watermark_max))
+            self._ask(remote, past, min(takes - _TRANSIT, self._settings.await_watermark_max))
 
     def noop_done(self, number: int, *, moved: bool) -> None:
         """Record the result of a no-op write, and look whether members still keep events back."""
@@ -258,19 +253,20 @@ class ReadScheduler:
                 remote.record_noop(past, now)
             self._check_in(0.0, arriving=True)
 
-    def _ask(self, remote: Remote, takes: float | None = None) -> None:
-        """Request the remote's watermark, as of now or of ``takes`` seconds from now.
+    def _ask(self, remote: Remote, past: Timestamp, takes: float | None = None) -> None:
+        """Request a watermark ``past`` a time, as of now or of ``takes`` seconds from now.
 
         A remote whose getMore is delayed gets it; one whose getMore waits is asked by its progress
         cursor. A getMore may be delayed while the last one still waits, if the progress cursor was
         asked since. ``takes`` is the time that a no-op write needs.
         """
-        cursor = remote.cursor
+        cursor, now = remote.cursor, self._loop.time()
+        remote.ask_in(self._flow.rounds.number(now), past)
         if remote.is_delayed:
             cursor.set_await(remote.waits.next_pause() if takes is None else takes)
             self._end_delay(remote)
         if remote.idle and not remote.topology:
             soon = (takes or 0.0) + self._settings.probe_worth
-            may_probe = remote.may_probe(self._loop.time())
+            may_probe = remote.may_probe(now)
             if cursor.can_probe(soon if may_probe else max(soon, _LONG_WAIT)):
                 self._remotes.probe(remote, remote.waits.next_pause() if takes is None else takes)

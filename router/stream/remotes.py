@@ -11,14 +11,14 @@ from bson.int64 import Int64
 
 from router.catalog.cluster import Cluster, MemberDialer
 from router.limits.memory import Memory
+from router.limits.token_bucket import TokenBucket
 from router.request.progress_command import progress_command
 from router.request.stream_request import StreamRequest, shard_command, topology_command
 from router.status.loads import MemberLoads
+from router.stream.flow_control import PacedRemote
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import RemoteQueue
 from router.stream.noop_writer import NoOpWriter
-from router.stream.paced_remote import PacedRemote
-from router.stream.pacing import TokenBucket
 from router.stream_settings import StreamSettings
 from shard_client import spans
 from shard_client.bson.resume_token import cluster_time_of

@@ -18,9 +18,9 @@ from router.limits.admission import Ticket
 from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut
+from router.stream.flow_control import FlowControl
 from router.stream.log_reader import Batch, LogReader
 from router.stream.merged_stream import MergedStream
-from router.stream.pacing import FlowControl
 from router.stream.read_scheduler import ReadScheduler
 from router.stream.remotes import Remote, Remotes, StreamResources
 from router.stream.waiting_readers import Waiter, WaitingReaders, complete

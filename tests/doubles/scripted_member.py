@@ -282,7 +282,7 @@ class ScriptedMember:
         if last >= command["maxClusterTime"]:
             return {"ok": 0.0, "errmsg": "stale", "code": 209, "codeName": "StaleClusterTime"}
         top = max(self.now, last)
-        self.noop(Timestamp(top.time, top.inc + 1))
+        self.noop(max(Timestamp(top.time, top.inc + 1), command["maxClusterTime"]))
         if self.unreplicated:
             late = {"code": 64, "codeName": "WriteConcernFailed", "errmsg": "waiting timed out"}
             return {"writeConcernError": late}

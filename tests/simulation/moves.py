@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from random import Random
 from unittest import mock
 
-from router.stream import fan_out, sharing_records
+from router.stream import fan_out, sharing
 from router.stream.client_reader import ClientReader
-from router.stream.sharing import Source
-from router.stream.sharing_records import SharingDemand
+from router.stream.sharing import SharingDemand, Source
 
 _CONSTANTS = {
     "recent_events": (fan_out, "_RECENT_EVENTS"),
-    "bytes_of_a_scan": (sharing_records, "_BYTES_OF_A_SCAN"),
-    "pause": (sharing_records, "_PAUSE_IN_HOLDS"),
+    "bytes_of_a_scan": (sharing, "_BYTES_OF_A_SCAN"),
+    "pause": (sharing, "_PAUSE_IN_HOLDS"),
 }
 _LONGEST_PAUSE = 0.5
 """Seconds for which a scan is paused at a whim."""

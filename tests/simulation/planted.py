@@ -33,7 +33,7 @@ _PATH = ("router.stream", "router.filters", "router.cursors.cursor", "router.req
 
 _OFF_THE_PATH = frozenset(
     {
-        "match_compiler", "noop_writer", "opening", "paced_remote", "pacing", "read_scheduler",
+        "flow_control", "match_compiler", "noop_writer", "read_scheduler",
     }
 )  # fmt: skip
 """Modules of these packages that are not: they begin streams, or pace the reading of shards."""
@@ -47,9 +47,9 @@ _NOT_BETWEEN = frozenset(
         "_enter", "_fail_opening", "_gone", "_is_over", "_join", "_leave", "_locate", "_new",
         "_new_cursor", "_open_without_late", "_size_log", "_stop_if_broken", "cancel_step",
         "change", "clear", "close", "compile_filter", "compile_project", "compile_unset",
-        "describe", "end_delay", "enter", "fail", "find_or_open", "interrupt", "leave", "may_probe",
-        "open", "remote_failed", "remove", "retire_remote", "starting_point", "stop_reading",
-        "wait_opened",
+        "describe", "end_delay", "enter", "fail", "find_or_open", "interrupt", "leave", "locate",
+        "may_probe", "open", "remote_failed", "remove", "retire_remote", "starting_point",
+        "stop_reading", "wait_opened",
     }
 )  # fmt: skip
 """Functions that serve when something is opened, entered, fails or ends, not between a block and

@@ -51,7 +51,6 @@ async def test_the_driver_logs_in_too(secured: TestCluster, key_file: Path) -> N
     try:
         await cluster.shards()
         replica_set = cluster.replica_set("shard0")
-        assert replica_set is not None
         primary = await replica_set.select(PRIMARY, 10)
         # The driver asks the primary again, with a query that requires a login, and selects it.
         replica_set.distrust(primary)

@@ -8,6 +8,7 @@ import asyncio
 import pytest
 from bson import Timestamp
 
+from shard_client.errors import CommandError, ErrorCode
 from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
 from tests.doubles.scripted_member import ScriptedMember
 
@@ -67,3 +68,13 @@ async def test_a_stream_from_secondaries_opens_without_a_primary(
     preference = {"$readPreference": {"mode": "secondary"}}
     cursor, _first = await registry.open(stream(None, **preference), OWNER)
     assert not cursor.finished
+
+
+async def test_a_closed_fetcher_asks_no_shard(cluster: ScriptedCluster):
+    times = cluster.registry().streams.cluster_time
+    asked = times.now(stream(None))  # a request that has arrived before the router ends
+    await times.close()
+    with pytest.raises(CommandError) as refused:
+        await asked
+    assert refused.value.code == ErrorCode.ShutdownInProgress
+    assert all(member.commands["hello"] == 0 for member in cluster.shards.values())

@@ -51,7 +51,7 @@ def test_a_cut_is_the_longest_front_that_fits(sizes, limit, space, first):
             break
         fits += 1
         used += size + ELEMENT_OVERHEAD
-    taken, size = cut(events(*sizes), limit, space, first=first)
+    taken, size = cut(events(*sizes)[:limit], space, first=first)
     assert [len(raw) for raw in taken] == sizes[:fits]
     assert size == sum(sizes[:fits])
 

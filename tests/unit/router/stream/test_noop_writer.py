@@ -10,7 +10,8 @@ from structlog.testing import capture_logs
 from router.catalog.cluster import Cluster
 from router.status.loads import MemberLoads
 from router.stream import noop_writer
-from router.stream.noop_writer import NoOpWriter
+from router.stream.noop_writer import LEAST_SECONDS, NOOP_BYTES, NoOpWriter
+from shard_client.errors import ErrorCode
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_cluster import LIMITS, OWNER, ScriptedCluster, read_until, stream
 from tests.harness.until import until
@@ -48,7 +49,7 @@ class Requests:
             self.withdrawn.append(number)
         return wanted
 
-    def noop_sent(self, number: int, takes: float) -> None:
+    def noop_sent(self, number: int, past: Timestamp, takes: float) -> None:
         self.sent.append(number)
 
     def noop_done(self, number: int, *, moved: bool) -> None:
@@ -136,6 +137,20 @@ async def test_noop_writes_take_three_days_to_fill_an_oplog(cluster: ScriptedClu
     assert member.commands["collStats"] == 1, "requested once for each primary"
 
 
+async def test_the_size_of_the_oplog_is_asked_for_until_the_primary_answers(
+    cluster: ScriptedCluster,
+):
+    """Otherwise one error of the network would end the bound of the oplog for good."""
+    requests = Requests(cluster)
+    member, budget = cluster.shards["s1"], requests.noop_writer.target("s1", requests.host).budget
+    member.oplog_size = round(LEAST_SECONDS * NOOP_BYTES)
+    member.fail("collStats", ErrorCode.NotWritablePrimary)
+    for second in range(200, 203):
+        await requests.once(Timestamp(second, 1))
+    await until(lambda: budget.per_second == pytest.approx(1.0))
+    assert member.commands["collStats"] == 2
+
+
 async def test_a_noop_write_that_is_no_longer_needed_is_skipped(cluster: ScriptedCluster):
     requests, member = Requests(cluster, noop_burst=1.0), cluster.shards["s1"]
     for past in (Timestamp(200, 1), None, None):
@@ -177,10 +192,24 @@ async def test_a_noop_without_a_majority_is_not_acknowledged(cluster: ScriptedCl
     requests, member = Requests(cluster), cluster.shards["s1"]
     member.unreplicated = True
     await requests.once(Timestamp(200, 1))
-    assert requests.results == [False]
+    assert requests.results == [False], "a repetition would find the time reached already"
+    assert member.commands["appendOplogNote"] == 1
     member.unreplicated = False
     await requests.once(Timestamp(300, 1))
     assert requests.results[-1]
+
+
+@pytest.mark.parametrize(
+    ("code", "sent"), [(ErrorCode.WriteConflict, 1), (ErrorCode.NotWritablePrimary, 2)]
+)
+async def test_a_noop_write_is_repeated_at_once_where_another_primary_may_take_it(
+    cluster: ScriptedCluster, code: ErrorCode, sent: int
+):
+    requests, member = Requests(cluster), cluster.shards["s1"]
+    member.fail("appendOplogNote", code)
+    await requests.once(Timestamp(200, 1))
+    assert member.commands["appendOplogNote"] == sent
+    assert requests.results == [sent == 2]
 
 
 async def test_a_cut_idle_connection_does_not_fail_a_noop_write(cluster: ScriptedCluster):
@@ -206,6 +235,6 @@ async def test_an_unexpected_exception_is_logged_and_the_next_noop_is_written(
 async def test_a_removed_shard_gets_a_noop_write(cluster: ScriptedCluster):
     """Streams read a removed shard to its end, which it must pass to let their other events go."""
     requests = Requests(cluster)
-    assert requests.cluster.replica_set("s1") is None, "it is not in the shard list"
+    assert "s1" not in requests.cluster.known_shards
     await requests.once(Timestamp(200, 5))
     assert requests.results == [True]

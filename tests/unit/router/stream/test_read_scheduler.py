@@ -10,8 +10,9 @@ import pytest
 from bson import Timestamp
 
 from router.limits.memory import Memory
+from router.limits.token_bucket import TokenBucket
 from router.stream.fan_out import FanOut
-from router.stream.pacing import FlowControl, TokenBucket
+from router.stream.flow_control import FlowControl
 from router.stream.read_scheduler import ReadScheduler
 from router.stream.remotes import Remote
 from router.stream.waiting_readers import WaitingReaders
@@ -149,7 +150,7 @@ async def test_the_watermark_is_asked_for_when_the_write_is_sent(scheduled: Sche
     assert scheduled.scheduler.noop_wanted(B) == Timestamp(20, 1)
     scheduled.reply(A, 30, 30)
     assert scheduled.scheduler.noop_wanted(B) == Timestamp(30, 1), "more events have arrived"
-    scheduled.scheduler.noop_sent(B, 0.001)
+    scheduled.scheduler.noop_sent(B, Timestamp(30, 1), 0.001)
     assert scheduled.remotes.probed == [B]
     scheduled.scheduler.noop_done(B, moved=True)
     assert scheduled.remotes[B].is_beyond(Timestamp(30, 1))
@@ -170,7 +171,7 @@ async def test_a_write_without_effect_is_repeated(scheduled: Scheduled):
     scheduled.reply(A, 20, 20)
     await asyncio.sleep(0)
     assert scheduled.scheduler.noop_wanted(B) is not None
-    scheduled.scheduler.noop_sent(B, 0.001)
+    scheduled.scheduler.noop_sent(B, Timestamp(20, 1), 0.001)
     scheduled.scheduler.noop_done(B, moved=False)
     await until(lambda: scheduled.written.count(B) == 2)
 

@@ -7,14 +7,16 @@ from bson import Timestamp
 
 from router.request.stream_request import StreamRequest, parse_request
 from router.stream.fan_out import Traffic
-from router.stream.sharing import MOST_TRIED, Candidates, SharingPolicy
-from router.stream.sharing_records import (
+from router.stream.sharing import (
     FIRST_PAUSE,
     LONGEST_PAUSE,
     MOST_FAILED,
     MOST_PAUSED,
+    MOST_TRIED,
+    Candidates,
     FailedStreams,
     SharingDemand,
+    SharingPolicy,
 )
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError

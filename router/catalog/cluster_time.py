@@ -1,8 +1,8 @@
-"""The opening of a stream: which shards it reads, and from when
+"""The time at which a stream begins that is opened now: after all writes of the shards
 (docs/design.md#opening-and-resuming)."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Set
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import NamedTuple
@@ -13,11 +13,9 @@ from bson.timestamp import Timestamp
 from router.bson_text import plain
 from router.catalog.cluster import Cluster, MemberDialer, ShardList
 from router.request.stream_request import StreamRequest
-from router.stream.membership import ShardSpan
-from router.stream.merged_stream import MergedStream
 from router.stream_settings import StreamSettings
 from router.tasks.shared_answer import SharedAnswer
-from shard_client.bson.resume_token import first_key, next_tick
+from shard_client.bson.resume_token import next_tick
 from shard_client.errors import CommandError, ErrorCode, NetworkError, from_network
 from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
 from shard_client.wire.connection import Connection, format_address
@@ -42,24 +40,27 @@ class ClusterTimeFetcher:
 
     A fetch sends one hello to each shard over a connection of the cluster's pool, and one more to
     its primary where that is not the member to read from. ``await close()`` ends the fetches in
-    flight.
+    flight, and allows no other.
     """
 
     def __init__(self, cluster: Cluster, settings: StreamSettings) -> None:
         self._cluster = cluster
         self._settings = settings
         self._answers: dict[_Asked, SharedAnswer[Now]] = {}
+        self._closed = False
 
     async def now(self, request: StreamRequest) -> Now:
         """Return a time after all writes that the request's shards made before this call.
 
         Writes made after the return have that time or a later one, but for those of a primary that
-        could not be reached. Raises CommandError, labelled as mongos labels it.
+        could not be reached. Raises CommandError, labelled as mongos labels it; 91 after ``close``.
         """
         key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
         answer = self._answers.get(key)
         if answer is None:
             answer = self._answers[key] = SharedAnswer(partial(self._ask, *key), "ask the time")
+        if self._closed:
+            await answer.close()
         try:
             return await answer.get()
         finally:
@@ -78,21 +79,25 @@ class ClusterTimeFetcher:
             )
 
     async def close(self) -> None:
-        """End the fetches in flight."""
+        """End the fetches in flight; later callers fail."""
+        self._closed = True
         for answer in list(self._answers.values()):
             await answer.close()
 
     async def _ask(self, preference: ReadPreference, only: str | None) -> Now:
-        deadline = asyncio.get_running_loop().time() + self._settings.opening_time(preference)
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + self._settings.opening_time(preference)
         listed = await self._cluster.shards(self._settings.open_timeout)
-        if not listed.hosts and only is None:
-            raise _no_shards()
         asked = {shard: host for shard, host in listed.hosts.items() if only in (None, shard)}
-        left = max(0.0, deadline - asyncio.get_running_loop().time())
+        left = max(0.0, deadline - loop.time())
         # Each hello returns its shard's time; the next tick is after all writes made so far.
         async with connections_to(self._cluster, asked, preference, left) as connections:
             time = next_tick(self._cluster.clock.time or Timestamp(0, 0))
-            await self._send_time(connections.values(), deadline)
+            left = max(0.001, deadline - loop.time())
+            async with stream_tasks() as group:
+                for shard, connection in connections.items():
+                    task = self._send_time(connection, left)
+                    group.create_task(task, name=f"send the time to {shard}")
             if preference.mode != PRIMARY.mode:
                 await self._send_time_to_primaries(asked)
             return Now(time, listed)
@@ -109,7 +114,7 @@ class ClusterTimeFetcher:
         async def send_time(shard: str, host: str) -> None:
             try:
                 async with self._cluster.lend(shard, host, timeout=timeout) as connection:
-                    await self._send_time([connection], asyncio.get_running_loop().time() + timeout)
+                    await self._send_time(connection, timeout)
             except CommandError as error:
                 problem = "cannot send the cluster time to a primary"
                 log.debug(problem, target=shard, error=str(error))
@@ -118,78 +123,21 @@ class ClusterTimeFetcher:
             for shard, host in shards.items():
                 group.create_task(send_time(shard, host), name=f"send the time to {shard}")
 
-    async def _send_time(self, connections: Iterable[Connection], deadline: float) -> None:
-        """Send the newest cluster time to the shards that are behind it.
+    async def _send_time(self, connection: Connection, timeout: float) -> None:
+        """Send the newest cluster time to a shard that is behind it.
 
-        If no cursor is opened, nothing else sends it to them, and their next writes would have
-        times before the one returned.
+        If no cursor is opened, nothing else sends it, and the shard's next writes would have times
+        before the one returned.
         """
         document = self._cluster.clock.document
-        behind = [
-            connection
-            for connection in connections
-            if connection.hello.get("$clusterTime") != document
-        ]
-        if document is None or not behind:
+        if document is None or connection.hello.get("$clusterTime") == document:
             return
-        left = max(0.001, deadline - asyncio.get_running_loop().time())
-        timeout = min(left, self._settings.reply_timeout)
-
-        async def send_time(connection: Connection) -> None:
-            command = {"ping": 1, "$clusterTime": document}
-            try:
-                await connection.command("admin", command, timeout=timeout)
-            except NetworkError as error:
-                address = format_address(connection.address)
-                raise from_network(error, address) from error
-
-        async with stream_tasks() as group:
-            for connection in behind:
-                group.create_task(send_time(connection), name="send the time")
-
-
-def _no_shards() -> CommandError:
-    """Return the error for a cluster without shards."""
-    return CommandError(ErrorCode.ShardNotFound, "No shards found")
-
-
-async def locate(
-    request: StreamRequest,
-    cluster: Cluster,
-    settings: StreamSettings,
-    cluster_time: ClusterTimeFetcher,
-    needed: Set[ShardSpan],
-) -> MergedStream:
-    """Return the merged stream of a request, with its shards and its start.
-
-    ``cluster_time`` returns the start of a stream that starts now. ``needed`` are the shard spans
-    of the stream that its client has left: they are read even if their shards have left. Raises
-    CommandError, labelled as mongos labels it, after ``open_timeout`` at the latest; 70
-    ShardNotFound if the cluster has no shards.
-    """
-    start_at = request.start_time
-    if start_at is None:
-        start_at, listed = await cluster_time.now(request)
-    else:
-        listed = await cluster.shards(settings.open_timeout)
-    shards = listed.hosts
-    if not shards and request.passthrough_to_shard is None:
-        raise _no_shards()
-    # A listed shard without a known end is still there. A missing shard without a known end left
-    # by the time the list was read, not long before.
-    left_by = first_key(next_tick(listed.by))
-    known = (
-        span._replace(until=left_by) if span.until is None and span.shard not in shards else span
-        for span in needed
-    )
-    return MergedStream(
-        request,
-        shards,
-        start_at=start_at,
-        topology_from=listed.before,
-        spans=sorted(known, key=lambda span: span[:3]),
-        draining=listed.draining,
-    )
+        command = {"ping": 1, "$clusterTime": document}
+        timeout = min(timeout, self._settings.reply_timeout)
+        try:
+            await connection.command("admin", command, timeout=timeout)
+        except NetworkError as error:
+            raise from_network(error, format_address(connection.address)) from error
 
 
 @asynccontextmanager

@@ -1,69 +1,136 @@
-"""Pacing: which remotes of a stream are read, how far ahead, and with what waits.
+"""Flow control: how far ahead a stream's remotes are read, and how long their getMores wait.
 
-Does no I/O. Times are in seconds on one monotonic clock; sizes are bytes of memory. The rules are
-in docs/design.md#a-remote-cursor (budgets) and docs/design.md#idle-shards (waits).
+It decides by what it knows of each remote (``PacedRemote``), and does no I/O. Times are in seconds
+on one monotonic clock; sizes are bytes of memory. The rules are in docs/design.md#a-remote-cursor
+(budgets) and docs/design.md#idle-shards (waits).
 """
 
 from collections.abc import Callable, Iterable
-from math import floor, inf
+from math import inf
 from typing import Final, NamedTuple
 
 from bson.timestamp import Timestamp
 
 from router.limits.memory import Memory
-from router.stream.paced_remote import PacedRemote
+from router.limits.token_bucket import TokenBucket
+from router.stream.noop_writer import NoOpRequests
 from router.stream_settings import StreamSettings
+from shard_client.backoff import Backoff
+from shard_client.bson.resume_token import next_tick
 
-_EARLY: Final = 1e-6
-"""Fraction of an interval by which a timer may fire early."""
+_LONGEST_TIMEOUT: Final = 12
+"""Maximum of the timeout of a watermark that does not advance, as a multiple of the first one."""
 
 
-class TokenBucket:
-    """Holds up to ``burst`` tokens, one at least, and starts full; does no I/O.
+class WatermarkTimeout:
+    """Detects a watermark that does not advance although its replica set has.
 
-    Times are in seconds on one monotonic clock. One token is added at the start of each interval of
-    ``1 / per_second`` on that clock, so that all buckets of one rate fill at the same moments: an
-    event that needs tokens of several buckets waits for one such moment, not for the latest of
-    several. With ``per_second`` 0 there are no tokens. At most ``debt`` tokens may be owed.
+    ``timeout`` is in seconds; 0 means without limit. It doubles with each member that is left for
+    this reason, up to a maximum.
     """
 
-    def __init__(self, per_second: float, burst: float, *, debt: float = inf) -> None:
-        self.per_second = per_second
-        """Tokens added per second."""
-        self._burst = max(1.0, burst) if per_second > 0 else 0.0
-        self._debt = debt
-        self._tokens = self._burst
-        self._number = 0
+    def __init__(self, timeout: float) -> None:
+        self._first = self._timeout = timeout
+        self._past: Timestamp | None = None
+        self._since = 0.0
 
-    def tokens(self, now: float) -> float:
-        """Return the tokens that there are; less than 0 if some are owed."""
-        number = self.interval_number(now)
-        if number > self._number:
-            self._tokens = min(self._burst, self._tokens + number - self._number)
-            self._number = number
-        return self._tokens
+    def expect_beyond(self, past: Timestamp, now: float) -> None:
+        """Record that the replica set is beyond ``past``, so that a watermark beyond it is due."""
+        if self._past is None:
+            self._past, self._since = past, now
 
-    def spend(self, now: float, tokens: float = 1.0) -> None:
-        """Remove ``tokens``, even if there are fewer."""
-        self._tokens = max(-self._debt, self.tokens(now) - tokens)
+    def record_watermark(self, time: Timestamp) -> None:
+        """Record that the remote's watermark is ``time``."""
+        if self._past is not None and time > self._past:
+            self._past, self._timeout = None, self._first
 
-    def limit(self, now: float, per_second: float) -> None:
-        """Reduce the rate to ``per_second`` if it is higher; tokens that are due are lost."""
-        if per_second < self.per_second:
-            self.per_second = per_second
-            self._number = self.interval_number(now)
+    def give_up(self, now: float) -> bool:
+        """Return whether to leave the member; if so, increase the timeout for the next one."""
+        late = self._past is not None and 0 < self._timeout < now - self._since
+        if late:
+            self._since = now
+            self._timeout = min(2 * self._timeout, _LONGEST_TIMEOUT * self._first)
+        return late
 
-    def interval_number(self, now: float) -> int:
-        """Return the number of the current interval."""
-        return floor(now * self.per_second + _EARLY)
 
-    def next_start(self, now: float) -> float:
-        """Return the time at which the next interval starts; infinity if none ever does."""
-        return (self.interval_number(now) + 1) / self.per_second if self.per_second > 0 else inf
+_BUSY: Final = 0.25
+"""Seconds after its last event during which a remote is read at the start of each round."""
+_MOST_LAG: Final = 2
+"""Seconds of cluster time by which the watermark of a remote that is read in rounds may lag."""
 
-    def ready_at(self, now: float) -> float:
-        """Return the time at which there is a whole token: ``now`` if there is one already."""
-        return now if self.tokens(now) >= 1.0 else self.next_start(now)
+
+class PacedRemote:
+    """A remote without its cursor: what its member has shown, and what the stream has asked of it.
+
+    ``topology`` is whether the remote watches config.shards. Others read its fields; its methods
+    alone change them.
+    """
+
+    def __init__(self, settings: StreamSettings, *, topology: bool = False) -> None:
+        self.topology = topology
+        self.events = 0
+        """Number of events received."""
+        self.idle = False
+        """Whether the last reply reached the end of the member's oplog."""
+        self.noops = NoOpRequests()
+        self.overdue = WatermarkTimeout(settings.watermark_timeout)
+        self.waits = Backoff(settings.await_watermark, settings.await_watermark_max, jitter=0)
+        """The times that getMores wait while events need the watermark; they start over once it has
+        arrived, or is about to arrive."""
+        self.collecting: int | None = None
+        """The round whose first getMore of this remote is due or in progress."""
+        self.asked_in: int | None = None
+        """The last round in which the watermark was asked for."""
+        self._asked = Timestamp(0, 0)
+        self._oplog_end = Timestamp(0, 0)
+        self._events_at = -inf
+
+    def record_reply(
+        self, events: int, oplog_end: Timestamp | None, now: float, *, complete: bool
+    ) -> None:
+        """Record a reply: its events, the end of the member's oplog, and whether it got there."""
+        self.collecting = None
+        if events:
+            self.events += events
+            self._events_at = now
+        if oplog_end is not None:
+            self._oplog_end = max(self._oplog_end, oplog_end)
+        self.idle = complete
+
+    def record_noop(self, past: Timestamp, now: float) -> None:
+        """Record that a no-op write has moved the member past this time."""
+        self._oplog_end = max(self._oplog_end, next_tick(past))
+        self.overdue.expect_beyond(past, now)
+
+    def should_leave(self, watermark: Timestamp, now: float) -> bool:
+        """Record the watermark; return whether to leave a member that stays behind its set."""
+        self.overdue.record_watermark(watermark)
+        return self.idle and self.overdue.give_up(now)
+
+    def is_beyond(self, time: Timestamp) -> bool:
+        """Return whether the member's oplog is known to have an entry after this time."""
+        return self._oplog_end > time
+
+    def is_in_backlog(self, watermark: Timestamp) -> bool:
+        """Return whether the watermark is far behind the member's oplog, or its end is unknown."""
+        end = self._oplog_end.time
+        return not end or watermark.time + _MOST_LAG < end
+
+    def is_busy(self, now: float) -> bool:
+        """Return whether the member has sent events lately."""
+        return now - self._events_at < _BUSY
+
+    def collect_in(self, number: int) -> None:
+        """Record that the next getMore is the first one of a round, given by its number."""
+        self.collecting = number
+
+    def ask_in(self, number: int, past: Timestamp) -> None:
+        """Record that the watermark is asked for in a round, and the time that it must pass."""
+        self.asked_in, self._asked = number, past
+
+    def is_asked_beyond(self, watermark: Timestamp) -> bool:
+        """Return whether a later watermark has been asked for, and no no-op write comes first."""
+        return watermark <= self._asked and self.noops.state != "requested"
 
 
 _MOST_CHARGE: Final = 2
@@ -235,22 +302,12 @@ class FlowControl:
 
         ``watermark`` is the remote's, and ``needed`` whether events need it to advance;
         ``next_noop`` is the time until the member's next no-op write, if the budgets allow no
-        watermark before it. ``alone`` is whether the stream has no other remote. A watermark is
-        due if it is needed, and the member's oplog is past it or is getting a no-op write. The
-        first line that holds decides; ``pause`` is the next pause of the remote's ``waits``.
-
-        - read in rounds: as ``_wait_in_rounds``
-        - needed, without no-op writes: ``pause``
-        - the last reply did not reach the oplog's end: ``await_unknown``
-        - watches config.shards, due: ``pause``
-        - watches config.shards: ``await_watermark``, sent after ``await_quiet``
-        - over budget, due: ``pause``
-        - over budget: up to ``next_noop``, ``await_quiet`` at most
-        - any other: ``await_quiet``
+        watermark before it. ``alone`` is whether the stream has no other remote.
         """
         if watermark is not None and self._is_in_rounds(remote, watermark, now):
             return self._wait_in_rounds(remote, watermark, now, alone=alone)
         settings, quiet = self._settings, self._settings.await_quiet
+        # The watermark is due: the member's oplog is past it, or is getting a no-op write.
         moves = watermark is None or remote.is_beyond(watermark) or remote.noops.state == "sent"
         due = needed and moves
         if needed and not settings.writes_noops:
@@ -263,8 +320,10 @@ class FlowControl:
         elif remote.topology:
             # It has no events that could end a wait, so it need not wait on the config server.
             return Wait(settings.await_watermark, send_after=quiet)
+        elif next_noop is not None:
+            await_for = next_noop
         else:
-            await_for = quiet if next_noop is None else next_noop
+            await_for = quiet
         return Wait(min(quiet, await_for))
 
     def _is_in_rounds(self, remote: PacedRemote, watermark: Timestamp, now: float) -> bool:
@@ -275,14 +334,7 @@ class FlowControl:
     def _wait_in_rounds(
         self, remote: PacedRemote, watermark: Timestamp, now: float, *, alone: bool
     ) -> Wait:
-        """Return the wait of a remote that is read in rounds, by the first line that holds.
-
-        - alone: ``await_quiet``, sent after a short pause
-        - a later watermark is asked for: ``pause``
-        - has had events lately: a short wait, sent at the start of the next round
-        - any other: ``await_quiet``, sent with the no-op write of the next round, or half a round
-          after its start if the stream has no events then
-        """
+        """Return the wait of a remote that is read in rounds."""
         rounds, quiet = self.rounds, self._settings.await_quiet
         if alone:
             pause = _SINGLE_REMOTE_PAUSE * self._memory.remotes
@@ -294,4 +346,5 @@ class FlowControl:
         if remote.is_busy(now):
             remote.collect_in(rounds.number(now) + 1)
             return Wait(min(quiet, _FIRST_OF_ROUND), until)
+        # It is sent with the next round's no-op write, or without one if no event has come by then.
         return Wait(quiet, until + rounds.length / 2)
