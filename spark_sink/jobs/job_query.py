@@ -39,7 +39,7 @@ from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.snapshot.unread import Namespace
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
-from spark_sink.source.tasks import snapshot_planner
+from spark_sink.source.tasks import chunk_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_form import TableForm
@@ -187,7 +187,7 @@ def job_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:
 def _shard_keys(options: StreamOptions) -> list[str]:
     """Return the fields of the shard keys of the collections. Raises StreamError."""
     with closing(RouterClient(options)) as client:
-        planner = snapshot_planner(client, options)
+        planner = chunk_planner(client, options)
         try:
             collections = client.with_retries(lambda: planner.collections(options.snapshot.accepts))
         except OperationFailure:  # not allowed: a snapshot reports it

@@ -21,9 +21,9 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token, after,
 from spark_sink.events.slices import CODEC, UNREADABLE
 from spark_sink.folders import Folder, is_local
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy, StreamOptions
-from spark_sink.signals.query_snapshots import SIGNAL, QuerySnapshots
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, parsed_json
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_scheduler import SIGNAL, SnapshotScheduler
+from spark_sink.signals.state import SnapshotQueue
 from spark_sink.stream.event_stream import EventStream, StreamCursor
 from spark_sink.stream.router_client import RouterClient
 
@@ -255,7 +255,7 @@ class SignalReceiver:
     """
 
     def __init__(
-        self, client: RouterClient, options: StreamOptions, snapshots: QuerySnapshots
+        self, client: RouterClient, options: StreamOptions, snapshots: SnapshotScheduler
     ) -> None:
         self._snapshots = snapshots
         self.has_more = False
@@ -271,7 +271,7 @@ class SignalReceiver:
                 watch, lambda: client.with_retries(client.clocks).cluster_time, options.retry_policy
             )
 
-    def receive(self, state: SignalState, position: Position) -> SignalState:
+    def receive(self, state: SnapshotQueue, position: Position) -> SnapshotQueue:
         """Return the state after new signals, at a position of the stream. Raises StreamError.
 
         If the oplogs have lost the position of the collection of signals, but not the stream's,
@@ -302,11 +302,11 @@ class SignalReceiver:
         return self._process(replace(state, position=reached), signals, waiting)
 
     def _process(
-        self, state: SignalState, signals: list[ReceivedSignal], waiting: Container[str]
-    ) -> SignalState:
+        self, state: SnapshotQueue, signals: list[ReceivedSignal], waiting: Container[str]
+    ) -> SnapshotQueue:
         return self._with_retries(lambda: self._snapshots.process(state, signals, waiting))
 
-    def committed(self, state: SignalState) -> None:
+    def committed(self, state: SnapshotQueue) -> None:
         """Remove the files of signals that a committed batch has processed."""
         if self._folder is not None:
             self._folder.remove(state.handled)

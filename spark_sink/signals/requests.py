@@ -17,13 +17,13 @@ from bson.timestamp import Timestamp
 from spark_sink.dataclass_json import tagged
 from spark_sink.options.java_patterns import matches_any
 from spark_sink.signals.signal import DocumentFilter, SnapshotKind
+from spark_sink.snapshot.chunk_planner import Selection
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
-from spark_sink.snapshot.planner import Selection
-from spark_sink.snapshot.unread import CollectionTokens, Gained, Namespace
+from spark_sink.snapshot.unread import CollectionTokens, Namespace, ScopeGain
 
 
 @dataclass(frozen=True)
-class Chosen:
+class CollectionPatterns:
     """What the mode or a signal reads: collections by patterns, of which none means all.
 
     `conditions` filter their documents. Collections that match `excluded` were stopped by signals.
@@ -43,7 +43,7 @@ class Chosen:
         matching = (each.document for each in self.conditions if each.matches(namespace))
         return next(matching, None)
 
-    def without(self, patterns: tuple[str, ...]) -> Chosen:
+    def without(self, patterns: tuple[str, ...]) -> CollectionPatterns:
         """Return the choice without the collections that match one of these patterns."""
         return replace(self, excluded=(*self.excluded, *patterns))
 
@@ -55,7 +55,7 @@ class Chosen:
 
 
 @dataclass(frozen=True)
-class Lacked:
+class MissingDocuments:
     """What a table lacks: collections by name, and keys of documents in others, by namespace."""
 
     collections: tuple[str, ...] = ()
@@ -83,8 +83,9 @@ class SnapshotRequest:
 
     id: str
     kind: SnapshotKind
-    reads: Chosen | Lacked | Gained = field(
-        default=Chosen(), metadata=tagged(Chosen, Lacked, Gained)
+    reads: CollectionPatterns | MissingDocuments | ScopeGain = field(
+        default=CollectionPatterns(),
+        metadata=tagged(CollectionPatterns, MissingDocuments, ScopeGain),
     )
     plan: SnapshotPlan | None = None
 
@@ -93,7 +94,7 @@ class SnapshotRequest:
         cls, time: Timestamp, plan: SnapshotPlan | None = None, patterns: tuple[str, ...] = ()
     ) -> SnapshotRequest:
         """Return the request of the initial snapshot, at a cluster time."""
-        return cls(f"initial-{time.time}-{time.inc}", "initial", Chosen(patterns), plan)
+        return cls(f"initial-{time.time}-{time.inc}", "initial", CollectionPatterns(patterns), plan)
 
     @property
     def blocks_stream(self) -> bool:
@@ -103,12 +104,12 @@ class SnapshotRequest:
     @property
     def is_required(self) -> bool:
         """Whether the table lacks what the snapshot reads; then no signal stops it."""
-        return not isinstance(self.reads, Chosen)
+        return not isinstance(self.reads, CollectionPatterns)
 
     @property
     def selection(self) -> Selection:
         """What the snapshot reads, for a planner."""
-        documents = self.reads.documents if isinstance(self.reads, Lacked) else {}
+        documents = self.reads.documents if isinstance(self.reads, MissingDocuments) else {}
         return Selection(self.reads.wants, documents)
 
     def reads_whole(self, namespace: str) -> bool:
@@ -119,9 +120,9 @@ class SnapshotRequest:
     def unread(self) -> list[Namespace]:
         """The collections that the request names, and that the table lacks as a whole."""
         match self.reads:
-            case Gained():
+            case ScopeGain():
                 return [*self.reads.names]
-            case Lacked():
+            case MissingDocuments():
                 names = (name.partition(".") for name in self.reads.collections)
                 return [(database, name) for database, _, name in names]
         return []
@@ -131,17 +132,17 @@ class SnapshotRequest:
 
         `required_at` is the token of the collections that it names.
         """
-        tokens: dict[Namespace | Gained, str] = dict.fromkeys(self.unread, required_at)
-        if isinstance(self.reads, Gained):
+        tokens: dict[Namespace | ScopeGain, str] = dict.fromkeys(self.unread, required_at)
+        if isinstance(self.reads, ScopeGain):
             tokens[self.reads] = self.reads.token
         return tokens
 
     @property
     def ends_unread(self) -> bool:
         """Whether collections are no longer unread at its end, also those that are gone by then."""
-        return isinstance(self.reads, Gained) or bool(self.unread)
+        return isinstance(self.reads, ScopeGain) or bool(self.unread)
 
     @property
     def characters(self) -> int:
         """The characters of the names and filters that a signal has given."""
-        return self.reads.characters if isinstance(self.reads, Chosen) else 0
+        return self.reads.characters if isinstance(self.reads, CollectionPatterns) else 0

@@ -25,7 +25,7 @@ _MAX_HANDLED = 50
 
 
 @dataclass(frozen=True)
-class SignalState:
+class SnapshotQueue:
     """The signals processed so far, and the snapshots that have not ended.
 
     `handled` are digests of ids, the oldest first. `position` is that of the collection of
@@ -81,11 +81,11 @@ class SignalState:
         """Return whether the state has the id of this signal as processed."""
         return digest(identifier) in self.handled
 
-    def without_batch(self) -> SignalState:
+    def without_batch(self) -> SnapshotQueue:
         """Return the state without the batch's part."""
         return replace(self, reading=None, ending=None, notifications=())
 
-    def with_handled(self, identifier: str, waiting: Container[str]) -> SignalState:
+    def with_handled(self, identifier: str, waiting: Container[str]) -> SnapshotQueue:
         """Return the state with a further id; digests in `waiting` stay: they may recur."""
         handled = [*self.handled, digest(identifier)]
         surplus = len(handled) - _MAX_HANDLED
@@ -102,14 +102,14 @@ class SignalState:
             name += "-more"
         return name
 
-    def with_request(self, request: SnapshotRequest) -> SignalState:
+    def with_request(self, request: SnapshotRequest) -> SnapshotQueue:
         """Return the state with a changed request, or with a further one."""
         if not self.has_request(request.id):
             return replace(self, requests=(*self.requests, request))
         changed = (request if old.id == request.id else old for old in self.requests)
         return replace(self, requests=tuple(changed))
 
-    def without_request(self, identifier: str) -> SignalState:
+    def without_request(self, identifier: str) -> SnapshotQueue:
         """Return the state without a request."""
         kept = (request for request in self.requests if request.id != identifier)
         return replace(self, requests=tuple(kept))

@@ -18,7 +18,7 @@ Namespace = tuple[str, str]
 
 
 @dataclass(frozen=True)
-class Gained:
+class ScopeGain:
     """The collections that a scope gains, as a rule: there may be many thousands.
 
     Args:
@@ -75,7 +75,7 @@ class LostDocument:
         return self.database, self.collection
 
 
-CollectionTokens = Mapping[Namespace | Gained, str]
+CollectionTokens = Mapping[Namespace | ScopeGain, str]
 """A token for each collection, and for all that a scope gains.
 
 For unread collections it is the one after which the table lacks documents.
@@ -84,21 +84,21 @@ For unread collections it is the one after which the table lacks documents.
 
 def token_in(tokens: CollectionTokens, database: str, collection: str) -> str:
     """Return the latest token that `tokens` have for a collection; empty for none."""
-    gains = (gain for gain in tokens if isinstance(gain, Gained))
+    gains = (gain for gain in tokens if isinstance(gain, ScopeGain))
     matching = [tokens[gain] for gain in gains if gain.accepts(database, collection)]
     return max([*matching, tokens.get((database, collection), "")])
 
 
 def unread_names(unread: CollectionTokens) -> str:
     """Return the names of the first unread collections, for messages; empty for none."""
-    names = (str(name) if isinstance(name, Gained) else ".".join(name) for name in unread)
+    names = (str(name) if isinstance(name, ScopeGain) else ".".join(name) for name in unread)
     return ", ".join(sorted(names)[:20])
 
 
 def tokens_document(tokens: CollectionTokens) -> list[list[Any]]:
     """Return tokens as a part of a state's document."""
     pairs = (
-        [to_document(part), token] if isinstance(part, Gained) else [*part, token]
+        [to_document(part), token] if isinstance(part, ScopeGain) else [*part, token]
         for part, token in tokens.items()
     )
     return sorted(pairs, key=str)
@@ -107,6 +107,6 @@ def tokens_document(tokens: CollectionTokens) -> list[list[Any]]:
 def tokens_from(document: Sequence[Sequence[Any]]) -> CollectionTokens:
     """Return what `tokens_document` wrote."""
     return {
-        (part[0], part[1]) if part[1:] else from_document(Gained, part[0]): token
+        (part[0], part[1]) if part[1:] else from_document(ScopeGain, part[0]): token
         for *part, token in document
     }

@@ -18,7 +18,7 @@ from typing import Any
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
+from spark_sink.batches.event_planner import EventPlanner, EventRange
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
@@ -27,13 +27,13 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import SignalReceiver
-from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots
 from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.snapshot.unread import CollectionTokens, Gained, LostDocument
+from spark_sink.signals.snapshot_scheduler import REFUSAL, SnapshotScheduler
+from spark_sink.signals.state import SnapshotQueue
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument, ScopeGain
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import Task, snapshot_planner, snapshot_tasks
+from spark_sink.source.tasks import Task, chunk_planner, snapshot_tasks
 from spark_sink.stream.router_client import RouterClient
 
 _OUTLIVED = (
@@ -57,18 +57,18 @@ class QueryConnection:
             self.client = opened.enter_context(closing(client))
             client.require_reachable()
             self.inbox = opened.enter_context(closing(ReportInbox(client.address)))
-            planner = BatchPlanner(client, options, self.inbox, loaded=loaded)
-            self.batch_planner = opened.enter_context(closing(planner))
-            self.snapshot_planner = snapshot_planner(client, options)
+            planner = EventPlanner(client, options, self.inbox, loaded=loaded)
+            self.event_planner = opened.enter_context(closing(planner))
+            self.chunk_planner = chunk_planner(client, options)
             refusal = REFUSAL if options.lacks_snapshot_filters else None
-            self.query_snapshots = QuerySnapshots(
-                self.snapshot_planner, options.snapshot.collections, refusal
+            self.scheduler = SnapshotScheduler(
+                self.chunk_planner, options.snapshot.collections, refusal
             )
-            receiver = SignalReceiver(client, options, self.query_snapshots)
+            receiver = SignalReceiver(client, options, self.scheduler)
             self.signal_receiver = opened.enter_context(closing(receiver))
             self._opened = opened.pop_all()
 
-    def advanced(self, state: SignalState, end: Position) -> SignalState:
+    def advanced(self, state: SnapshotQueue, end: Position) -> SnapshotQueue:
         """Return the state with what a batch reads of a snapshot, whose events end at `end`.
 
         While more signals wait, it reads only of the initial snapshot: one of them may stop chunks
@@ -78,9 +78,9 @@ class QueryConnection:
         if running is None or (self.signal_receiver.has_more and running.kind != "initial"):
             return state
 
-        def advanced() -> SignalState:
+        def advanced() -> SnapshotQueue:
             reached = filter(None, (self.client.clocks().cluster_time, time_of(end)))
-            return self.query_snapshots.advance(state, max(reached))
+            return self.scheduler.advance(state, max(reached))
 
         return self.client.with_retries(advanced)
 
@@ -137,11 +137,11 @@ class OffsetPlanner:
 
     def stop_at_present(self) -> None:
         """Let later batches end before the present."""
-        self._connection.batch_planner.stop_at_present()
+        self._connection.event_planner.stop_at_present()
 
     def committed(self, end: Offset) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        self._connection.signal_receiver.committed(end.signals)
+        self._connection.signal_receiver.committed(end.snapshots)
 
     def close(self) -> None:
         """Kill the cursors and close the connections."""
@@ -155,14 +155,14 @@ class OffsetPlanner:
         if not self._output.follows_scope:
             start.require_scope(self._options.scope)
         start = replace(start, scope=start.scope or self._options.scope)
-        signals, position = start.signals.without_batch(), start.position
+        signals, position = start.snapshots.without_batch(), start.position
         is_in_snapshot = signals.initial_plan is not None
         policy = self._policy or self._begun(QueryStart(time_of(position), is_in_snapshot))
         if is_in_snapshot:
             self._snapshot = _InitialSnapshot.READ
         else:
             lacking = self._output.unread(start)
-            signals = self._connection.query_snapshots.require(signals, *lacking)
+            signals = self._connection.scheduler.require(signals, *lacking)
             is_due = self._snapshot is _InitialSnapshot.DUE
             if policy.at_first if isinstance(position, FromNow) else is_due:
                 return self._begin_snapshot(start, signals)
@@ -175,7 +175,7 @@ class OffsetPlanner:
                 signals = self._connection.signal_receiver.receive(signals, position)
             batch = self._next_batch(position, signals, max_events)
         except HistoryLostError:
-            ended = start.signals.ending
+            ended = start.snapshots.ending
             is_read = self._snapshot is _InitialSnapshot.READ
             if is_read and ended is not None and ended.kind == "initial":
                 raise HistoryLostError(_OUTLIVED) from None
@@ -185,17 +185,17 @@ class OffsetPlanner:
         return self._moved(start, batch, signals)
 
     def _next_batch(
-        self, position: Position, signals: SignalState, max_events: int | None
-    ) -> PlannedBatch:
+        self, position: Position, signals: SnapshotQueue, max_events: int | None
+    ) -> EventRange:
         """Return the events of the batch after a position: none beside a blocking snapshot."""
         connection = self._connection
         if signals.blocks_stream:
-            connection.batch_planner.close()
-            return PlannedBatch(position, position, 0)
+            connection.event_planner.close()
+            return EventRange(position, position, 0)
         advances = signals.asks_present
-        batch = connection.batch_planner.next_batch(position, max_events, advances=advances)
+        batch = connection.event_planner.next_batch(position, max_events, advances=advances)
         is_empty = batch.end == batch.start and not connection.signal_receiver.has_more
-        self._is_at_end = connection.batch_planner.ends_at_present and is_empty
+        self._is_at_end = connection.event_planner.ends_at_present and is_empty
         return batch
 
     def _begun(self, start: QueryStart) -> SnapshotPolicy:
@@ -207,27 +207,27 @@ class OffsetPlanner:
 
     def event_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
         """Return the tasks that read the events of the batch between two offsets."""
-        return self._connection.batch_planner.tasks(end.batch_after(before))
+        return self._connection.event_planner.tasks(end.events_after(before))
 
     def snapshot_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
         """Return the tasks of this batch that read a snapshot, or give its end."""
-        client, planner = self._connection.client, self._connection.snapshot_planner
+        client, planner = self._connection.client, self._connection.chunk_planner
         if end.scope not in (None, self._options.scope):  # a repeated batch keeps its scope
-            planner = snapshot_planner(client, replace(self._options, scope=end.scope))
-        state = end.signals
+            planner = chunk_planner(client, replace(self._options, scope=end.scope))
+        state = end.snapshots
         if state.reading is not None and self._policy is None:  # an earlier start planned it
             state = self._without_stopped(end, planner)
         planned = partial(snapshot_tasks, state, before.position, self._options)
         return client.with_retries(lambda: planned(planner, client.present))
 
-    def _without_stopped(self, offset: Offset, planner: SnapshotPlanner) -> SignalState:
+    def _without_stopped(self, offset: Offset, planner: ChunkPlanner) -> SnapshotQueue:
         """Return the state of a repeated batch, without the chunks that a waiting signal stops.
 
         Spark repeats a batch that has failed before it plans the next one, which processes the
         signal. A snapshot with a filter that fails for a document can be stopped so.
         """
-        client, signals = self._connection.client, offset.signals
-        receiver = SignalReceiver(client, self._options, QuerySnapshots(planner))
+        client, signals = self._connection.client, offset.snapshots
+        receiver = SignalReceiver(client, self._options, SnapshotScheduler(planner))
         with closing(receiver):
             later = receiver.receive(signals, offset.position)
             while receiver.has_more:
@@ -247,28 +247,28 @@ class OffsetPlanner:
         """
         newest = AtTime(self._connection.client.clocks().cluster_time)
         return Offset(
-            newest, self._options.scope, quiet_until=self._connection.batch_planner.quiet_until
+            newest, self._options.scope, quiet_until=self._connection.event_planner.quiet_until
         )
 
-    def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
+    def _moved(self, start: Offset, batch: EventRange, signals: SnapshotQueue) -> Offset | None:
         """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
         signals = self._connection.advanced(signals, batch.end)
-        processed = signals.handled != start.signals.handled
+        processed = signals.handled != start.snapshots.handled
         if batch.end == batch.start and not (signals.has_output or processed):
             return None
         if self._snapshot is _InitialSnapshot.NONE:
             self._snapshot = _InitialSnapshot.SKIPPED
-            signals = self._connection.query_snapshots.skipped(signals)
+            signals = self._connection.scheduler.skipped(signals)
         heartbeat = latest_heartbeat(start.heartbeat, batch.end, self._options.heartbeat_interval)
         return start.moved(
             batch.end,
             events=batch.events,
             quiet_until=batch.quiet_until,
             heartbeat=heartbeat,
-            signals=signals,
+            snapshots=signals,
         )
 
-    def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
+    def _change_scope(self, start: Offset, signals: SnapshotQueue) -> Offset:
         """Return the end of a batch without events, after which the scope is the options'.
 
         A batch of the old scope first reads the cluster time to its end. After a gap, the output
@@ -279,23 +279,23 @@ class OffsetPlanner:
             return Offset(position, scope, start.since)
         kept: dict[str, Any] = {"heartbeat": start.heartbeat}
         if isinstance(position, Token):
-            self._connection.batch_planner.require_history(AtTime(position.cluster_time))
-            return start.moved(after(position.cluster_time), signals=signals, **kept)
+            self._connection.event_planner.require_history(AtTime(position.cluster_time))
+            return start.moved(after(position.cluster_time), snapshots=signals, **kept)
         if start.sought is not None:
-            signals = self._connection.query_snapshots.left_out(signals, start.sought, position)
+            signals = self._connection.scheduler.left_out(signals, start.sought, position)
         if self._options.snapshot.policy.reads_documents:
             before = None if start.sought is not None else start.scope
             signals = self._with_gained(signals, position.time, before)
-        return Offset(position, scope, position.time, signals=signals, **kept)
+        return Offset(position, scope, position.time, snapshots=signals, **kept)
 
     def _with_gained(
-        self, signals: SignalState, time: Timestamp, before: Scope | None
-    ) -> SignalState:
+        self, signals: SnapshotQueue, time: Timestamp, before: Scope | None
+    ) -> SnapshotQueue:
         """Return the state with a request for the collections that the scope gains, if any."""
         connection, wanted = self._connection, self._options.snapshot.accepts
         name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
-        of_all = Gained(name, high_water_mark(time), self._options.scope, before)
-        names = {*connection.client.with_retries(lambda: connection.snapshot_planner.names(wanted))}
+        of_all = ScopeGain(name, high_water_mark(time), self._options.scope, before)
+        names = {*connection.client.with_retries(lambda: connection.chunk_planner.names(wanted))}
         others = {name for name in self._output.namespaces() - names if of_all.accepts(*name)}
         if not others and not any(of_all.accepts(*name) for name in names):
             return signals
@@ -303,21 +303,21 @@ class OffsetPlanner:
         gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))
         return signals.with_request(SnapshotRequest(name, "incremental", gained))
 
-    def _begin_snapshot(self, start: Offset, signals: SignalState) -> Offset | None:
+    def _begin_snapshot(self, start: Offset, signals: SnapshotQueue) -> Offset | None:
         """Return the offset with which a snapshot begins; None until its delay is over."""
         remaining = self._earliest - time.monotonic()
         if remaining > 0:
-            most = remaining if self._connection.batch_planner.ends_at_present else _POLL_SECONDS
+            most = remaining if self._connection.event_planner.ends_at_present else _POLL_SECONDS
             time.sleep(min(remaining, most))
             if remaining > most:
                 return None
         self._snapshot = _InitialSnapshot.READ
         connection = self._connection
-        connection.batch_planner.close()
+        connection.event_planner.close()
         signals = connection.client.with_retries(
-            lambda: connection.query_snapshots.begin(signals, connection.client.present())
+            lambda: connection.scheduler.begin(signals, connection.client.present())
         )
         plan = signals.initial_plan
         assert plan is not None
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time
-        return Offset(plan.handover, self._options.scope, since, events=0, signals=signals)
+        return Offset(plan.handover, self._options.scope, since, events=0, snapshots=signals)

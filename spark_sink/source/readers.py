@@ -16,21 +16,21 @@ from pymongo.errors import PyMongoError
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
+from spark_sink.batches.event_planner import EventPlanner, EventRange
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.state import SnapshotQueue
 from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
 from spark_sink.source.tasks import (
     GivenEvent,
     Task,
     TaskPartition,
+    chunk_planner,
     rows_of_task,
-    snapshot_planner,
     snapshot_tasks,
 )
 from spark_sink.stream.router_client import RouterClient
@@ -109,7 +109,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def added_tasks(self, before: Offset, end: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
         tasks: list[Task] = [*map(GivenEvent, heartbeats(before.heartbeat, end.heartbeat))]
-        if end.signals.reading is not None or end.signals.ending is not None:
+        if end.snapshots.reading is not None or end.snapshots.ending is not None:
             tasks += self.planner.snapshot_tasks(before, end)
         return tasks
 
@@ -170,11 +170,11 @@ class MergerouterBatchReader(DataSourceReader):
         options = self._options
         if options.batch_mode == "snapshot":
             snapshot_time = client.with_retries(client.present)
-            planner = snapshot_planner(client, options)
+            planner = chunk_planner(client, options)
             begun = client.with_retries(lambda: planner.begin(snapshot_time))
             plan = replace(begun, end=None)  # all in one batch
             request = SnapshotRequest.initial(snapshot_time, plan, options.snapshot.collections)
-            state = SignalState(requests=(request,), reading=snapshot_time)
+            state = SnapshotQueue(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(
                 lambda: snapshot_tasks(state, start, options, planner, client.present)
@@ -185,5 +185,5 @@ class MergerouterBatchReader(DataSourceReader):
             return []
         if isinstance(end, AtTime) and is_after(end, present):
             raise OptionError("option 'endAtOperationTime': lies in the future; remove it")
-        with closing(BatchPlanner(client, options)) as planner_of_changes:
-            return planner_of_changes.tasks(PlannedBatch(options.start, end))
+        with closing(EventPlanner(client, options)) as planner_of_changes:
+            return planner_of_changes.tasks(EventRange(options.start, end))

@@ -25,12 +25,12 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import RetryPolicy, StreamOptions
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.field_edits import FieldEdits, key_is_masked
-from spark_sink.signals.requests import Chosen, SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.requests import CollectionPatterns, SnapshotRequest
+from spark_sink.signals.state import SnapshotQueue
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import Chunk
-from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkRead, ChunkReader
-from spark_sink.snapshot.unread import Gained
+from spark_sink.snapshot.unread import ScopeGain
 from spark_sink.source.schema import typed_documents
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.router_client import RouterClient
@@ -72,10 +72,10 @@ def rows_for(options: StreamOptions) -> EventRows:
     )
 
 
-def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
+def chunk_planner(client: RouterClient, options: StreamOptions) -> ChunkPlanner:
     """Return a planner of snapshots of the collections that the options include."""
     snapshot = options.snapshot
-    return SnapshotPlanner(client.mongo, options.scope, snapshot.tasks, snapshot.chunk_rows)
+    return ChunkPlanner(client.mongo, options.scope, snapshot.tasks, snapshot.chunk_rows)
 
 
 def require_maskable(client: RouterClient, options: StreamOptions) -> None:
@@ -83,7 +83,7 @@ def require_maskable(client: RouterClient, options: StreamOptions) -> None:
 
     Without the right to read shard keys, the task of the first event raises it.
     """
-    planner = snapshot_planner(client, options)
+    planner = chunk_planner(client, options)
     try:
         collections = client.with_retries(planner.collections)
     except OperationFailure:
@@ -102,10 +102,10 @@ def chunk_read(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -
 
 
 def snapshot_tasks(
-    state: SignalState,
+    state: SnapshotQueue,
     start: Position,
     options: StreamOptions,
-    planner: SnapshotPlanner,
+    planner: ChunkPlanner,
     present: Callable[[], Timestamp],
 ) -> list[Task]:
     """Return the tasks that snapshots add to a batch, which begins at `start` in the stream.
@@ -128,12 +128,12 @@ def snapshot_tasks(
         planned = planner.tasks(request.plan, request.selection)
         tasks += [SnapshotTask(tuple(map(read_of, chunks))) for chunks in planned]
     if ended is not None:
-        of_all = ended.kind == "initial" and ended.reads == Chosen()
+        of_all = ended.kind == "initial" and ended.reads == CollectionPatterns()
         names = None if of_all else {*ended.unread, *planner.names(ended.reads_whole)}
         if names and not ended.is_required:  # what the scope has gained meanwhile is read later
-            gains = [each.reads for each in state.requests if isinstance(each.reads, Gained)]
+            gains = [each.reads for each in state.requests if isinstance(each.reads, ScopeGain)]
             names = {name for name in names if not any(gain.accepts(*name) for gain in gains)}
-        if names != set() or isinstance(ended.reads, Gained):
+        if names != set() or isinstance(ended.reads, ScopeGain):
             tasks.append(GivenEvent(_end_of_snapshot(ended, names, present())))
     return tasks
 

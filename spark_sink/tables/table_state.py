@@ -15,8 +15,8 @@ from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.snapshot.unread import (
     CollectionTokens,
-    Gained,
     LostDocument,
+    ScopeGain,
     token_in,
     tokens_document,
     tokens_from,
@@ -112,7 +112,7 @@ class TableState:
             collections = collections_of(event)
             if collections is None:
                 state = replace(state, complete_from=max(state.complete_from, token))
-            gains = (gain for gain in self.unread if isinstance(gain, Gained))
+            gains = (gain for gain in self.unread if isinstance(gain, ScopeGain))
             own = [gain for gain in gains if gain.id == event.get("requested")]
             parts = own or collections or ()
             state = replace(state, complete_in={**state.complete_in, **dict.fromkeys(parts, token)})

@@ -8,7 +8,7 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
@@ -72,7 +72,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
 ) -> None:
     shop.insert(5)
     lost = HistoryLostError("history lost")
-    monkeypatch.setattr(BatchPlanner, "next_batch", Mock(side_effect=lost))
+    monkeypatch.setattr(EventPlanner, "next_batch", Mock(side_effect=lost))
     chosen = parse_options(options(shop, **given))
     reader = MergerouterStreamReader(chosen, 0.0)
     start = Offset(AtTime(shop.created), chosen.scope).document
@@ -94,7 +94,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert (
-            Offset.of(reader.latestOffset(last, ReadAllAvailable())).signals.initial_plan
+            Offset.of(reader.latestOffset(last, ReadAllAvailable())).snapshots.initial_plan
             is not None
         )
     finally:

@@ -20,10 +20,10 @@ from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.state import SnapshotQueue
 from spark_sink.snapshot import reader as snapshot_reader
+from spark_sink.snapshot.chunk_planner import ChunkPlanner, Selection
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.planner import Selection, SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkRead, ChunkReader, DocumentEvents
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
@@ -46,10 +46,8 @@ def client(shop: Shop, **options: str) -> RouterClient:
     return RouterClient(parse_options({"uri": shop.uri, "database": shop.database, **options}))
 
 
-def planner(
-    router: RouterClient, shop: Shop, rows: int | None, *collections: str
-) -> SnapshotPlanner:
-    return SnapshotPlanner(router.mongo, Scope(shop.database, collections), 4, rows)
+def planner(router: RouterClient, shop: Shop, rows: int | None, *collections: str) -> ChunkPlanner:
+    return ChunkPlanner(router.mongo, Scope(shop.database, collections), 4, rows)
 
 
 def all_chunks(
@@ -146,8 +144,8 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     found, tasks = [], 0
     while plan is not None and not (plan := planning.next_batch(plan)).ended:
         request = SnapshotRequest.initial(plan.snapshot_time, plan)
-        written = Offset(plan.handover, signals=SignalState(requests=(request,))).document
-        plan = Offset.of(json.loads(json.dumps(written))).signals.initial_plan
+        written = Offset(plan.handover, snapshots=SnapshotQueue(requests=(request,))).document
+        plan = Offset.of(json.loads(json.dumps(written))).snapshots.initial_plan
         assert plan is not None
         batch = planner(router, shop, 10).tasks(plan)  # as after a restart
         assert len(batch) <= 5

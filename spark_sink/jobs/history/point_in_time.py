@@ -168,7 +168,7 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
     """
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
     begins = record.snapshot.policy.at_first and not record.snapshot.custom
-    if not ends and begins and Offset.of(log.state()["offset"]).signals.initial_plan is None:
+    if not ends and begins and Offset.of(log.state()["offset"]).snapshots.initial_plan is None:
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "
             "began, so no current table can be made of it: start a job in another folder"

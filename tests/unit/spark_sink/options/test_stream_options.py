@@ -15,8 +15,8 @@ from spark_sink.events.positions import AtTime, FromNow, Token, position_documen
 from spark_sink.options.java_patterns import compiled, translation
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.requests import Chosen, SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.requests import CollectionPatterns, SnapshotRequest
+from spark_sink.signals.state import SnapshotQueue
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
@@ -262,11 +262,11 @@ def test_an_offset_of_another_source_is_refused():
         Offset.of({"files": 3})
 
 
-@pytest.mark.parametrize("path", [(), ("signals",), ("signals", "requests", 0)])
+@pytest.mark.parametrize("path", [(), ("snapshots",), ("snapshots", "requests", 0)])
 def test_an_offset_of_a_newer_version_is_refused(path: tuple[str | int, ...]) -> None:
-    request = SnapshotRequest("a", "incremental", Chosen(("shop.orders",)))
-    document = Offset(FromNow(), signals=SignalState(requests=(request,))).document
-    assert Offset.of(document).signals.requests == (request,)
+    request = SnapshotRequest("a", "incremental", CollectionPatterns(("shop.orders",)))
+    document = Offset(FromNow(), snapshots=SnapshotQueue(requests=(request,))).document
+    assert Offset.of(document).snapshots.requests == (request,)
     part: Any = document
     for name in path:
         part = part[name]

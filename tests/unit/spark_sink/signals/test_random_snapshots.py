@@ -16,15 +16,15 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.positions import AtTime, Position, time_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.signals.channels import SignalReceiver, send
-from spark_sink.signals.query_snapshots import QuerySnapshots
+from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
+from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text, value_of
-from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
-from spark_sink.snapshot.unread import Gained
+from spark_sink.snapshot.unread import ScopeGain
 from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
@@ -37,7 +37,7 @@ DOCUMENTS = 8
 STEPS = 120
 
 
-class CountedDocuments(SnapshotPlanner):
+class CountedDocuments(ChunkPlanner):
     """Plans reads of the collections of NAMES in a scope; it needs no server."""
 
     def __init__(self, scope: Scope) -> None:
@@ -81,16 +81,16 @@ class Query:
         connection = QueryConnection.__new__(QueryConnection)
         connection.client = client = Mock(with_retries=lambda call: call(), present=self.present)
         client.clocks = lambda: Mock(cluster_time=self.present())
-        connection.inbox, connection.batch_planner = (
+        connection.inbox, connection.event_planner = (
             Mock(),
             Mock(ends_at_present=False, quiet_until=None),
         )
-        connection.batch_planner.next_batch = self.next_batch
-        connection.snapshot_planner = CountedDocuments(options.scope)
-        connection.query_snapshots = QuerySnapshots(
-            connection.snapshot_planner, options.snapshot.collections
+        connection.event_planner.next_batch = self.next_batch
+        connection.chunk_planner = CountedDocuments(options.scope)
+        connection.scheduler = SnapshotScheduler(
+            connection.chunk_planner, options.snapshot.collections
         )
-        connection.signal_receiver = SignalReceiver(client, options, connection.query_snapshots)
+        connection.signal_receiver = SignalReceiver(client, options, connection.scheduler)
         output = Mock(Output, follows_scope=True, namespaces=set)
         output.unread.return_value = ({}, ())
         self.planner = OffsetPlanner(options, connection, output)
@@ -101,9 +101,9 @@ class Query:
     def present(self) -> Timestamp:
         return Timestamp(self.time, 1)
 
-    def next_batch(self, start: Position, *_: Any, **__: Any) -> PlannedBatch:
+    def next_batch(self, start: Position, *_: Any, **__: Any) -> EventRange:
         is_empty = self.chance.random() < 0.5 or time_of(start) == self.present()
-        return PlannedBatch(start, start if is_empty else AtTime(self.present()), not is_empty)
+        return EventRange(start, start if is_empty else AtTime(self.present()), not is_empty)
 
     def send(self, *kinds: str) -> None:
         kind = self.chance.choice(kinds)
@@ -135,7 +135,7 @@ class Query:
         return end
 
     def write(self, before: Offset, end: Offset) -> None:
-        signals = end.signals
+        signals = end.snapshots
         for task in self.reader.added_tasks(before, end):
             if isinstance(task, SnapshotTask) and signals.running is not None:
                 read = self.read.setdefault(signals.running.id, set())
@@ -146,11 +146,11 @@ class Query:
 
     def check(self, event: dict[str, Any], end: Offset) -> None:
         """Check that an end of a snapshot claims no document that was not read."""
-        ending, scope = end.signals.ending, end.scope
+        ending, scope = end.snapshots.ending, end.scope
         if event["operationType"] != "snapshotEnd" or ending is None or scope is None:
             return
         claimed = {name for name in NAMES if scope.accepts("shop", name)}
-        if isinstance(ending.reads, Gained):
+        if isinstance(ending.reads, ScopeGain):
             claimed = {name for name in claimed if ending.reads.accepts("shop", name)}
         elif "collections" in event:
             claimed = {named["coll"] for named in event["collections"]}
@@ -168,7 +168,7 @@ def test_no_end_of_a_snapshot_names_what_was_not_read(
     def planner(_client: Any, options: StreamOptions) -> CountedDocuments:
         return CountedDocuments(options.scope)
 
-    monkeypatch.setattr("spark_sink.source.offset_planner.snapshot_planner", planner)
+    monkeypatch.setattr("spark_sink.source.offset_planner.chunk_planner", planner)
     monkeypatch.setattr("spark_sink.signals.channels._POLL_LOCAL", 0.0)
     query = Query(random.Random(seed), tmp_path)
     options = query.start(query.chance.choice(SCOPES))

@@ -11,17 +11,17 @@ import pytest
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection
-from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.signals.requests import Lacked
+from spark_sink.signals.requests import MissingDocuments
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signal_of
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
+from spark_sink.signals.state import SnapshotQueue
+from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text
-from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
 from spark_sink.snapshot.unread import LostDocument
 from spark_sink.source.offset_planner import OffsetPlanner, Output, _InitialSnapshot
 from spark_sink.source.offsets import Offset
@@ -97,7 +97,7 @@ def test_invalid_signals_are_refused(document: dict[str, Any], message: str) -> 
         signal_of("1", document)
 
 
-class Collections(SnapshotPlanner):
+class Collections(ChunkPlanner):
     """A planner of collections a.x and a.y with four tasks each, and b.z; a batch has two tasks."""
 
     def __init__(self) -> None:
@@ -123,8 +123,8 @@ class Query:
 
     def __init__(self) -> None:
         self.planner = Collections()
-        self.snapshots = QuerySnapshots(self.planner, ("a[.]x",), clock=lambda: 5.0)
-        self.state = SignalState()
+        self.snapshots = SnapshotScheduler(self.planner, ("a[.]x",), clock=lambda: 5.0)
+        self.state = SnapshotQueue()
         self.notified: list[tuple[str, str]] = []
         self.time = 100
 
@@ -153,7 +153,7 @@ class Query:
         self.time += 1
         state = self.snapshots.advance(state, Timestamp(self.time, 1))
         self.notified += [(each["id"], each["type"]) for each in state.notifications]
-        offset = Offset(AtTime(MARK), signals=state)
+        offset = Offset(AtTime(MARK), snapshots=state)
         assert Offset.of(json.loads(json.dumps(offset.document))) == offset
         self.state = state
         if state.reading is None:
@@ -222,17 +222,20 @@ def test_a_signal_is_processed_once() -> None:
     query.take("again-7-1", once)
     later = {("a", "y"): high_water_mark(Timestamp(7, 1)) + "04"}
     query.state = query.snapshots.require(query.state, later)
-    assert [each.reads for each in query.state.requests] == [Lacked(("a.x",)), Lacked(("a.y",))]
+    assert [each.reads for each in query.state.requests] == [
+        MissingDocuments(("a.x",)),
+        MissingDocuments(("a.y",)),
+    ]
     assert [each["type"] for each in query.state.notifications][-1] == "REFUSED"
 
 
 def test_the_last_ids_are_kept_and_those_that_may_come_again() -> None:
-    state = SignalState()
+    state = SnapshotQueue()
     for number in range(1500):
         state = state.with_handled("n" * 190 + str(number), {digest("n" * 190 + "7")})
     kept = [n for n in range(1500) if state.has_handled("n" * 190 + str(n))]
     assert kept == [7, *range(1450, 1500)]
-    assert len(json.dumps(Offset(AtTime(MARK), signals=state).document)) < 2000
+    assert len(json.dumps(Offset(AtTime(MARK), snapshots=state).document)) < 2000
 
 
 def test_requests_take_a_bounded_space() -> None:
@@ -297,9 +300,9 @@ def test_a_snapshot_that_cannot_be_read_is_aborted(data: dict[str, Any], reason:
 
 
 def test_a_query_with_a_filtering_pipeline_refuses_snapshots() -> None:
-    snapshots = QuerySnapshots(Collections(), (), "no snapshotFilters")
+    snapshots = SnapshotScheduler(Collections(), (), "no snapshotFilters")
     state = snapshots.process(
-        SignalState(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
+        SnapshotQueue(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
     )
     assert state.requests == ()
     assert state.notifications[0]["additional_data"] == {"reason": "no snapshotFilters"}
@@ -364,7 +367,7 @@ def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
     query.batch({"x": 10}, lost=[("y", 2, 11)])
     [waiting] = [each for each in query.state.requests if each.plan is None]
     keys = tuple(f'{{"$numberInt": "{n}"}}' for n in (1, 2))
-    assert waiting.reads == Lacked(("a.x",), {"a.y": keys})
+    assert waiting.reads == MissingDocuments(("a.x",), {"a.y": keys})
     query.rest()
     assert query.ended() == [("a", "x"), ("a", "x2")]
 
@@ -433,12 +436,12 @@ class Replayed:
 
 def test_many_signals_of_one_cluster_time_come_once_each() -> None:
     collection = SignalCollection(Replayed, lambda: Timestamp(150, 1))
-    state, position, found = SignalState(), AtTime(Timestamp(99, 1)), list[str]()
+    state, position, found = SnapshotQueue(), AtTime(Timestamp(99, 1)), list[str]()
     while len(found) <= len(Replayed.events):
         signals, reached = collection.receive(
             state.position or position, state.handled, is_own=state.position is not None
         )
-        state = SignalState(state.handled, position=reached)
+        state = SnapshotQueue(state.handled, position=reached)
         if not signals:
             break
         for each in signals:
@@ -453,9 +456,9 @@ def test_a_signal_is_processed_once_though_it_causes_nothing() -> None:
     planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), planners, Output())
     planner._snapshot = _InitialSnapshot.SKIPPED
     start = Offset(AtTime(MARK))
-    batch = PlannedBatch(start.position, start.position, 0)
-    assert planner._moved(start, batch, SignalState()) is None
-    processed = SignalState().with_handled("1", ())
+    batch = EventRange(start.position, start.position, 0)
+    assert planner._moved(start, batch, SnapshotQueue()) is None
+    processed = SnapshotQueue().with_handled("1", ())
     moved = planner._moved(start, batch, processed)
     assert moved is not None
-    assert moved.signals == processed
+    assert moved.snapshots == processed

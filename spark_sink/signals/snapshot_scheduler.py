@@ -19,7 +19,7 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import Position, position_document, time_of
-from spark_sink.signals.requests import Chosen, Lacked, SnapshotRequest
+from spark_sink.signals.requests import CollectionPatterns, MissingDocuments, SnapshotRequest
 from spark_sink.signals.signal import (
     EXECUTE,
     LOG,
@@ -30,10 +30,10 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.state import LOGGED, SignalState
+from spark_sink.signals.state import LOGGED, SnapshotQueue
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.snapshot.unread import CollectionTokens, Gained, LostDocument
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument, ScopeGain
 
 REFUSAL = (
     "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
@@ -50,7 +50,7 @@ _MAX_KEY_BYTES = 100_000
 SIGNAL = "Signal"
 
 
-class QuerySnapshots:
+class SnapshotScheduler:
     """Processes signals, and plans the snapshots that they, the mode and the table request.
 
     Args:
@@ -61,7 +61,7 @@ class QuerySnapshots:
 
     def __init__(
         self,
-        planner: SnapshotPlanner,
+        planner: ChunkPlanner,
         collections: tuple[str, ...] = (),
         refusal: str | None = None,
         *,
@@ -72,7 +72,7 @@ class QuerySnapshots:
         self._refusal = refusal
         self._clock = clock
 
-    def begin(self, state: SignalState, time: Timestamp) -> SignalState:
+    def begin(self, state: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
         """Return the state in which the initial snapshot begins, before all others.
 
         `time` is a cluster time at or after all finished writes. Raises PyMongoError.
@@ -82,13 +82,13 @@ class QuerySnapshots:
         state = replace(state, requests=(request, *state.requests))
         return self._begun(state, request, time)
 
-    def skipped(self, state: SignalState) -> SignalState:
+    def skipped(self, state: SnapshotQueue) -> SnapshotQueue:
         """Return the state with a notification of a start of the query without a snapshot."""
         return self._notified(state, str(uuid.uuid4()), "Initial Snapshot", "SKIPPED")
 
     def left_out(
-        self, state: SignalState, passed: Position, position: Position, aggregate: str = "Seek"
-    ) -> SignalState:
+        self, state: SnapshotQueue, passed: Position, position: Position, aggregate: str = "Seek"
+    ) -> SnapshotQueue:
         """Return the state with a notification that what lies between two positions is left out."""
         texts = {
             "from": json.dumps(position_document(passed)),
@@ -99,8 +99,8 @@ class QuerySnapshots:
         return self._notified(state, identifier, aggregate, "SKIPPED", **texts)
 
     def process(
-        self, state: SignalState, signals: Iterable[ReceivedSignal], waiting: Container[str] = ()
-    ) -> SignalState:
+        self, state: SnapshotQueue, signals: Iterable[ReceivedSignal], waiting: Container[str] = ()
+    ) -> SnapshotQueue:
         """Return the state after these signals. Each id is processed once.
 
         `waiting` contains digests of the ids that may be received again. Raises PyMongoError.
@@ -126,10 +126,10 @@ class QuerySnapshots:
 
     def require(
         self,
-        state: SignalState,
+        state: SnapshotQueue,
         unread: CollectionTokens,
         lost: Iterable[LostDocument] = (),
-    ) -> SignalState:
+    ) -> SnapshotQueue:
         """Return the state with a request for what a table lacks.
 
         Args:
@@ -140,7 +140,7 @@ class QuerySnapshots:
         new = {
             names: token
             for names, token in unread.items()
-            if not isinstance(names, Gained) and token > state.required_at
+            if not isinstance(names, ScopeGain) and token > state.required_at
         }
         documents = [document for document in lost if document.token > state.required_at]
         if not new and not documents:
@@ -149,13 +149,13 @@ class QuerySnapshots:
         state = replace(state, required_at=last)
         time = cluster_time_of(last)
         name = state.free_id(f"again-{time.time}-{time.inc}")
-        request = SnapshotRequest(name, "incremental", Lacked())
+        request = SnapshotRequest(name, "incremental", MissingDocuments())
         if self._refusal is not None:
             return self._notified_of(state, request, "ABORTED", reason=self._refusal)
         for asked in state.requests:
-            if isinstance(asked.reads, Lacked) and asked.plan is None:  # it has not begun
+            if isinstance(asked.reads, MissingDocuments) and asked.plan is None:  # it has not begun
                 request = asked
-        assert isinstance(request.reads, Lacked)
+        assert isinstance(request.reads, MissingDocuments)
         names = {*request.reads.collections, *map(".".join, new)}
         keys = {name: set(known) for name, known in request.reads.documents.items()}
         for document in documents:
@@ -164,9 +164,11 @@ class QuerySnapshots:
         if sum(len(key) for keys in wanted.values() for key in keys) > _MAX_KEY_BYTES:
             names |= wanted.keys()
             wanted = {}
-        return state.with_request(replace(request, reads=Lacked(tuple(sorted(names)), wanted)))
+        return state.with_request(
+            replace(request, reads=MissingDocuments(tuple(sorted(names)), wanted))
+        )
 
-    def advance(self, state: SignalState, time: Timestamp) -> SignalState:
+    def advance(self, state: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
         """Return the state with what the next batch reads of the running snapshot.
 
         It is read at `time`, a cluster time that the batch's events do not exceed, or at its own
@@ -186,7 +188,7 @@ class QuerySnapshots:
             return replace(state, reading=own if request.kind == "initial" else max(time, own))
         return state
 
-    def _applied(self, state: SignalState, signal: Signal) -> SignalState:
+    def _applied(self, state: SnapshotQueue, signal: Signal) -> SnapshotQueue:
         if signal.action == EXECUTE:
             if self._refusal is not None:
                 raise SignalError(self._refusal)
@@ -196,7 +198,7 @@ class QuerySnapshots:
                 )
             if state.has_request(signal.id):
                 raise SignalError("a snapshot with this id has not ended: use another id")
-            reads = Chosen(signal.collections, signal.conditions)
+            reads = CollectionPatterns(signal.collections, signal.conditions)
             return state.with_request(SnapshotRequest(signal.id, signal.kind, reads))
         if signal.action == LOG:
             return self._notified(state, signal.id, SIGNAL, LOGGED, message=signal.message)
@@ -214,15 +216,15 @@ class QuerySnapshots:
         return state
 
     def _stopped(
-        self, state: SignalState, chosen: list[SnapshotRequest], signal: Signal
-    ) -> SignalState:
+        self, state: SnapshotQueue, chosen: list[SnapshotRequest], signal: Signal
+    ) -> SnapshotQueue:
         """Return the state without what a signal stops, with a notification of each such request.
 
         Raises SignalError if no request reads a collection that the signal names.
         """
         aborted: list[tuple[SnapshotRequest, str]] = []
         for request in chosen:
-            assert isinstance(request.reads, Chosen)
+            assert isinstance(request.reads, CollectionPatterns)
             if not signal.collections:
                 state = state.without_request(request.id)
                 aborted.append((request, ", ".join(request.reads.patterns)))
@@ -245,7 +247,9 @@ class QuerySnapshots:
         is_empty = all(request.blocks_stream or request.is_required for request in state.requests)
         return replace(state, paused=state.paused and not is_empty)
 
-    def _begun(self, state: SignalState, request: SnapshotRequest, time: Timestamp) -> SignalState:
+    def _begun(
+        self, state: SnapshotQueue, request: SnapshotRequest, time: Timestamp
+    ) -> SnapshotQueue:
         """Return the state with the snapshot begun, or without it if it cannot begin."""
         plan = self._planner.begin(time, request.reads.wants)
         collections = self._planner.collections(request.reads.wants)
@@ -265,7 +269,9 @@ class QuerySnapshots:
         if not collections:
             return "no collection of the query's scope matches data-collections"
         names = [str(collection) for collection in collections]
-        conditions = request.reads.conditions if isinstance(request.reads, Chosen) else ()
+        conditions = (
+            request.reads.conditions if isinstance(request.reads, CollectionPatterns) else ()
+        )
         for condition in conditions:
             if not any(map(condition.matches, names)):
                 return f"no collection to read matches the condition's {condition.collections!r}"
@@ -275,15 +281,15 @@ class QuerySnapshots:
                 return problem
         return None
 
-    def _ended(self, state: SignalState, request: SnapshotRequest) -> SignalState:
+    def _ended(self, state: SnapshotQueue, request: SnapshotRequest) -> SnapshotQueue:
         given = request.kind == "initial" or request.ends_unread
         whole = given or self._planner.names(request.reads_whole)
         state = self._notified_of(state.without_request(request.id), request, "COMPLETED")
         return replace(state, ending=request if whole else None)
 
     def _progressed(
-        self, state: SignalState, request: SnapshotRequest, plan: SnapshotPlan
-    ) -> SignalState:
+        self, state: SnapshotQueue, request: SnapshotRequest, plan: SnapshotPlan
+    ) -> SnapshotQueue:
         """Return the state with notifications of what a batch reads, and of what ends with it."""
         end = plan.end
         read = [
@@ -310,14 +316,14 @@ class QuerySnapshots:
         return state
 
     def _notified_of(
-        self, state: SignalState, request: SnapshotRequest, told: str, **texts: str
-    ) -> SignalState:
+        self, state: SnapshotQueue, request: SnapshotRequest, told: str, **texts: str
+    ) -> SnapshotQueue:
         aggregate = f"{request.kind.capitalize()} Snapshot"
         return self._notified(state, request.id, aggregate, told, **texts)
 
     def _notified(
-        self, state: SignalState, identifier: str, aggregate: str, told: str, **texts: str
-    ) -> SignalState:
+        self, state: SnapshotQueue, identifier: str, aggregate: str, told: str, **texts: str
+    ) -> SnapshotQueue:
         """Return the state with a notification, which has the fields and types of Debezium's.
 
         It is a part of the offset of its batch, so a repeated batch has the same ones.

@@ -94,7 +94,7 @@ class _Piece(NamedTuple):
     rows: float
 
 
-class SnapshotPlanner:
+class ChunkPlanner:
     """Plans snapshots of a scope. All methods raise PyMongoError.
 
     Args:
