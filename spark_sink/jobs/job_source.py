@@ -25,7 +25,8 @@ from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.row_schema import schema_from_json
-from spark_sink.snapshot.unread import CollectionTokens, LostDocument, Namespace
+from spark_sink.snapshot.selections import Namespace
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offset_planner import Output
 from spark_sink.source.offsets import Offset

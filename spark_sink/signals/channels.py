@@ -22,8 +22,8 @@ from spark_sink.events.slices import CODEC, UNREADABLE
 from spark_sink.folders import Folder, is_local
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy, StreamOptions
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, parsed_json
+from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.signals.snapshot_scheduler import SIGNAL, SnapshotScheduler
-from spark_sink.signals.state import SnapshotQueue
 from spark_sink.stream.event_stream import EventStream, StreamCursor
 from spark_sink.stream.router_client import RouterClient
 
@@ -105,7 +105,7 @@ class SignalFolder:
                 try:
                     self._folder.remove(version[0])
                 except OSError:
-                    self._is_read_only = True  # the ids stay in the state
+                    self._is_read_only = True  # the ids stay in the queue
                     return
                 del self._waiting[version]
 
@@ -271,45 +271,45 @@ class SignalReceiver:
                 watch, lambda: client.with_retries(client.clocks).cluster_time, options.retry_policy
             )
 
-    def receive(self, state: SnapshotQueue, position: Position) -> SnapshotQueue:
-        """Return the state after new signals, at a position of the stream. Raises StreamError.
+    def receive(self, queue: SnapshotQueue, position: Position) -> SnapshotQueue:
+        """Return the queue after new signals, at a position of the stream. Raises StreamError.
 
         If the oplogs have lost the position of the collection of signals, but not the stream's,
         the collection is read from there on, with a notification.
         """
         if isinstance(position, FromNow):  # signals are read from the query's beginning on
-            return state
+            return queue
         self.has_more = False
         waiting: Container[str] = ()
         if self._folder is not None:
-            signals = self._folder.receive(state.handled)
+            signals = self._folder.receive(queue.handled)
             self.has_more = len(signals) == MAX_SIGNALS
             waiting = self._folder.waiting
-            state = self._process(state, signals, waiting)
+            queue = self._process(queue, signals, waiting)
         if self._collection is None:  # one that is added later is read from then on
-            return replace(state, position=None)
+            return replace(queue, position=None)
         try:
             signals, reached = self._collection.receive(
-                state.position or position, state.handled, is_own=state.position is not None
+                queue.position or position, queue.handled, is_own=queue.position is not None
             )
         except HistoryLostError:
-            if state.position is None:
+            if queue.position is None:
                 raise
-            signals, reached = self._collection.receive(position, state.handled)
-            state = self._snapshots.left_out(state, state.position, position, SIGNAL)
+            signals, reached = self._collection.receive(position, queue.handled)
+            queue = self._snapshots.left_out(queue, queue.position, position, SIGNAL)
             say(f"warning: {self._lost}")
         self.has_more |= len(signals) == MAX_SIGNALS
-        return self._process(replace(state, position=reached), signals, waiting)
+        return self._process(replace(queue, position=reached), signals, waiting)
 
     def _process(
-        self, state: SnapshotQueue, signals: list[ReceivedSignal], waiting: Container[str]
+        self, queue: SnapshotQueue, signals: list[ReceivedSignal], waiting: Container[str]
     ) -> SnapshotQueue:
-        return self._with_retries(lambda: self._snapshots.process(state, signals, waiting))
+        return self._with_retries(lambda: self._snapshots.process(queue, signals, waiting))
 
-    def committed(self, state: SnapshotQueue) -> None:
+    def committed(self, queue: SnapshotQueue) -> None:
         """Remove the files of signals that a committed batch has processed."""
         if self._folder is not None:
-            self._folder.remove(state.handled)
+            self._folder.remove(queue.handled)
 
     def close(self) -> None:
         """Kill the cursor on the collection."""

@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
-from spark_sink.options.java_patterns import compiled, matches_any
+from spark_sink.options.java_patterns import compiled
 from spark_sink.options.parsers import json_value
-from spark_sink.snapshot.plan import ANY_DATE, bound_text, value_of
+from spark_sink.snapshot.plan import ANY_DATE, bound_text
+from spark_sink.snapshot.selections import DocumentFilter
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
@@ -37,24 +38,6 @@ _CODE = frozenset({"$where", "$function", "$accumulator"})
 
 class SignalError(ValueError):
     """A document is not a signal; the message states why."""
-
-
-@dataclass(frozen=True)
-class DocumentFilter:
-    """A filter, as text, for collections that are named as in Signal."""
-
-    collections: str
-    filter: str
-
-    def matches(self, namespace: str) -> bool:
-        """Return whether the condition applies to a collection."""
-        return matches_any((self.collections,), namespace)
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The filter for `find`."""
-        document: dict[str, Any] = value_of(self.filter)
-        return document
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,6 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.events.positions import Position, position_document, time_of
-from spark_sink.signals.requests import CollectionPatterns, MissingDocuments, SnapshotRequest
 from spark_sink.signals.signal import (
     EXECUTE,
     LOG,
@@ -30,10 +29,11 @@ from spark_sink.signals.signal import (
     SignalError,
     signal_of,
 )
-from spark_sink.signals.state import LOGGED, SnapshotQueue
+from spark_sink.signals.snapshot_queue import LOGGED, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.unread import CollectionTokens, LostDocument, ScopeGain
+from spark_sink.snapshot.selections import CollectionPatterns, MissingDocuments, ScopeGain
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 
 REFUSAL = (
     "the query has a pipeline, whose stages work on events: start it with option snapshotFilters, "
@@ -72,65 +72,65 @@ class SnapshotScheduler:
         self._refusal = refusal
         self._clock = clock
 
-    def begin(self, state: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
-        """Return the state in which the initial snapshot begins, before all others.
+    def begin(self, queue: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
+        """Return the queue in which the initial snapshot begins, before all others.
 
         `time` is a cluster time at or after all finished writes. Raises PyMongoError.
         """
         request = SnapshotRequest.initial(time, None, self._collections)
-        request = replace(request, id=state.free_id(request.id))
-        state = replace(state, requests=(request, *state.requests))
-        return self._begun(state, request, time)
+        request = replace(request, id=queue.free_id(request.id))
+        queue = replace(queue, requests=(request, *queue.requests))
+        return self._begun(queue, request, time)
 
-    def skipped(self, state: SnapshotQueue) -> SnapshotQueue:
-        """Return the state with a notification of a start of the query without a snapshot."""
-        return self._notified(state, str(uuid.uuid4()), "Initial Snapshot", "SKIPPED")
+    def skipped(self, queue: SnapshotQueue) -> SnapshotQueue:
+        """Return the queue with a notification of a start of the query without a snapshot."""
+        return self._notified(queue, str(uuid.uuid4()), "Initial Snapshot", "SKIPPED")
 
     def left_out(
-        self, state: SnapshotQueue, passed: Position, position: Position, aggregate: str = "Seek"
+        self, queue: SnapshotQueue, passed: Position, position: Position, aggregate: str = "Seek"
     ) -> SnapshotQueue:
-        """Return the state with a notification that what lies between two positions is left out."""
+        """Return the queue with a notification that what lies between two positions is left out."""
         texts = {
             "from": json.dumps(position_document(passed)),
             "to": json.dumps(position_document(position)),
         }
         time = time_of(position) or Timestamp(0, 0)
         identifier = f"{aggregate.lower()}-{time.time}-{time.inc}"
-        return self._notified(state, identifier, aggregate, "SKIPPED", **texts)
+        return self._notified(queue, identifier, aggregate, "SKIPPED", **texts)
 
     def process(
-        self, state: SnapshotQueue, signals: Iterable[ReceivedSignal], waiting: Container[str] = ()
+        self, queue: SnapshotQueue, signals: Iterable[ReceivedSignal], waiting: Container[str] = ()
     ) -> SnapshotQueue:
-        """Return the state after these signals. Each id is processed once.
+        """Return the queue after these signals. Each id is processed once.
 
         `waiting` contains digests of the ids that may be received again. Raises PyMongoError.
         """
         for received in signals:
-            if state.has_handled(received.id):
+            if queue.has_handled(received.id):
                 continue
-            state = state.with_handled(received.id, waiting)
+            queue = queue.with_handled(received.id, waiting)
             try:
                 if isinstance(received.document, str):
                     raise SignalError(received.document)
-                applied = self._applied(state, signal_of(received.id, received.document))
-                if applied.characters > max(state.characters, _MAX_CHARACTERS):
+                applied = self._applied(queue, signal_of(received.id, received.document))
+                if applied.characters > max(queue.characters, _MAX_CHARACTERS):
                     raise SignalError(
                         f"names and filters of all requested snapshots have more than "
                         f"{_MAX_CHARACTERS:,} characters: name collections by a pattern, or send "
                         "the signal again later"
                     )
-                state = applied
+                queue = applied
             except SignalError as error:
-                state = self._notified(state, received.id, SIGNAL, "REFUSED", reason=str(error))
-        return state
+                queue = self._notified(queue, received.id, SIGNAL, "REFUSED", reason=str(error))
+        return queue
 
     def require(
         self,
-        state: SnapshotQueue,
+        queue: SnapshotQueue,
         unread: CollectionTokens,
         lost: Iterable[LostDocument] = (),
     ) -> SnapshotQueue:
-        """Return the state with a request for what a table lacks.
+        """Return the queue with a request for what a table lacks.
 
         Args:
             unread: collections, and the token since which. Each is requested once; those that a
@@ -140,128 +140,130 @@ class SnapshotScheduler:
         new = {
             names: token
             for names, token in unread.items()
-            if not isinstance(names, ScopeGain) and token > state.required_at
+            if not isinstance(names, ScopeGain) and token > queue.required_at
         }
-        documents = [document for document in lost if document.token > state.required_at]
+        documents = [document for document in lost if document.token > queue.required_at]
         if not new and not documents:
-            return state
+            return queue
         last = max([*new.values(), *(document.token for document in documents)])
-        state = replace(state, required_at=last)
+        queue = replace(queue, required_at=last)
         time = cluster_time_of(last)
-        name = state.free_id(f"again-{time.time}-{time.inc}")
+        name = queue.free_id(f"again-{time.time}-{time.inc}")
         request = SnapshotRequest(name, "incremental", MissingDocuments())
         if self._refusal is not None:
-            return self._notified_of(state, request, "ABORTED", reason=self._refusal)
-        for asked in state.requests:
-            if isinstance(asked.reads, MissingDocuments) and asked.plan is None:  # it has not begun
+            return self._notified_of(queue, request, "ABORTED", reason=self._refusal)
+        for asked in queue.requests:
+            if (
+                isinstance(asked.selection, MissingDocuments) and asked.plan is None
+            ):  # it has not begun
                 request = asked
-        assert isinstance(request.reads, MissingDocuments)
-        names = {*request.reads.collections, *map(".".join, new)}
-        keys = {name: set(known) for name, known in request.reads.documents.items()}
+        assert isinstance(request.selection, MissingDocuments)
+        names = {*request.selection.collections, *map(".".join, new)}
+        keys = {name: set(known) for name, known in request.selection.documents.items()}
         for document in documents:
             keys.setdefault(".".join(document.namespace), set()).add(document.key)
         wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
         if sum(len(key) for keys in wanted.values() for key in keys) > _MAX_KEY_BYTES:
             names |= wanted.keys()
             wanted = {}
-        return state.with_request(
-            replace(request, reads=MissingDocuments(tuple(sorted(names)), wanted))
+        return queue.with_request(
+            replace(request, selection=MissingDocuments(tuple(sorted(names)), wanted))
         )
 
-    def advance(self, state: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
-        """Return the state with what the next batch reads of the running snapshot.
+    def advance(self, queue: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
+        """Return the queue with what the next batch reads of the running snapshot.
 
         It is read at `time`, a cluster time that the batch's events do not exceed, or at its own
         time if it is the initial one. Raises PyMongoError.
         """
-        while (request := state.running) is not None:
+        while (request := queue.running) is not None:
             if request.plan is None:
-                state = self._begun(state, request, time)
-                if state.ending is not None:
-                    return state
+                queue = self._begun(queue, request, time)
+                if queue.ending is not None:
+                    return queue
                 continue
             plan = self._planner.next_batch(request.plan, request.selection)
             if plan.ended:
-                return self._ended(state, request)
+                return self._ended(queue, request)
             own = plan.snapshot_time
-            state = self._progressed(state, request, plan).with_request(replace(request, plan=plan))
-            return replace(state, reading=own if request.kind == "initial" else max(time, own))
-        return state
+            queue = self._progressed(queue, request, plan).with_request(replace(request, plan=plan))
+            return replace(queue, reading=own if request.kind == "initial" else max(time, own))
+        return queue
 
-    def _applied(self, state: SnapshotQueue, signal: Signal) -> SnapshotQueue:
+    def _applied(self, queue: SnapshotQueue, signal: Signal) -> SnapshotQueue:
         if signal.action == EXECUTE:
             if self._refusal is not None:
                 raise SignalError(self._refusal)
-            if len(state.requests) >= _MAX_REQUESTS:
+            if len(queue.requests) >= _MAX_REQUESTS:
                 raise SignalError(
                     f"{_MAX_REQUESTS} snapshots are waiting: send the signal again later"
                 )
-            if state.has_request(signal.id):
+            if queue.has_request(signal.id):
                 raise SignalError("a snapshot with this id has not ended: use another id")
             reads = CollectionPatterns(signal.collections, signal.conditions)
-            return state.with_request(SnapshotRequest(signal.id, signal.kind, reads))
+            return queue.with_request(SnapshotRequest(signal.id, signal.kind, reads))
         if signal.action == LOG:
-            return self._notified(state, signal.id, SIGNAL, LOGGED, message=signal.message)
-        chosen = [request for request in state.requests if not request.blocks_stream]
+            return self._notified(queue, signal.id, SIGNAL, LOGGED, message=signal.message)
+        chosen = [request for request in queue.requests if not request.blocks_stream]
         if signal.action == STOP:
             chosen = [request for request in chosen if not request.is_required]
         if not chosen:
             raise SignalError("no incremental snapshot is in progress")
         if signal.action == STOP:
-            return self._stopped(state, chosen, signal)
-        state = replace(state, paused=signal.action == PAUSE)
-        told = "PAUSED" if state.paused else "RESUMED"
+            return self._stopped(queue, chosen, signal)
+        queue = replace(queue, paused=signal.action == PAUSE)
+        told = "PAUSED" if queue.paused else "RESUMED"
         for request in chosen:
-            state = self._notified_of(state, request, told, signal=signal.id)
-        return state
+            queue = self._notified_of(queue, request, told, signal=signal.id)
+        return queue
 
     def _stopped(
-        self, state: SnapshotQueue, chosen: list[SnapshotRequest], signal: Signal
+        self, queue: SnapshotQueue, chosen: list[SnapshotRequest], signal: Signal
     ) -> SnapshotQueue:
-        """Return the state without what a signal stops, with a notification of each such request.
+        """Return the queue without what a signal stops, with a notification of each such request.
 
         Raises SignalError if no request reads a collection that the signal names.
         """
         aborted: list[tuple[SnapshotRequest, str]] = []
         for request in chosen:
-            assert isinstance(request.reads, CollectionPatterns)
+            assert isinstance(request.selection, CollectionPatterns)
             if not signal.collections:
-                state = state.without_request(request.id)
-                aborted.append((request, ", ".join(request.reads.patterns)))
+                queue = queue.without_request(request.id)
+                aborted.append((request, ", ".join(request.selection.patterns)))
                 continue
-            rest = request.reads.without(signal.collections)
-            collections = self._planner.collections(request.reads.wants)
+            rest = request.selection.without(signal.collections)
+            collections = self._planner.collections(request.selection)
             stopped = [collection for collection in collections if not rest.wants(str(collection))]
             if stopped:
-                state = (
-                    state.without_request(request.id)
+                queue = (
+                    queue.without_request(request.id)
                     if len(stopped) == len(collections)
-                    else state.with_request(replace(request, reads=rest))
+                    else queue.with_request(replace(request, selection=rest))
                 )
                 aborted.append((request, names_of(stopped)))
         if not aborted:
             raise SignalError("no snapshot in progress reads a collection of data-collections")
         for request, names in aborted:
             texts = {"signal": signal.id, "data_collections": names}
-            state = self._notified_of(state, request, "ABORTED", **texts)
-        is_empty = all(request.blocks_stream or request.is_required for request in state.requests)
-        return replace(state, paused=state.paused and not is_empty)
+            queue = self._notified_of(queue, request, "ABORTED", **texts)
+        is_empty = all(request.blocks_stream or request.is_required for request in queue.requests)
+        return replace(queue, paused=queue.paused and not is_empty)
 
     def _begun(
-        self, state: SnapshotQueue, request: SnapshotRequest, time: Timestamp
+        self, queue: SnapshotQueue, request: SnapshotRequest, time: Timestamp
     ) -> SnapshotQueue:
-        """Return the state with the snapshot begun, or without it if it cannot begin."""
-        plan = self._planner.begin(time, request.reads.wants)
-        collections = self._planner.collections(request.reads.wants)
+        """Return the queue with the snapshot begun, or without it if it cannot begin."""
+        plan = self._planner.begin(time, request.selection)
+        collections = self._planner.collections(request.selection)
         request = replace(request, plan=plan)
         if request.ends_unread and not collections:  # they were dropped
-            return replace(state.without_request(request.id), ending=request)
+            return replace(queue.without_request(request.id), ending=request)
         problem = None if request.kind == "initial" else self._problem(request, collections)
         if problem is not None:
-            state = state.without_request(request.id)
-            return self._notified_of(state, request, "ABORTED", reason=problem)
-        state, names = state.with_request(request), names_of(collections)
-        return self._notified_of(state, request, "STARTED", data_collections=names)
+            queue = queue.without_request(request.id)
+            return self._notified_of(queue, request, "ABORTED", reason=problem)
+        queue, names = queue.with_request(request), names_of(collections)
+        return self._notified_of(queue, request, "STARTED", data_collections=names)
 
     def _problem(
         self, request: SnapshotRequest, collections: Sequence[SnapshotCollection]
@@ -270,31 +272,38 @@ class SnapshotScheduler:
             return "no collection of the query's scope matches data-collections"
         names = [str(collection) for collection in collections]
         conditions = (
-            request.reads.conditions if isinstance(request.reads, CollectionPatterns) else ()
+            request.selection.conditions
+            if isinstance(request.selection, CollectionPatterns)
+            else ()
         )
         for condition in conditions:
             if not any(map(condition.matches, names)):
                 return f"no collection to read matches the condition's {condition.collections!r}"
         for collection in collections:
-            problem = self._planner.problem(collection, request.reads.condition(str(collection)))
+            problem = self._planner.problem(
+                collection, request.selection.condition(str(collection))
+            )
             if problem is not None:
                 return problem
         return None
 
-    def _ended(self, state: SnapshotQueue, request: SnapshotRequest) -> SnapshotQueue:
-        given = request.kind == "initial" or request.ends_unread
-        whole = given or self._planner.names(request.reads_whole)
-        state = self._notified_of(state.without_request(request.id), request, "COMPLETED")
-        return replace(state, ending=request if whole else None)
+    def _ended(self, queue: SnapshotQueue, request: SnapshotRequest) -> SnapshotQueue:
+        whole = (
+            request.kind == "initial"
+            or request.ends_unread
+            or self._planner.names(request.selection)
+        )
+        queue = self._notified_of(queue.without_request(request.id), request, "COMPLETED")
+        return replace(queue, ending=request if whole else None)
 
     def _progressed(
-        self, state: SnapshotQueue, request: SnapshotRequest, plan: SnapshotPlan
+        self, queue: SnapshotQueue, request: SnapshotRequest, plan: SnapshotPlan
     ) -> SnapshotQueue:
-        """Return the state with notifications of what a batch reads, and of what ends with it."""
+        """Return the queue with notifications of what a batch reads, and of what ends with it."""
         end = plan.end
         read = [
             collection
-            for collection in self._planner.collections(request.reads.wants, plan)
+            for collection in self._planner.collections(request.selection, plan)
             if plan.start.collection <= collection.id
             and (
                 end is None
@@ -309,22 +318,22 @@ class SnapshotScheduler:
             "chunks_planned": str(plan.progress.chunks_planned),
             "current_collection_in_progress": names_of(read),
         }
-        state = self._notified_of(state, request, "IN_PROGRESS", **progress)
+        queue = self._notified_of(queue, request, "IN_PROGRESS", **progress)
         if scanned:
             names = {"scanned_collection": names_of(scanned), "status": "SUCCEEDED"}
-            state = self._notified_of(state, request, "TABLE_SCAN_COMPLETED", **names)
-        return state
+            queue = self._notified_of(queue, request, "TABLE_SCAN_COMPLETED", **names)
+        return queue
 
     def _notified_of(
-        self, state: SnapshotQueue, request: SnapshotRequest, told: str, **texts: str
+        self, queue: SnapshotQueue, request: SnapshotRequest, told: str, **texts: str
     ) -> SnapshotQueue:
         aggregate = f"{request.kind.capitalize()} Snapshot"
-        return self._notified(state, request.id, aggregate, told, **texts)
+        return self._notified(queue, request.id, aggregate, told, **texts)
 
     def _notified(
-        self, state: SnapshotQueue, identifier: str, aggregate: str, told: str, **texts: str
+        self, queue: SnapshotQueue, identifier: str, aggregate: str, told: str, **texts: str
     ) -> SnapshotQueue:
-        """Return the state with a notification, which has the fields and types of Debezium's.
+        """Return the queue with a notification, which has the fields and types of Debezium's.
 
         It is a part of the offset of its batch, so a repeated batch has the same ones.
         docs/spark-reference.md#notifications lists them.
@@ -336,7 +345,7 @@ class SnapshotScheduler:
             "additional_data": {name: text[:_MAX_LENGTH] for name, text in texts.items()},
             "timestamp": int(self._clock() * 1000),
         }
-        return replace(state, notifications=(*state.notifications, notification))
+        return replace(queue, notifications=(*queue.notifications, notification))
 
 
 def names_of(collections: Sequence[SnapshotCollection]) -> str:

@@ -18,8 +18,9 @@ from spark_sink.dataclass_json import NewerVersionError, from_document, to_docum
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import Position, Token, after, time_of
 from spark_sink.options.scope import Scope
-from spark_sink.signals.state import SnapshotQueue
-from spark_sink.snapshot.unread import CollectionTokens, ScopeGain
+from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.snapshot.selections import ScopeGain
+from spark_sink.snapshot.unread import CollectionTokens
 
 
 @dataclass(frozen=True)
@@ -84,14 +85,19 @@ class Offset:
             return after(self.position.cluster_time).time
         return self.time
 
+    @property
+    def is_in_snapshot(self) -> bool:
+        """Whether an initial snapshot has begun and not ended."""
+        return self.snapshots.initial_plan is not None
+
     def events_after(self, before: Offset) -> EventRange:
-        """Return the batch between two offsets, of which this one is the end."""
+        """Return the events between two offsets, of which this one is the end."""
         return EventRange(before.position, self.position, self.events, self.quiet_until)
 
     @property
     def gained(self) -> CollectionTokens:
         """What the scope has gained and the job is about to read, with tokens as below."""
-        gains = (request.reads for request in self.snapshots.requests)
+        gains = (request.selection for request in self.snapshots.requests)
         return {gain: gain.token for gain in gains if isinstance(gain, ScopeGain)}
 
     @property

@@ -21,17 +21,16 @@ from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
+from spark_sink.source.snapshot_tasks import snapshot_tasks
 from spark_sink.source.tasks import (
-    GivenEvent,
+    SourceEvent,
     Task,
     TaskPartition,
-    chunk_planner,
     rows_of_task,
-    snapshot_tasks,
 )
 from spark_sink.stream.router_client import RouterClient
 
@@ -108,7 +107,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def added_tasks(self, before: Offset, end: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
-        tasks: list[Task] = [*map(GivenEvent, heartbeats(before.heartbeat, end.heartbeat))]
+        tasks: list[Task] = [*map(SourceEvent, heartbeats(before.heartbeat, end.heartbeat))]
         if end.snapshots.reading is not None or end.snapshots.ending is not None:
             tasks += self.planner.snapshot_tasks(before, end)
         return tasks
@@ -133,7 +132,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def planner(self) -> OffsetPlanner:
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
         if self._connected is None:
-            connection = QueryConnection(self.options, self._loaded)
+            connection = QueryConnection.open(self.options, self._loaded)
             self._connected = OffsetPlanner(self.options, connection, self._output)
         return self._connected
 
@@ -170,7 +169,7 @@ class MergerouterBatchReader(DataSourceReader):
         options = self._options
         if options.batch_mode == "snapshot":
             snapshot_time = client.with_retries(client.present)
-            planner = chunk_planner(client, options)
+            planner = ChunkPlanner(client.mongo, options.scope, options.snapshot)
             begun = client.with_retries(lambda: planner.begin(snapshot_time))
             plan = replace(begun, end=None)  # all in one batch
             request = SnapshotRequest.initial(snapshot_time, plan, options.snapshot.collections)

@@ -18,7 +18,8 @@ import bson
 
 from shard_client.bson.resume_token import high_water_mark, next_tick
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.snapshot.unread import CollectionTokens, Namespace, ScopeGain
+from spark_sink.snapshot.selections import Namespace, ScopeGain
+from spark_sink.snapshot.unread import CollectionTokens
 
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 """The operation types that change many rows."""

@@ -13,10 +13,10 @@ from spark_sink.dataclass_json import NewerVersionError, from_document, stored, 
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.snapshot.selections import ScopeGain
 from spark_sink.snapshot.unread import (
     CollectionTokens,
     LostDocument,
-    ScopeGain,
     token_in,
     tokens_document,
     tokens_from,

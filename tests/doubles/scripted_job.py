@@ -26,7 +26,7 @@ from spark_sink.jobs.table_commits import TableCommits, take_over
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
-from spark_sink.signals.state import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.version_states import Batch

@@ -29,11 +29,10 @@ from spark_sink.jobs.job_tables import DEFAULT_TABLES, MESSAGES, TRANSACTIONS
 from spark_sink.jobs.report.status import lines_of, status_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
-from spark_sink.source.unmatched_names import warn_of_unmatched_names
+from spark_sink.source.option_checks import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from tests.harness.clusters import TestCluster

@@ -21,12 +21,11 @@ from spark_sink.options.snapshot_options import (
     custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import snapshot_tasks
+from spark_sink.source.snapshot_tasks import snapshot_tasks
 from spark_sink.tables.ddl_events import ddl_event_of
 from tests.spark import snapshot_choices
 from tests.spark.batches import batches
@@ -141,14 +140,16 @@ IN_SNAPSHOT = SnapshotQueue(
 def started(position: Position, *, is_in_snapshot: bool = False, **options: str) -> Any:
     """Return the planner of a query at a position, and what plans its next batch."""
     state = IN_SNAPSHOT if is_in_snapshot else SnapshotQueue()
-    planners = Mock()
-    planners.client.with_retries = lambda call: call()
-    planners.scheduler.begin.return_value = IN_SNAPSHOT
-    planners.scheduler.require = lambda signals, *_: replace(signals, required_at="7")
-    planners.signal_receiver.receive = lambda signals, _: signals
-    planners.advanced = lambda signals, _: signals
-    planners.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
-    planner = OffsetPlanner(parse_options({"uri": URI, **options}), planners, Output())
+    connection = Mock()
+    connection.client.with_retries = lambda call: call()
+    connection.scheduler.begin.return_value = IN_SNAPSHOT
+    connection.scheduler.require = lambda queue, *_: replace(queue, required_at="7")
+    connection.signal_receiver.receive = lambda queue, _: queue
+    connection.scheduler.advance = lambda queue, _: queue
+    connection.signal_receiver.has_more = False
+    connection.client.clocks.return_value.cluster_time = POSITION.time
+    connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
+    planner = OffsetPlanner(parse_options({"uri": URI, **options}), connection, Output())
     return planner, lambda: planner.plan(Offset(position, Scope(), snapshots=state), None)
 
 

@@ -15,7 +15,7 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, QUARANTINE
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.typed_documents import RESCUED
-from spark_sink.signals.state import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.snapshot.plan import Progress
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream

@@ -26,7 +26,7 @@ from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.recovery import rebuild_table, restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch, seek
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.signals.state import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog

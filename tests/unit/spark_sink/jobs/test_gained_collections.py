@@ -16,16 +16,17 @@ from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
-from spark_sink.signals.state import SnapshotQueue
 from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.unread import token_in, unread_names
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import GivenEvent, SnapshotTask, snapshot_tasks
+from spark_sink.source.snapshot_tasks import snapshot_tasks
+from spark_sink.source.tasks import SnapshotTask, SourceEvent
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.staged_changes import ChangeReport
@@ -42,7 +43,7 @@ class Collections(ChunkPlanner):
     """A planner of collections of the database shop, of which a batch reads some two thousand."""
 
     def __init__(self, names: Sequence[str], scope: Scope) -> None:
-        super().__init__(None, scope, 2)  # type: ignore[arg-type]
+        super().__init__(None, scope, SnapshotOptions(tasks=2))  # type: ignore[arg-type]
         self.all = names
 
     def _list(self) -> None:
@@ -74,14 +75,15 @@ class Gaining:
         self.options: StreamOptions = parse_options({**uri, **given})
         self.chunks = Collections(self.names, self.options.scope)
         snapshots = SnapshotScheduler(self.chunks, self.options.snapshot.collections)
-        planners = Mock(scheduler=snapshots, chunk_planner=self.chunks)
-        planners.client.with_retries = lambda call: call()
-        planners.signal_receiver.receive = lambda signals, _: signals
-        planners.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
-        planners.advanced = lambda state, _: snapshots.advance(state, TIME)
+        connection = Mock(scheduler=snapshots, chunk_planner=self.chunks)
+        connection.client.with_retries = lambda call: call()
+        connection.signal_receiver.receive = lambda signals, _: signals
+        connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
+        connection.signal_receiver.has_more = False
+        connection.client.clocks.return_value.cluster_time = TIME
         output = Mock(Output, follows_scope=True, namespaces=lambda: self.namespaces)
         output.unread.return_value = ({}, ())
-        self.planner = OffsetPlanner(self.options, planners, output)
+        self.planner = OffsetPlanner(self.options, connection, output)
 
     def plan(self, start: Offset) -> Offset | None:
         """Return the next offset, as it is after a restart."""
@@ -93,7 +95,7 @@ class Gaining:
         signals, found = end.snapshots, list[dict[str, Any]]()
         args = signals, start.position, self.options, self.chunks, lambda: TIME
         for task in snapshot_tasks(*args):
-            if isinstance(task, GivenEvent):
+            if isinstance(task, SourceEvent):
                 found.append({"ns": {"db": "", "coll": ""}, **bson.decode(task.event)})
                 continue
             assert isinstance(task, SnapshotTask)

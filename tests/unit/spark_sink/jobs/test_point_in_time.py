@@ -23,9 +23,8 @@ from spark_sink.jobs.history import recovery
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.options.scope import Scope
-from spark_sink.signals.requests import MissingDocuments, SnapshotRequest
-from spark_sink.signals.state import SnapshotQueue
-from spark_sink.snapshot.unread import ScopeGain
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.selections import MissingDocuments, ScopeGain
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.version_states import Batch

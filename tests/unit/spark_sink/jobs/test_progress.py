@@ -26,8 +26,7 @@ from spark_sink.jobs.report.progress import (
     WrittenBatch,
     batch_progress,
 )
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
 from tests.doubles.query_progress import THROUGH, offset_at, progress
 

@@ -16,9 +16,8 @@ from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.report.waiting import position_to_reach, wait_until
-from spark_sink.signals.requests import SnapshotRequest
 from spark_sink.signals.signal import digest
-from spark_sink.signals.state import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.unread import CollectionTokens
 from spark_sink.source.offsets import Offset

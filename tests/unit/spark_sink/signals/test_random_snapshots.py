@@ -19,16 +19,17 @@ from bson.timestamp import Timestamp
 from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.positions import AtTime, Position, time_of
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.signals.channels import SignalReceiver, send
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text, value_of
-from spark_sink.snapshot.unread import ScopeGain
+from spark_sink.snapshot.selections import ScopeGain
 from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.source.tasks import GivenEvent, SnapshotTask
+from spark_sink.source.tasks import SnapshotTask, SourceEvent
 
 NAMES = ("a", "b", "c", "d")
 SCOPES = (NAMES, ("a", "b"), ("a",), ("b", "c"), ("a", "c", "d"))
@@ -40,8 +41,8 @@ STEPS = 120
 class CountedDocuments(ChunkPlanner):
     """Plans reads of the collections of NAMES in a scope; it needs no server."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(Mock(), scope, 2)
+    def __init__(self, _client: Any, scope: Scope, _options: Any = None) -> None:
+        super().__init__(Mock(), scope, SnapshotOptions(tasks=2))
 
     def _list(self) -> None:
         for name in NAMES:
@@ -78,19 +79,13 @@ class Query:
         scope = {"database": "shop", "collection": ",".join(names)}
         given = {"uri": uri, "signalFolder": folder, "snapshotMode": "initial", **scope}
         options = parse_options(given)
-        connection = QueryConnection.__new__(QueryConnection)
-        connection.client = client = Mock(with_retries=lambda call: call(), present=self.present)
+        client = Mock(with_retries=lambda call: call(), present=self.present)
         client.clocks = lambda: Mock(cluster_time=self.present())
-        connection.inbox, connection.event_planner = (
-            Mock(),
-            Mock(ends_at_present=False, quiet_until=None),
-        )
-        connection.event_planner.next_batch = self.next_batch
-        connection.chunk_planner = CountedDocuments(options.scope)
-        connection.scheduler = SnapshotScheduler(
-            connection.chunk_planner, options.snapshot.collections
-        )
-        connection.signal_receiver = SignalReceiver(client, options, connection.scheduler)
+        events = Mock(ends_at_present=False, quiet_until=None, next_batch=self.next_batch)
+        chunks = CountedDocuments(client, options.scope)
+        scheduler = SnapshotScheduler(chunks, options.snapshot.collections)
+        receiver = SignalReceiver(client, options, scheduler)
+        connection = QueryConnection(client, events, chunks, scheduler, receiver)
         output = Mock(Output, follows_scope=True, namespaces=set)
         output.unread.return_value = ({}, ())
         self.planner = OffsetPlanner(options, connection, output)
@@ -140,7 +135,7 @@ class Query:
             if isinstance(task, SnapshotTask) and signals.running is not None:
                 read = self.read.setdefault(signals.running.id, set())
                 read.update(*(documents_in(part.chunk) for part in task.reads))
-            elif isinstance(task, GivenEvent) and signals.ending is not None:
+            elif isinstance(task, SourceEvent) and signals.ending is not None:
                 self.check(bson.decode(task.event), end)
         self.planner.committed(end)
 
@@ -150,8 +145,8 @@ class Query:
         if event["operationType"] != "snapshotEnd" or ending is None or scope is None:
             return
         claimed = {name for name in NAMES if scope.accepts("shop", name)}
-        if isinstance(ending.reads, ScopeGain):
-            claimed = {name for name in claimed if ending.reads.accepts("shop", name)}
+        if isinstance(ending.selection, ScopeGain):
+            claimed = {name for name in claimed if ending.selection.accepts("shop", name)}
         elif "collections" in event:
             claimed = {named["coll"] for named in event["collections"]}
         # A scope that is gained once more stays unread until its own end.
@@ -165,10 +160,7 @@ class Query:
 def test_no_end_of_a_snapshot_names_what_was_not_read(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def planner(_client: Any, options: StreamOptions) -> CountedDocuments:
-        return CountedDocuments(options.scope)
-
-    monkeypatch.setattr("spark_sink.source.offset_planner.chunk_planner", planner)
+    monkeypatch.setattr("spark_sink.source.offset_planner.ChunkPlanner", CountedDocuments)
     monkeypatch.setattr("spark_sink.signals.channels._POLL_LOCAL", 0.0)
     query = Query(random.Random(seed), tmp_path)
     options = query.start(query.chance.choice(SCOPES))

@@ -19,9 +19,9 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from spark_sink.options.scope import Scope
-from spark_sink.signals.requests import SnapshotRequest
+from spark_sink.options.snapshot_options import SnapshotOptions
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
-from spark_sink.signals.state import SnapshotQueue
 from spark_sink.snapshot.chunk_planner import CHUNK_BYTES, ChunkPlanner, _bound, _kind
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotPlan, bound_text, value_of
 from spark_sink.source.offsets import Offset
@@ -179,7 +179,7 @@ def sizes(servers: Servers, tasks: list[list[Chunk]]) -> list[float]:
 def test_a_rest_without_a_sample_is_read() -> None:
     """After a restart close to the end, a sample may have no key after the place."""
     servers = Servers({"c": Stub(_MILLION)})
-    planner = ChunkPlanner(servers, Scope("d"), 4)  # type: ignore[arg-type]
+    planner = ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=4))  # type: ignore[arg-type]
     [collection] = planner.collections()
     rest = Mark(collection.id, bound_text(_MILLION - 1))
     plan = planner.next_batch(SnapshotPlan(MARK, end=rest))
@@ -190,25 +190,25 @@ def test_a_rest_without_a_sample_is_read() -> None:
 
 def test_without_the_right_to_statistics_the_documents_are_counted() -> None:
     servers = Servers({"c": Stub(2 * _MILLION)}, stats=False)
-    tasks = next(batches(ChunkPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+    tasks = next(batches(ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))))  # type: ignore[arg-type]
     assert len(tasks) == 8
     assert max(sizes(servers, tasks)) <= 2 * median(sizes(servers, tasks))
 
 
 def test_a_sample_that_fails_by_chance_is_taken_again() -> None:
     servers = Servers({"c": Stub(2 * _MILLION)}, failures=[28799, 28799])
-    tasks = next(batches(ChunkPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+    tasks = next(batches(ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))))  # type: ignore[arg-type]
     assert len(tasks) == 8
     servers.failures = [28799] * 99
     with pytest.raises(OperationFailure):
-        next(batches(ChunkPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+        next(batches(ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))))  # type: ignore[arg-type]
 
 
 def test_ten_thousand_million_documents_need_no_plan_of_all() -> None:
     stub = Stub(10**10, lambda n: ObjectId(f"{n:024x}"), lambda key: int(str(key), 16))
     servers = Servers({"c": stub})
     for cores, number in ((2, 2), (1000, 1)):
-        planner = ChunkPlanner(servers, Scope("d"), 2 * cores)  # type: ignore[arg-type]
+        planner = ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=2 * cores))  # type: ignore[arg-type]
         for tasks in batches(planner, number):
             assert len(tasks) >= 2 * cores * 0.9
             assert max(sizes(servers, tasks)) <= 2 * CHUNK_BYTES
@@ -242,7 +242,7 @@ def test_no_batch_waits_for_one_task(
     servers = Servers(collections)
 
     def planner() -> ChunkPlanner:
-        return ChunkPlanner(servers, Scope("d"), 2 * cores)  # type: ignore[arg-type]
+        return ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=2 * cores))  # type: ignore[arg-type]
 
     planning, reading = planner(), planner()
     plan, read, number = planning.begin(MARK), [], 0

@@ -1,27 +1,86 @@
-"""The state of a query's snapshots and of its signals, as a part of Spark's offset.
+"""The queue of a query's snapshots, and its processed signals, as a part of Spark's offset.
 
 A killed query continues from its offset: with the same requests, the same chunks, and the ids of
-the processed signals, none of which is processed twice.
+the processed signals, none of which is processed twice. `snapshot_scheduler` makes each next queue.
 """
 
 from __future__ import annotations
 
 from collections.abc import Container, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from bson.timestamp import Timestamp
 
+from spark_sink.dataclass_json import tagged
 from spark_sink.events.positions import Position
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.signal import digest
+from spark_sink.signals.signal import SnapshotKind, digest
 from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.selections import (
+    EVERYTHING,
+    CollectionPatterns,
+    MissingDocuments,
+    Namespace,
+    ScopeGain,
+    Selection,
+)
+from spark_sink.snapshot.unread import CollectionTokens
 
 LOGGED = "LOGGED"
 """The type of the notification that a signal `log` requests."""
 
 # Ids of processed signals that are kept.
 _MAX_HANDLED = 50
+
+
+@dataclass(frozen=True)
+class SnapshotRequest:
+    """A snapshot that the mode of the query (the initial one), a signal or the table requests.
+
+    Args:
+        kind: initial, blocking or incremental. The stream waits for all but incremental ones.
+        selection: the collections that it reads, and which of their documents.
+        plan: how far it is; None before the beginning.
+    """
+
+    id: str
+    kind: SnapshotKind
+    selection: Selection = field(
+        default=EVERYTHING, metadata=tagged(CollectionPatterns, MissingDocuments, ScopeGain)
+    )
+    plan: SnapshotPlan | None = None
+
+    @classmethod
+    def initial(
+        cls, time: Timestamp, plan: SnapshotPlan | None = None, patterns: tuple[str, ...] = ()
+    ) -> SnapshotRequest:
+        """Return the request of the initial snapshot, at a cluster time."""
+        return cls(f"initial-{time.time}-{time.inc}", "initial", CollectionPatterns(patterns), plan)
+
+    @property
+    def blocks_stream(self) -> bool:
+        """Whether the stream waits for the snapshot."""
+        return self.kind != "incremental"
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the table lacks what the snapshot reads; then no signal stops it."""
+        return not isinstance(self.selection, CollectionPatterns)
+
+    def unread_tokens(self, required_at: str) -> CollectionTokens:
+        """Return what the request reads again, and the tokens from which the table lacks it.
+
+        `required_at` is the token of the collections that it names.
+        """
+        tokens: dict[Namespace | ScopeGain, str] = dict.fromkeys(self.selection.unread, required_at)
+        if isinstance(self.selection, ScopeGain):
+            tokens[self.selection] = self.selection.token
+        return tokens
+
+    @property
+    def ends_unread(self) -> bool:
+        """Whether collections are no longer unread at its end, also those that are gone by then."""
+        return isinstance(self.selection, ScopeGain) or bool(self.selection.unread)
 
 
 @dataclass(frozen=True)
@@ -65,7 +124,7 @@ class SnapshotQueue:
     @property
     def characters(self) -> int:
         """The characters of the names and filters of all requests."""
-        return sum(request.characters for request in self.requests)
+        return sum(request.selection.characters for request in self.requests)
 
     @property
     def has_output(self) -> bool:
@@ -78,15 +137,15 @@ class SnapshotQueue:
         return any(notification["type"] == LOGGED for notification in self.notifications)
 
     def has_handled(self, identifier: str) -> bool:
-        """Return whether the state has the id of this signal as processed."""
+        """Return whether the queue has the id of this signal as processed."""
         return digest(identifier) in self.handled
 
     def without_batch(self) -> SnapshotQueue:
-        """Return the state without the batch's part."""
+        """Return the queue without the batch's part."""
         return replace(self, reading=None, ending=None, notifications=())
 
     def with_handled(self, identifier: str, waiting: Container[str]) -> SnapshotQueue:
-        """Return the state with a further id; digests in `waiting` stay: they may recur."""
+        """Return the queue with a further id; digests in `waiting` stay: they may recur."""
         handled = [*self.handled, digest(identifier)]
         surplus = len(handled) - _MAX_HANDLED
         kept = [known for n, known in enumerate(handled) if n >= surplus or known in waiting]
@@ -103,13 +162,13 @@ class SnapshotQueue:
         return name
 
     def with_request(self, request: SnapshotRequest) -> SnapshotQueue:
-        """Return the state with a changed request, or with a further one."""
+        """Return the queue with a changed request, or with a further one."""
         if not self.has_request(request.id):
             return replace(self, requests=(*self.requests, request))
         changed = (request if old.id == request.id else old for old in self.requests)
         return replace(self, requests=tuple(changed))
 
     def without_request(self, identifier: str) -> SnapshotQueue:
-        """Return the state without a request."""
+        """Return the queue without a request."""
         kept = (request for request in self.requests if request.id != identifier)
         return replace(self, requests=tuple(kept))
