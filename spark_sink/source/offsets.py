@@ -48,20 +48,21 @@ class Offset:
     sought: Position | None = None
 
     @classmethod
-    def of(cls, offset: Mapping[str, Any]) -> Offset:
-        """Return the offset of a `document`.
+    def of(cls, offset: Mapping[str, Any], *, in_table: bool = False) -> Offset:
+        """Return the offset of a `document`, of a checkpoint, or of a table's state (`in_table`).
 
         Raises StreamError for one of another source, or of a newer version of this one.
         """
+        holder, remedy = "the checkpoint", "use a separate checkpointLocation"
+        if in_table:
+            holder, remedy = "the state of a table", "restore the table from a backup"
         try:
             return from_document(cls, offset)
         except NewerVersionError as error:
-            raise StreamError(f"the checkpoint cannot be continued: {error}") from None
+            raise StreamError(f"{holder} cannot be continued: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise StreamError(
-                "the checkpoint has no offset of this source: use a separate checkpointLocation",
-                error,
-            ) from None
+            text = f"{holder} has no offset of this source: {remedy}"
+            raise StreamError(text, error) from None
 
     @property
     def document(self) -> dict[str, Any]:

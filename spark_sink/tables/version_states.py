@@ -110,7 +110,7 @@ _FIELDS = names_in(Batch) | names_in(TableState) | {"clusterTime"}
 
 def end_of(state: Mapping[str, Any]) -> Offset | None:
     """Return the end of the newest batch in a state; None if that is unknown."""
-    return Offset.of(state["offset"]) if state.get("offset") else None
+    return Offset.of(state["offset"], in_table=True) if state.get("offset") else None
 
 
 class StateFiles:

@@ -306,7 +306,7 @@ def _start(table: CurrentTable) -> dict[str, str]:
     event, so they begin there.
     """
     through, offset = table.state.through, end_of(table.log.state())
-    if offset is None or offset.snapshots.initial_plan is not None or offset.sought is not None:
+    if offset is None or offset.is_in_snapshot or offset.sought is not None:
         return {"startAfter": through}
     if isinstance(offset.position, AtTime) and key_of(offset.position) > through:
         return {"startAtOperationTime": f"{offset.position.time.time},{offset.position.time.inc}"}

@@ -64,7 +64,7 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     The second result is a remark about signals for the user. Raises OptionError, in which `to` is
     the position.
     """
-    if before.snapshots.initial_plan is not None:
+    if before.is_in_snapshot:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which continues at every "
             "start: wait for its end"

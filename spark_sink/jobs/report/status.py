@@ -62,7 +62,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     if plan is not None:
         status["snapshot"] = {
             **_counts(plan.progress),
-            "ended": offset.snapshots.initial_plan is None,
+            "ended": not offset.is_in_snapshot,
         }
     if offset.time is not None:
         status["through"] = _iso(offset.time.as_datetime())
@@ -153,7 +153,7 @@ def _lag(end: Offset, options: Mapping[str, str]) -> int:
     through = end.time
     with closing(RouterClient(parsed)) as client:
         client.require_reachable()
-        if end.snapshots.initial_plan is None:
+        if not end.is_in_snapshot:
             watch = partial(client.watch_tokens, max_await=_AWAIT_SECONDS)
             stream = EventStream(watch, end.position, retry_policy=parsed.retry_policy)
             with closing(stream), suppress(HistoryLostError):

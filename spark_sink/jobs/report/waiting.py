@@ -114,7 +114,7 @@ class _Tables:
         for name, end in self._ends.items():
             if end is None:
                 yield f"{name} has no batch yet"
-            elif end.snapshots.initial_plan is not None:
+            elif end.is_in_snapshot:
                 yield f"{name} has a snapshot in progress"
             elif key_of(end.position) < key_of(target):
                 text, cut = "no time", end.cut

@@ -20,6 +20,7 @@ from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
+from spark_sink.tables.version_states import end_of
 from tests.doubles.event_history import event_token
 
 URI = "mongodb://app:secret@127.0.0.1:27020"
@@ -261,6 +262,8 @@ def test_an_offset_of_another_scope_is_refused(scope):
 def test_an_offset_of_another_source_is_refused():
     with pytest.raises(StreamError, match="checkpointLocation"):
         Offset.of({"files": 3})
+    with pytest.raises(StreamError, match=r"the state of a table has no offset .*from a backup"):
+        end_of({"offset": {"files": 3}})
 
 
 @pytest.mark.parametrize("path", [(), ("snapshots",), ("snapshots", "requests", 0)])
