@@ -83,9 +83,9 @@ class SignalFolder:
         """
         if self._clock() < self._next_poll:
             return []
-        known = self._waiting
+        before = self._waiting
         files = [((file.path, file.size, file.mtime_ns), file) for file in self._listed()]
-        read = [(version, known.get(version) or self._read(file)) for version, file in files]
+        read = [(version, before.get(version) or self._read(file)) for version, file in files]
         self._waiting = {version: signal for version, signal in read if signal is not None}
         new = [signal for signal in self._waiting.values() if digest(signal.id) not in handled]
         processed = len(self._waiting) - len(new)
@@ -100,8 +100,8 @@ class SignalFolder:
 
     def remove(self, handled: Container[str]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        for version, known in list(self._waiting.items()):
-            if digest(known.id) in handled:
+        for version, signal in list(self._waiting.items()):
+            if digest(signal.id) in handled:
                 try:
                     self._folder.remove(version[0])
                 except OSError:

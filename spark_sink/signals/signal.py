@@ -77,10 +77,10 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
         raise SignalError(f"data has an unknown field {unknown[0]!r}")
     if action == LOG:
         return Signal(identifier, action, message=_text(data.get("message"), "data.message"))
-    given = str(data.get("type", "incremental")).lower()
-    if given not in ("incremental", "blocking"):
+    kind_text = str(data.get("type", "incremental")).lower()
+    if kind_text not in ("incremental", "blocking"):
         raise SignalError("data.type must be incremental or blocking")
-    kind: SnapshotKind = "blocking" if given == "blocking" else "incremental"
+    kind: SnapshotKind = "blocking" if kind_text == "blocking" else "incremental"
     if kind == "blocking" and action != EXECUTE:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
     collections = tuple(map(_pattern, _entries(data, "data-collections")))

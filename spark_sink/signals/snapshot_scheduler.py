@@ -152,23 +152,13 @@ class SnapshotScheduler:
         request = SnapshotRequest(name, "incremental", MissingDocuments())
         if self._refusal is not None:
             return self._notified_of(queue, request, "ABORTED", reason=self._refusal)
-        for asked in queue.requests:
-            if (
-                isinstance(asked.selection, MissingDocuments) and asked.plan is None
-            ):  # it has not begun
-                request = asked
-        assert isinstance(request.selection, MissingDocuments)
-        names = {*request.selection.collections, *map(".".join, new)}
-        keys = {name: set(known) for name, known in request.selection.documents.items()}
-        for document in documents:
-            keys.setdefault(".".join(document.namespace), set()).add(document.key)
-        wanted = {name: tuple(sorted(keys[name])) for name in sorted(keys.keys() - names)}
-        if sum(len(key) for keys in wanted.values() for key in keys) > _MAX_KEY_BYTES:
-            names |= wanted.keys()
-            wanted = {}
-        return queue.with_request(
-            replace(request, selection=MissingDocuments(tuple(sorted(names)), wanted))
-        )
+        missing = MissingDocuments()
+        for waiting in queue.requests:
+            if isinstance(waiting.selection, MissingDocuments) and waiting.plan is None:
+                request, missing = waiting, waiting.selection  # one request for both
+        keys = ((".".join(document.namespace), document.key) for document in documents)
+        missing = missing.with_more(map(".".join, new), keys, _MAX_KEY_BYTES)
+        return queue.with_request(replace(request, selection=missing))
 
     def advance(self, queue: SnapshotQueue, time: Timestamp) -> SnapshotQueue:
         """Return the queue with what the next batch reads of the running snapshot.
@@ -185,9 +175,9 @@ class SnapshotScheduler:
             plan = self._planner.next_batch(request.plan, request.selection)
             if plan.ended:
                 return self._ended(queue, request)
-            own = plan.snapshot_time
+            at = plan.snapshot_time if request.kind == "initial" else max(time, plan.snapshot_time)
             queue = self._progressed(queue, request, plan).with_request(replace(request, plan=plan))
-            return replace(queue, reading=own if request.kind == "initial" else max(time, own))
+            return replace(queue, reading=at)
         return queue
 
     def _applied(self, queue: SnapshotQueue, signal: Signal) -> SnapshotQueue:
@@ -204,28 +194,28 @@ class SnapshotScheduler:
             return queue.with_request(SnapshotRequest(signal.id, signal.kind, reads))
         if signal.action == LOG:
             return self._notified(queue, signal.id, SIGNAL, LOGGED, message=signal.message)
-        chosen = [request for request in queue.requests if not request.blocks_stream]
+        incremental = [request for request in queue.requests if not request.blocks_stream]
         if signal.action == STOP:
-            chosen = [request for request in chosen if not request.is_required]
-        if not chosen:
+            incremental = [request for request in incremental if not request.is_required]
+        if not incremental:
             raise SignalError("no incremental snapshot is in progress")
         if signal.action == STOP:
-            return self._stopped(queue, chosen, signal)
+            return self._stopped(queue, incremental, signal)
         queue = replace(queue, paused=signal.action == PAUSE)
-        told = "PAUSED" if queue.paused else "RESUMED"
-        for request in chosen:
-            queue = self._notified_of(queue, request, told, signal=signal.id)
+        status = "PAUSED" if queue.paused else "RESUMED"
+        for request in incremental:
+            queue = self._notified_of(queue, request, status, signal=signal.id)
         return queue
 
     def _stopped(
-        self, queue: SnapshotQueue, chosen: list[SnapshotRequest], signal: Signal
+        self, queue: SnapshotQueue, requests: list[SnapshotRequest], signal: Signal
     ) -> SnapshotQueue:
         """Return the queue without what a signal stops, with a notification of each such request.
 
         Raises SignalError if no request reads a collection that the signal names.
         """
         aborted: list[tuple[SnapshotRequest, str]] = []
-        for request in chosen:
+        for request in requests:
             assert isinstance(request.selection, CollectionPatterns)
             if not signal.collections:
                 queue = queue.without_request(request.id)
@@ -270,50 +260,29 @@ class SnapshotScheduler:
     ) -> str | None:
         if not collections:
             return "no collection of the query's scope matches data-collections"
-        names = [str(collection) for collection in collections]
-        conditions = (
-            request.selection.conditions
-            if isinstance(request.selection, CollectionPatterns)
-            else ()
-        )
-        for condition in conditions:
+        names, selection = [str(collection) for collection in collections], request.selection
+        for condition in selection.conditions if isinstance(selection, CollectionPatterns) else ():
             if not any(map(condition.matches, names)):
                 return f"no collection to read matches the condition's {condition.collections!r}"
         for collection in collections:
-            problem = self._planner.problem(
-                collection, request.selection.condition(str(collection))
-            )
+            problem = self._planner.problem(collection, selection.condition(str(collection)))
             if problem is not None:
                 return problem
         return None
 
     def _ended(self, queue: SnapshotQueue, request: SnapshotRequest) -> SnapshotQueue:
-        whole = (
-            request.kind == "initial"
-            or request.ends_unread
-            or self._planner.names(request.selection)
-        )
         queue = self._notified_of(queue.without_request(request.id), request, "COMPLETED")
-        return replace(queue, ending=request if whole else None)
+        completes = request.kind == "initial" or request.ends_unread
+        is_whole = completes or self._planner.names(request.selection)
+        return replace(queue, ending=request if is_whole else None)
 
     def _progressed(
         self, queue: SnapshotQueue, request: SnapshotRequest, plan: SnapshotPlan
     ) -> SnapshotQueue:
         """Return the queue with notifications of what a batch reads, and of what ends with it."""
-        end = plan.end
-        read = [
-            collection
-            for collection in self._planner.collections(request.selection, plan)
-            if plan.start.collection <= collection.id
-            and (
-                end is None
-                or collection.id < end.collection
-                or (collection.id == end.collection and end.key)
-            )
-        ]
-        scanned = [
-            collection for collection in read if end is None or collection.id < end.collection
-        ]
+        collections = self._planner.collections(request.selection, plan)
+        read = [each for each in collections if plan.bounds(each) is not None]
+        scanned = [each for each in read if plan.end is None or each.id < plan.end.collection]
         progress = {
             "chunks_planned": str(plan.progress.chunks_planned),
             "current_collection_in_progress": names_of(read),
@@ -325,13 +294,13 @@ class SnapshotScheduler:
         return queue
 
     def _notified_of(
-        self, queue: SnapshotQueue, request: SnapshotRequest, told: str, **texts: str
+        self, queue: SnapshotQueue, request: SnapshotRequest, status: str, /, **texts: str
     ) -> SnapshotQueue:
         aggregate = f"{request.kind.capitalize()} Snapshot"
-        return self._notified(queue, request.id, aggregate, told, **texts)
+        return self._notified(queue, request.id, aggregate, status, **texts)
 
     def _notified(
-        self, queue: SnapshotQueue, identifier: str, aggregate: str, told: str, **texts: str
+        self, queue: SnapshotQueue, identifier: str, aggregate: str, status: str, /, **texts: str
     ) -> SnapshotQueue:
         """Return the queue with a notification, which has the fields and types of Debezium's.
 
@@ -341,7 +310,7 @@ class SnapshotScheduler:
         notification = {
             "id": identifier[:_MAX_LENGTH],
             "aggregate_type": aggregate,
-            "type": told,
+            "type": status,
             "additional_data": {name: text[:_MAX_LENGTH] for name, text in texts.items()},
             "timestamp": int(self._clock() * 1000),
         }

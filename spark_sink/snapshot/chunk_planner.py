@@ -100,8 +100,8 @@ class ChunkPlanner:
 
         `snapshot_time` is a cluster time at or after all finished writes.
         """
-        for kept in (self._listed, self._names, self._sampled):
-            kept.clear()
+        for cache in (self._listed, self._names, self._sampled):
+            cache.clear()
         self._list()
         return SnapshotPlan(snapshot_time, progress=Progress(len(self.collections(selection))))
 
@@ -202,24 +202,19 @@ class ChunkPlanner:
 
         With `fine` a batch is divided once more where a sample stands for too much of a task.
         """
-        start, end = plan.start, plan.end
         for collection in self.collections(selection, plan):
-            own = collection.id
-            if own < start.collection or (end is not None and own > end.collection):
-                continue
-            lower = start.key if own == start.collection else None
-            upper = end.key if end is not None and own == end.collection else None
-            if end is not None and own == end.collection and upper is None:
+            bounds = plan.bounds(collection)
+            if bounds is None:
                 continue
             keys = selection.key_count(str(collection))
             if keys is not None:
                 yield _Piece(Chunk(collection), 1.0, keys * _UNKNOWN_SIZE / CHUNK_BYTES, keys)
                 continue
-            pieces = self._between(collection, lower, upper)
+            pieces = self._between(collection, *bounds)
             is_coarse = max(piece.weight for piece in pieces) > _COARSE
             if fine and is_coarse and sum(piece.weight for piece in pieces) < 2 * self._tasks:
                 within = sum(piece.share for piece in pieces)
-                pieces = self._sample(collection, lower, upper, within)
+                pieces = self._sample(collection, *bounds, within)
             yield from pieces
 
     def _between(
@@ -348,9 +343,9 @@ class ChunkPlanner:
                     )
         sharded = self._sharded([str(collection) for collection in collections])
         for collection in collections:
-            known = sharded.get(str(collection), {})
-            created = known.get("timestamp", collection.created)
-            keyed = replace(collection, key=tuple(known.get("key", ())), created=created)
+            sharding = sharded.get(str(collection), {})
+            created = sharding.get("timestamp", collection.created)
+            keyed = replace(collection, key=tuple(sharding.get("key", ())), created=created)
             self._listed.setdefault(keyed.id, keyed)
             self._names.setdefault(keyed.id, set()).add((keyed.database, keyed.name))
 

@@ -7,8 +7,9 @@ checkpoints have the names of the three classes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import chain
 from typing import Any
 
 from spark_sink.options.java_patterns import matches_any
@@ -126,6 +127,22 @@ class MissingDocuments(Selection):
         keys = self.documents.get(namespace)
         return None if keys is None else len(keys)
 
+    def with_more(
+        self, collections: Iterable[str], keys: Iterable[tuple[str, str]], most: int
+    ) -> MissingDocuments:
+        """Return what a table lacks together with further collections and keys, by namespace.
+
+        Whole collections take the place of keys with more than `most` characters in all.
+        """
+        whole = {*self.collections, *collections}
+        by_name = {name: {*keys} for name, keys in self.documents.items()}
+        for name, key in keys:
+            by_name.setdefault(name, set()).add(key)
+        documents = {name: tuple(sorted(by_name[name])) for name in sorted(by_name.keys() - whole)}
+        if sum(map(len, chain.from_iterable(documents.values()))) > most:
+            whole, documents = whole | documents.keys(), {}
+        return MissingDocuments(tuple(sorted(whole)), documents)
+
     @property
     def unread(self) -> tuple[Namespace, ...]:
         """The collections, by database and name."""
@@ -155,11 +172,10 @@ class ScopeGain(Selection):
 
     def accepts(self, database: str, collection: str) -> bool:
         """Return whether a collection is one of them."""
-        own, name = (database, collection), f"{database}.{collection}"
-        is_named = not self.patterns or own in self.names
-        is_old = self.before is not None and self.before.accepts(*own)
-        is_chosen = is_named or matches_any(self.patterns, name)
-        return is_chosen and not is_old and self.scope.accepts(*own)
+        is_named = not self.patterns or (database, collection) in self.names
+        is_old = self.before is not None and self.before.accepts(database, collection)
+        is_chosen = is_named or matches_any(self.patterns, f"{database}.{collection}")
+        return is_chosen and not is_old and self.scope.accepts(database, collection)
 
     def wants(self, namespace: str) -> bool:
         """Return whether a collection is one of them."""

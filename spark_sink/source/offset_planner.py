@@ -113,7 +113,7 @@ class _Phase(Enum):
     """How far one start of the query is with the initial snapshot."""
 
     DUE = "it begins with the next batch"
-    NOT_DUE = "it has not begun, and a mode that reads documents at each start is not set"
+    NOT_DUE = "the mode does not request it at each start, and it has not begun"
     SKIPPED = "as NOT_DUE, and a notification says so"
     BEGUN = "this start has begun it, or has continued it"
 
@@ -353,15 +353,11 @@ class OffsetPlanner:
         self, queue: SnapshotQueue, time: Timestamp, before: Scope | None
     ) -> SnapshotQueue:
         """Return the queue with a request for the collections that the scope gains, if any."""
-        connection = self._connection
+        client, planner = self._connection.client, self._connection.chunk_planner
         patterns = self._options.snapshot.collections
         name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
         of_all = ScopeGain(name, high_water_mark(time), self._options.scope, before)
-        names = {
-            *connection.client.with_retries(
-                lambda: connection.chunk_planner.names(CollectionPatterns(patterns))
-            )
-        }
+        names = {*client.with_retries(lambda: planner.names(CollectionPatterns(patterns)))}
         others = {name for name in self._output.namespaces() - names if of_all.accepts(*name)}
         if not others and not any(of_all.accepts(*name) for name in names):
             return queue

@@ -36,9 +36,9 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
 
     Raises OptionError.
     """
-    given = parse_options(options)
+    parsed = parse_options(options)
     try:
-        warnings = [*_warnings(given)]
+        warnings = [*_warnings(parsed)]
     except PyMongoError:
         return
     for warning in warnings:
@@ -98,23 +98,23 @@ def _unmatched(
     """Return the entries that match none of these collections or databases, with their options."""
     scope, snapshot, signals = options.scope, options.snapshot, options.signal_collection
     inside = [namespace for namespace in collections if scope.accepts(*namespace)]
-    names, chosen = (
+    names, inside_names = (
         [".".join(namespace) for namespace in group] for group in (collections, inside)
     )
-    own = [f"{scope.database}.{name}" for name in scope.collections]
-    whole = [] if own or scope.database is None else [scope.database]
-    given: list[tuple[str, Iterable[str], list[str], bool]] = [
+    listed = [f"{scope.database}.{name}" for name in scope.collections]
+    whole = [] if listed or scope.database is None else [scope.database]
+    entries_of: list[tuple[str, Iterable[str], list[str], bool]] = [
         ("database", whole, databases, True),
-        ("collection", own, names, True),
+        ("collection", listed, names, True),
         ("signalCollection", [] if signals is None else [".".join(signals)], names, True),
         ("database.include.list", scope.include_databases, databases, scope.literal),
         ("database.exclude.list", scope.exclude_databases, databases, scope.literal),
         ("collection.include.list", scope.include_collections, names, scope.literal),
         ("collection.exclude.list", scope.exclude_collections, names, scope.literal),
-        ("snapshot.include.collection.list", snapshot.collections, chosen, False),
-        ("snapshotFilters", snapshot.filters or (), chosen, True),
+        ("snapshot.include.collection.list", snapshot.collections, inside_names, False),
+        ("snapshotFilters", snapshot.filters or (), inside_names, True),
     ]
-    for option, entries, present, are_names in given:
+    for option, entries, present, are_names in entries_of:
         for entry in entries:
             if entry in present or (not are_names and any(map(compiled(entry).fullmatch, present))):
                 continue

@@ -40,8 +40,13 @@ def snapshot_tasks(
 
         def read_of(chunk: Chunk) -> ChunkRead:
             read = chunk_read(chunk, reading, options)
-            own, given = read.condition, request.selection.condition(str(chunk.collection))
-            both = {"$and": [own, given]} if own and given else own or given
+            of_option, of_request = (
+                read.condition,
+                request.selection.condition(str(chunk.collection)),
+            )
+            both = of_option or of_request
+            if of_option and of_request:
+                both = {"$and": [of_option, of_request]}
             return replace(read, condition=both, signal=shown)
 
         assert request.plan is not None
