@@ -117,6 +117,12 @@ class SnapshotQueue:
         return next((request.plan for request in self.requests if request.kind == "initial"), None)
 
     @property
+    def gains(self) -> list[ScopeGain]:
+        """What the scope has gained, and no snapshot has read to its end."""
+        selections = (request.selection for request in self.requests)
+        return [selection for selection in selections if isinstance(selection, ScopeGain)]
+
+    @property
     def blocks_stream(self) -> bool:
         """Whether the stream waits for a blocking snapshot."""
         return any(request.blocks_stream for request in self.requests)

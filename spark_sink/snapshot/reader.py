@@ -176,6 +176,11 @@ class ChunkRead:
     signal: dict[str, Any] | None = None
     keys_only: bool = False
 
+    def where(self, condition: Mapping[str, Any] | None) -> ChunkRead:
+        """Return the read of those of its documents that meet a further condition, if any."""
+        both = [each for each in (self.condition, condition) if each]
+        return replace(self, condition={"$and": both} if both else None)
+
 
 class ChunkReader:
     """Reads a chunk's documents, each key once, through a client that returns RawBSONDocument.

@@ -13,7 +13,6 @@ from contextlib import ExitStack, closing
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any
 
 from bson.timestamp import Timestamp
 
@@ -338,16 +337,17 @@ class OffsetPlanner:
         position, scope = start.position, self._options.scope
         if isinstance(position, FromNow):
             return Offset(position, scope, start.since)
-        kept: dict[str, Any] = {"heartbeat": start.heartbeat}
         if isinstance(position, Token):
             self._connection.event_planner.require_history(AtTime(position.cluster_time))
-            return start.moved(after(position.cluster_time), snapshots=queue, **kept)
+            end = after(position.cluster_time)
+            return start.moved(end, heartbeat=start.heartbeat, snapshots=queue)
         if start.sought is not None:
             queue = self._connection.scheduler.left_out(queue, start.sought, position)
         if self._options.snapshot.policy.reads_documents:
             before = None if start.sought is not None else start.scope
             queue = self._with_gained(queue, position.time, before)
-        return Offset(position, scope, position.time, snapshots=queue, **kept)
+        moved = start.moved(position, heartbeat=start.heartbeat, snapshots=queue)
+        return replace(moved, scope=scope, since=position.time)
 
     def _with_gained(
         self, queue: SnapshotQueue, time: Timestamp, before: Scope | None

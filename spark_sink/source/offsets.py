@@ -19,7 +19,6 @@ from spark_sink.errors import StreamError
 from spark_sink.events.positions import Position, Token, after, time_of
 from spark_sink.options.scope import Scope
 from spark_sink.signals.snapshot_queue import SnapshotQueue
-from spark_sink.snapshot.selections import ScopeGain
 from spark_sink.snapshot.unread import CollectionTokens
 
 
@@ -98,8 +97,7 @@ class Offset:
     @property
     def gained(self) -> CollectionTokens:
         """What the scope has gained and the job is about to read, with tokens as below."""
-        gains = (request.selection for request in self.snapshots.requests)
-        return {gain: gain.token for gain in gains if isinstance(gain, ScopeGain)}
+        return {gain: gain.token for gain in self.snapshots.gains}
 
     @property
     def unread_at_end(self) -> CollectionTokens:

@@ -15,8 +15,6 @@ from spark_sink.events.positions import Position, Token, after, time_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.snapshot.plan import Chunk
-from spark_sink.snapshot.reader import ChunkRead
 from spark_sink.snapshot.selections import EVERYTHING, ScopeGain
 from spark_sink.source.tasks import SnapshotTask, SourceEvent, Task, chunk_read
 
@@ -32,34 +30,24 @@ def snapshot_tasks(
 
     `present` returns a time after all reads of earlier batches. Raises PyMongoError.
     """
+    request, ended = queue.running, queue.ending
     tasks: list[Task] = []
-    request, reading, ended = queue.running, queue.reading, queue.ending
-    if request is not None and reading is not None:
+    if request is not None and request.plan is not None and queue.reading is not None:
         signal = {"id": request.id, "type": request.kind, "streamed": _token_at(start)}
         shown = None if request.kind == "initial" else signal
-
-        def read_of(chunk: Chunk) -> ChunkRead:
-            read = chunk_read(chunk, reading, options)
-            of_option, of_request = (
-                read.condition,
-                request.selection.condition(str(chunk.collection)),
+        for chunks in planner.tasks(request.plan, request.selection):
+            reads = (
+                chunk_read(chunk, queue.reading, options).where(
+                    request.selection.condition(str(chunk.collection))
+                )
+                for chunk in chunks
             )
-            both = of_option or of_request
-            if of_option and of_request:
-                both = {"$and": [of_option, of_request]}
-            return replace(read, condition=both, signal=shown)
-
-        assert request.plan is not None
-        planned = planner.tasks(request.plan, request.selection)
-        tasks += [SnapshotTask(tuple(map(read_of, chunks))) for chunks in planned]
+            tasks.append(SnapshotTask(tuple(replace(read, signal=shown) for read in reads)))
     if ended is not None:
         of_all = ended.kind == "initial" and ended.selection == EVERYTHING
         names = None if of_all else {*ended.selection.unread, *planner.names(ended.selection)}
         if names and not ended.is_required:  # what the scope has gained meanwhile is read later
-            gains = [
-                each.selection for each in queue.requests if isinstance(each.selection, ScopeGain)
-            ]
-            names = {name for name in names if not any(gain.accepts(*name) for gain in gains)}
+            names = {name for name in names if not any(g.accepts(*name) for g in queue.gains)}
         if names != set() or isinstance(ended.selection, ScopeGain):
             tasks.append(SourceEvent(_end_of_snapshot(ended, names, present())))
     return tasks

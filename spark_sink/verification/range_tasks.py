@@ -259,9 +259,7 @@ class RangeTasks:
         for names, ids in by_collection.items():
             read = chunk_read(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
             for start in range(0, len(ids), _KEYS):
-                chosen = filter_of(ids[start : start + _KEYS])
-                condition = {"$and": [chosen, read.condition or {}]}
-                yield replace(read, condition=condition)
+                yield read.where(filter_of(ids[start : start + _KEYS]))
 
     def _prepared(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return rows of the source as rows of PREPARED."""
