@@ -287,19 +287,21 @@ class SignalReceiver:
             waiting = self._folder.waiting
             queue = self._process(queue, signals, waiting)
         if self._collection is None:  # one that is added later is read from then on
-            return replace(queue, position=None)
+            return replace(queue, signal_position=None)
         try:
             signals, reached = self._collection.receive(
-                queue.position or position, queue.handled, is_own=queue.position is not None
+                queue.signal_position or position,
+                queue.handled,
+                is_own=queue.signal_position is not None,
             )
         except HistoryLostError:
-            if queue.position is None:
+            if queue.signal_position is None:
                 raise
             signals, reached = self._collection.receive(position, queue.handled)
-            queue = self._snapshots.left_out(queue, queue.position, position, SIGNAL)
+            queue = self._snapshots.left_out(queue, queue.signal_position, position, SIGNAL)
             say(f"warning: {self._lost}")
         self.has_more |= len(signals) == MAX_SIGNALS
-        return self._process(replace(queue, position=reached), signals, waiting)
+        return self._process(replace(queue, signal_position=reached), signals, waiting)
 
     def _process(
         self, queue: SnapshotQueue, signals: list[ReceivedSignal], waiting: Container[str]

@@ -85,19 +85,27 @@ class SnapshotRequest:
 
 @dataclass(frozen=True)
 class SnapshotQueue:
-    """The signals processed so far, and the snapshots that have not ended.
+    """The snapshots that have not ended, in their order, and the signals processed so far.
 
-    `handled` are digests of ids, the oldest first. `position` is that of the collection of
-    signals, None for the stream's. `required_at` is the newest token at which a table lacked a
-    requested collection. `reading`, `ending` and `notifications` belong to the batch that ends
-    here. It reads a part of the running snapshot, whose plan says up to where, at the cluster time
-    `reading`. The request `ending` ends with it, if that has read whole collections.
+    `reading`, `ending` and `notifications` belong to the batch that ends here, the other fields to
+    the query.
+
+    Args:
+        handled: digests of the ids of processed signals, the oldest first.
+        requests: one that `blocks_stream` is read first, then the first of the others.
+        paused: whether a signal has paused all that do not block the stream.
+        signal_position: in the stream of the collection of signals; None for the query's position.
+        required_at: the newest token at which a table lacked a requested collection.
+        reading: the cluster time at which the batch reads a part of the running snapshot, whose
+            plan says up to where; None if it reads none.
+        ending: the request that ends with the batch, if it has read whole collections.
+        notifications: of what has changed with the batch.
     """
 
     handled: tuple[str, ...] = ()
     requests: tuple[SnapshotRequest, ...] = ()
     paused: bool = False
-    position: Position | None = None
+    signal_position: Position | None = None
     required_at: str = ""
     reading: Timestamp | None = None
     ending: SnapshotRequest | None = None

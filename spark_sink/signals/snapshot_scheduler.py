@@ -1,4 +1,6 @@
-"""The snapshots of a query: the initial one, and those that signals and the table request.
+"""Decides which snapshot of a query a batch reads, and how far.
+
+It is the initial one, or one that a signal, the table or a new scope requests.
 
 A snapshot is divided into chunks, and each batch reads some of them beside its events. All chunks
 of a batch are read at one cluster time, which the batch's events do not exceed: no row of a
@@ -51,9 +53,15 @@ SIGNAL = "Signal"
 
 
 class SnapshotScheduler:
-    """Processes signals, and plans the snapshots that they, the mode and the table request.
+    """Makes the next queue of a query's snapshots. It has no state but the chunk planner's.
+
+    A request comes into the queue by `begin`, `process` or `require`. Once it is the running one,
+    `advance` begins it, then has each batch read some of its chunks, and at last ends it. A signal
+    may pause or stop it before; what cannot be read leaves the queue at its beginning. All that
+    happens to it is a notification.
 
     Args:
+        planner: says what a batch reads of a snapshot.
         collections: regular expressions for the names of those that the initial snapshot reads;
             none means all.
         refusal: why the query cannot read snapshots on request; None if it can.

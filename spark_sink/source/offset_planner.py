@@ -211,7 +211,7 @@ class OffsetPlanner:
                 raise HistoryLostError(_OUTLIVED) from None
             if not policy.if_history_is_lost:
                 raise
-            return self._begin_snapshot(start, replace(queue, position=None))
+            return self._begin_snapshot(start, replace(queue, signal_position=None))
         return self._moved(start, move, events, queue)
 
     def _begun(self, start: QueryStart) -> SnapshotPolicy:

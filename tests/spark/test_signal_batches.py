@@ -132,7 +132,7 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
 
     log("first")
     rolled_over = AtTime(Timestamp(1, 1))
-    query.offset["snapshots"]["position"] = position_document(rolled_over)
+    query.offset["snapshots"]["signalPosition"] = position_document(rolled_over)
 
     def watch(client: RouterClient, *place: Any, **given: Any) -> Any:
         if place[-1] == rolled_over:
@@ -153,7 +153,7 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
     with_signals, query.options = query.options, replace(query.options, signal_collection=None)
     query.kill()
     shop.insert(1)
-    assert "position" not in query.batch()["snapshots"]
+    assert "signalPosition" not in query.batch()["snapshots"]
     query.options = with_signals
     query.kill()
     log("fourth")

@@ -82,8 +82,11 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
             "or an earlier time, or set the clock of this machine"
         )
     kept, passed, remark = before.snapshots.without_batch(), max(reached, key=key_of), ""
-    if kept.position is not None and is_after(position, kept.position):
-        kept, remark = replace(kept, position=None), ", without the signals that were sent before"
+    if kept.signal_position is not None and is_after(position, kept.signal_position):
+        kept, remark = (
+            replace(kept, signal_position=None),
+            ", without the signals that were sent before",
+        )
     beside = {"heartbeat": before.heartbeat, "snapshots": kept}
     gap = before.moved(position, events=0, sought=passed, **beside)
     return gap, remark

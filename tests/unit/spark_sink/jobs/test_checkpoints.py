@@ -291,14 +291,14 @@ def test_a_seek_moves_the_position_in_the_collection_of_signals(
     """A former position ends each later start with a lost history, also after another seek."""
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",)))
-    signals = SnapshotQueue(("a",), position=AtTime(Timestamp(200, 1)))
+    signals = SnapshotQueue(("a",), signal_position=AtTime(Timestamp(200, 1)))
     folder.checkpoint.write(
         "q", {0: Offset(AtTime(Timestamp(100, 1)), snapshots=signals).document}, 0
     )
     for _ in range(2):
         assert told in seek(folder, f"{seconds},1")
         sought = Offset.of(folder.checkpoint.offset(1))
-        assert sought.snapshots == (replace(signals, position=None) if told else signals)
+        assert sought.snapshots == (replace(signals, signal_position=None) if told else signals)
 
 
 def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path) -> None:

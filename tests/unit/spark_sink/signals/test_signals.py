@@ -440,9 +440,11 @@ def test_many_signals_of_one_cluster_time_come_once_each() -> None:
     queue, position, found = SnapshotQueue(), AtTime(Timestamp(99, 1)), list[str]()
     while len(found) <= len(Replayed.events):
         signals, reached = collection.receive(
-            queue.position or position, queue.handled, is_own=queue.position is not None
+            queue.signal_position or position,
+            queue.handled,
+            is_own=queue.signal_position is not None,
         )
-        queue = SnapshotQueue(queue.handled, position=reached)
+        queue = SnapshotQueue(queue.handled, signal_position=reached)
         if not signals:
             break
         for each in signals:
