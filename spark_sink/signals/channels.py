@@ -183,15 +183,15 @@ class SignalCollection:
         self._empty_from: Position | None = None  # no signal up to `_reached`
 
     def receive(
-        self, position: Position, handled: Container[str] = (), *, is_own: bool = False
+        self, begin: Position, handled: Container[str] = (), reached: Position | None = None
     ) -> tuple[list[ReceivedSignal], Position]:
         """Return the signals after a position, and the position after them. Raises StreamError.
 
-        A position that `is_own` was returned by this method. Another may be that of another
-        collection's event: then the signals of its cluster time are returned, too, without those
-        whose digests are in `handled`.
+        It is the position that this method has returned last, `reached`. Without one it is `begin`,
+        which may be that of another collection's event: then the signals of its cluster time are
+        returned, too, without those whose digests are in `handled`.
         """
-        limit = ""
+        position, limit = reached or begin, ""
         if self._stream is None or position not in (self._reached, self._empty_from):
             self.close()
             start = position
@@ -200,7 +200,7 @@ class SignalCollection:
             self._stream = EventStream(
                 self._watch,
                 start,
-                after=key_of(position) if is_own else "",
+                after="" if reached is None else key_of(reached),
                 retry_policy=self._retry_policy,
             )
             limit = key_of(after(self._newest()))
@@ -215,8 +215,8 @@ class SignalCollection:
                 if len(signals) == MAX_SIGNALS and event is not events[-1]:
                     self.close()  # the next call reads the rest again
                     return signals, Token.of(event)
-            reached = self._stream.position
-            is_at_end = reached is not None and reached.data >= limit
+            place = self._stream.position
+            is_at_end = place is not None and place.data >= limit
             if not events and (is_at_end or time.monotonic() >= until):
                 break
         self._empty_from = None if signals else position
@@ -255,9 +255,9 @@ class SignalReceiver:
     """
 
     def __init__(
-        self, client: RouterClient, options: StreamOptions, snapshots: SnapshotScheduler
+        self, client: RouterClient, options: StreamOptions, scheduler: SnapshotScheduler
     ) -> None:
-        self._snapshots = snapshots
+        self._scheduler = scheduler
         self.has_more = False
         """Whether more signals may wait than the last batch has received."""
         folder, collection = options.signal_folder, options.signal_collection
@@ -289,16 +289,13 @@ class SignalReceiver:
         if self._collection is None:  # one that is added later is read from then on
             return replace(queue, signal_position=None)
         try:
-            signals, reached = self._collection.receive(
-                queue.signal_position or position,
-                queue.handled,
-                is_own=queue.signal_position is not None,
-            )
+            receive = self._collection.receive
+            signals, reached = receive(position, queue.handled, queue.signal_position)
         except HistoryLostError:
             if queue.signal_position is None:
                 raise
-            signals, reached = self._collection.receive(position, queue.handled)
-            queue = self._snapshots.left_out(queue, queue.signal_position, position, SIGNAL)
+            signals, reached = receive(position, queue.handled)
+            queue = self._scheduler.left_out(queue, queue.signal_position, position, SIGNAL)
             say(f"warning: {self._lost}")
         self.has_more |= len(signals) == MAX_SIGNALS
         return self._process(replace(queue, signal_position=reached), signals, waiting)
@@ -306,7 +303,7 @@ class SignalReceiver:
     def _process(
         self, queue: SnapshotQueue, signals: list[ReceivedSignal], waiting: Container[str]
     ) -> SnapshotQueue:
-        return self._with_retries(lambda: self._snapshots.process(queue, signals, waiting))
+        return self._with_retries(lambda: self._scheduler.process(queue, signals, waiting))
 
     def committed(self, queue: SnapshotQueue) -> None:
         """Remove the files of signals that a committed batch has processed."""

@@ -439,11 +439,7 @@ def test_many_signals_of_one_cluster_time_come_once_each() -> None:
     collection = SignalCollection(Replayed, lambda: Timestamp(150, 1))
     queue, position, found = SnapshotQueue(), AtTime(Timestamp(99, 1)), list[str]()
     while len(found) <= len(Replayed.events):
-        signals, reached = collection.receive(
-            queue.signal_position or position,
-            queue.handled,
-            is_own=queue.signal_position is not None,
-        )
+        signals, reached = collection.receive(position, queue.handled, queue.signal_position)
         queue = SnapshotQueue(queue.handled, signal_position=reached)
         if not signals:
             break
