@@ -1,4 +1,4 @@
-"""Plan, on Spark's driver, where the next micro-batch ends and how its tasks divide it.
+"""Plans, on Spark's driver, where the events of a micro-batch end, and how tasks divide them.
 
 A batch ends at a cluster time that all shards have passed, so that the events of one cluster time,
 such as those of a transaction on one shard, stay together. The planner reads ahead, on a cursor
@@ -77,7 +77,12 @@ _SMALL_EVENTS = 5000
 
 @dataclass(frozen=True)
 class EventRange:
-    """A batch: start, end, number of events if known, a time before which it has no event."""
+    """The events of a batch, after a position up to another one.
+
+    Args:
+        events: about how many they are, if known.
+        quiet_until: a cluster time before which there are none.
+    """
 
     start: Position
     end: Position
@@ -92,7 +97,7 @@ class EventRange:
 
     @property
     def is_small(self) -> bool:
-        """Whether the batch is read from the merged stream at once."""
+        """Whether they are read from the merged stream at once."""
         return self.events is not None and self.events <= _SMALL_EVENTS
 
 

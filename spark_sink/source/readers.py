@@ -46,10 +46,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """What the query was started with."""
         self._loaded = loaded
         self._output = Output() if output is None else output
-        self._connected: OffsetPlanner | None = None
+        self._planner: OffsetPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connected": None}
+        return {**self.__dict__, "_planner": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return where a query without a checkpoint begins.
@@ -77,19 +77,19 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        if self._connected is not None:
+        if self._planner is not None:
             with without_traceback():
-                self._connected.committed(Offset.of(end))
+                self._planner.committed(Offset.of(end))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
 
         Its `quiet_until` is the time before which no event follows the batch, if none is known.
         """
-        if self._connected is None:
+        if self._planner is None:
             return None
         try:
-            return self._connected.newest().document
+            return self._planner.newest().document
         except PyMongoError:
             return None  # metrics are optional
 
@@ -124,17 +124,17 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def stop(self) -> None:
         """Kill the driver's cursor and close its connections."""
-        if self._connected is not None:
-            self._connected.close()
-        self._connected = None
+        if self._planner is not None:
+            self._planner.close()
+        self._planner = None
 
     @property
     def planner(self) -> OffsetPlanner:
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
-        if self._connected is None:
+        if self._planner is None:
             connection = QueryConnection.open(self.options, self._loaded)
-            self._connected = OffsetPlanner(self.options, connection, self._output)
-        return self._connected
+            self._planner = OffsetPlanner(self.options, connection, self._output)
+        return self._planner
 
 
 class MergerouterBatchReader(DataSourceReader):

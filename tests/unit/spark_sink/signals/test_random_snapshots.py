@@ -90,7 +90,7 @@ class Query:
         output.unread.return_value = ({}, ())
         self.planner = OffsetPlanner(options, connection, output)
         self.reader = MergerouterStreamReader(options, 0.0, output)
-        self.reader._connected = self.planner
+        self.reader._planner = self.planner
         return options
 
     def present(self) -> Timestamp:
