@@ -133,7 +133,7 @@ class _Sample:
 
 
 class EventPlanner:
-    """Plans the events of one batch after the other. Closes the streams that an exception interrupts.
+    """Plans the events of batches, one after the other. Closes streams that an exception ends.
 
     `loaded` is the time of a query's `load()`, if there is one. All requests may raise StreamError
     or PyMongoError.
