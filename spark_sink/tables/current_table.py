@@ -385,7 +385,8 @@ def apply_changes(
     batch are applied immediately. Applying them again together changes nothing. With its first
     batch a query ends an earlier start of it that still runs. A new query on a table begins with
     snapshotMode=always, or where the last one ended: events from before that, one batch at a time,
-    restore what a drop or a rename has removed since.
+    restore what a drop or a rename has removed since. On a table of which an older version was
+    restored, a new query has to begin with a snapshot.
 
     Args:
         events: rows of this package's source, with its columns.
