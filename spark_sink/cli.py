@@ -331,7 +331,7 @@ def verify(
     """
     from spark_sink.jobs.report.progress import printed_progress
     from spark_sink.session.spark_session import job_session
-    from spark_sink.source.unmatched_names import warn_of_unmatched_names
+    from spark_sink.source.option_checks import warn_of_unmatched_names
     from spark_sink.stream.router_client import require_cluster
     from spark_sink.verification.verify_job import verify_job
 

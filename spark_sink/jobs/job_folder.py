@@ -161,7 +161,7 @@ class JobFolder:
         old = self.record() if last is not None or self.exists else JobRecord()
         if last is not None:
             self._refuse(old, record, once=once)
-            if once and last.end.signals.initial_plan is None:
+            if once and not last.end.is_in_snapshot:
                 raise OptionError(
                     f"the job in {self.address} has finished its snapshot: use another --out"
                 )

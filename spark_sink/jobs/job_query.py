@@ -36,10 +36,10 @@ from spark_sink.options.stream_options import StreamOptions, named_options, pars
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.row_schema import is_json_schema, nullable, schema_from_json
 from spark_sink.session.spark_session import tasks_by_cores
-from spark_sink.snapshot.unread import Namespace
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
+from spark_sink.snapshot.selections import CollectionPatterns, Namespace
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
-from spark_sink.source.tasks import snapshot_planner
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_form import TableForm
@@ -187,9 +187,10 @@ def job_options(given: Mapping[str, str], tasks: int) -> dict[str, str]:
 def _shard_keys(options: StreamOptions) -> list[str]:
     """Return the fields of the shard keys of the collections. Raises StreamError."""
     with closing(RouterClient(options)) as client:
-        planner = snapshot_planner(client, options)
+        planner = ChunkPlanner(client.mongo, options.scope, options.snapshot)
+        chosen = CollectionPatterns(options.snapshot.collections)
         try:
-            collections = client.with_retries(lambda: planner.collections(options.snapshot.accepts))
+            collections = client.with_retries(lambda: planner.collections(chosen))
         except OperationFailure:  # not allowed: a snapshot reports it
             return []
     return [field for collection in sorted(collections, key=str) for field in collection.key]

@@ -25,7 +25,8 @@ from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.row_schema import schema_from_json
-from spark_sink.snapshot.unread import CollectionTokens, LostDocument, Namespace
+from spark_sink.snapshot.selections import Namespace
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offset_planner import Output
 from spark_sink.source.offsets import Offset
@@ -111,7 +112,7 @@ class JobStreamReader(MergerouterStreamReader):
         are limited, tasks read it, and report the size of events to their planner. Tasks read the
         documents of snapshots, too: the planner of Spark's tasks divides them once.
         """
-        batch, reads_documents = end.batch_after(before), end.signals.reading is not None
+        batch, reads_documents = end.events_after(before), end.snapshots.reading is not None
         if not batch.is_small or reads_documents or self.options.max_bytes_per_trigger:
             return None
         added = self.added_tasks(before, end)

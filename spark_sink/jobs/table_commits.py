@@ -199,6 +199,6 @@ def _notifications(end: Offset) -> pa.Table:
             "additional_data": [*e["additional_data"].items()],
             "timestamp": e["timestamp"] * 1000,
         }
-        for e in end.signals.notifications
+        for e in end.snapshots.notifications
     ]
     return pa.Table.from_pylist(notifications, NOTIFICATION_COLUMNS)

@@ -16,7 +16,6 @@ from bson.timestamp import Timestamp
 from spark_sink.errors import OptionError
 from spark_sink.options import parsers
 from spark_sink.options.declared import option, option_names, parsed, parsed_option
-from spark_sink.options.java_patterns import matches_any
 
 BASED = "snapshot.mode.configuration.based"
 """The prefix of the options of the mode configuration_based, which are fields of SnapshotPolicy."""
@@ -146,10 +145,6 @@ class SnapshotOptions:
                 f"option {CUSTOM_NAME!r}: {self.custom} must return one of {names}, not {mode!r}"
             )
         return POLICIES[mode]
-
-    def accepts(self, name: str) -> bool:
-        """Return whether a snapshot reads a collection of the stream, such as "shop.orders"."""
-        return not self.collections or matches_any(self.collections, name)
 
 
 def snapshot_options(given: Mapping[str, str]) -> SnapshotOptions:

@@ -1,4 +1,4 @@
 """Signals to a running query: ad hoc snapshots, with Debezium's documents.
 
-The entrance is `query_snapshots.QuerySnapshots`.
+The entrance is `snapshot_scheduler.SnapshotScheduler`.
 """

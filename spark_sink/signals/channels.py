@@ -21,9 +21,9 @@ from spark_sink.events.positions import AtTime, FromNow, Position, Token, after,
 from spark_sink.events.slices import CODEC, UNREADABLE
 from spark_sink.folders import Folder, is_local
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy, StreamOptions
-from spark_sink.signals.query_snapshots import SIGNAL, QuerySnapshots
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, parsed_json
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.signals.snapshot_scheduler import SIGNAL, SnapshotScheduler
 from spark_sink.stream.event_stream import EventStream, StreamCursor
 from spark_sink.stream.router_client import RouterClient
 
@@ -83,9 +83,9 @@ class SignalFolder:
         """
         if self._clock() < self._next_poll:
             return []
-        known = self._waiting
+        before = self._waiting
         files = [((file.path, file.size, file.mtime_ns), file) for file in self._listed()]
-        read = [(version, known.get(version) or self._read(file)) for version, file in files]
+        read = [(version, before.get(version) or self._read(file)) for version, file in files]
         self._waiting = {version: signal for version, signal in read if signal is not None}
         new = [signal for signal in self._waiting.values() if digest(signal.id) not in handled]
         processed = len(self._waiting) - len(new)
@@ -100,12 +100,12 @@ class SignalFolder:
 
     def remove(self, handled: Container[str]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        for version, known in list(self._waiting.items()):
-            if digest(known.id) in handled:
+        for version, signal in list(self._waiting.items()):
+            if digest(signal.id) in handled:
                 try:
                     self._folder.remove(version[0])
                 except OSError:
-                    self._is_read_only = True  # the ids stay in the state
+                    self._is_read_only = True  # the ids stay in the queue
                     return
                 del self._waiting[version]
 
@@ -183,15 +183,15 @@ class SignalCollection:
         self._empty_from: Position | None = None  # no signal up to `_reached`
 
     def receive(
-        self, position: Position, handled: Container[str] = (), *, is_own: bool = False
+        self, begin: Position, handled: Container[str] = (), reached: Position | None = None
     ) -> tuple[list[ReceivedSignal], Position]:
         """Return the signals after a position, and the position after them. Raises StreamError.
 
-        A position that `is_own` was returned by this method. Another may be that of another
-        collection's event: then the signals of its cluster time are returned, too, without those
-        whose digests are in `handled`.
+        It is the position that this method has returned last, `reached`. Without one it is `begin`,
+        which may be that of another collection's event: then the signals of its cluster time are
+        returned, too, without those whose digests are in `handled`.
         """
-        limit = ""
+        position, limit = reached or begin, ""
         if self._stream is None or position not in (self._reached, self._empty_from):
             self.close()
             start = position
@@ -200,7 +200,7 @@ class SignalCollection:
             self._stream = EventStream(
                 self._watch,
                 start,
-                after=key_of(position) if is_own else "",
+                after="" if reached is None else key_of(reached),
                 retry_policy=self._retry_policy,
             )
             limit = key_of(after(self._newest()))
@@ -215,8 +215,8 @@ class SignalCollection:
                 if len(signals) == MAX_SIGNALS and event is not events[-1]:
                     self.close()  # the next call reads the rest again
                     return signals, Token.of(event)
-            reached = self._stream.position
-            is_at_end = reached is not None and reached.data >= limit
+            place = self._stream.position
+            is_at_end = place is not None and place.data >= limit
             if not events and (is_at_end or time.monotonic() >= until):
                 break
         self._empty_from = None if signals else position
@@ -255,9 +255,9 @@ class SignalReceiver:
     """
 
     def __init__(
-        self, client: RouterClient, options: StreamOptions, snapshots: QuerySnapshots
+        self, client: RouterClient, options: StreamOptions, scheduler: SnapshotScheduler
     ) -> None:
-        self._snapshots = snapshots
+        self._scheduler = scheduler
         self.has_more = False
         """Whether more signals may wait than the last batch has received."""
         folder, collection = options.signal_folder, options.signal_collection
@@ -271,45 +271,44 @@ class SignalReceiver:
                 watch, lambda: client.with_retries(client.clocks).cluster_time, options.retry_policy
             )
 
-    def receive(self, state: SignalState, position: Position) -> SignalState:
-        """Return the state after new signals, at a position of the stream. Raises StreamError.
+    def receive(self, queue: SnapshotQueue, position: Position) -> SnapshotQueue:
+        """Return the queue after new signals, at a position of the stream. Raises StreamError.
 
         If the oplogs have lost the position of the collection of signals, but not the stream's,
         the collection is read from there on, with a notification.
         """
         if isinstance(position, FromNow):  # signals are read from the query's beginning on
-            return state
+            return queue
         self.has_more = False
         waiting: Container[str] = ()
         if self._folder is not None:
-            signals = self._folder.receive(state.handled)
+            signals = self._folder.receive(queue.handled)
             self.has_more = len(signals) == MAX_SIGNALS
             waiting = self._folder.waiting
-            state = self._process(state, signals, waiting)
+            queue = self._process(queue, signals, waiting)
         if self._collection is None:  # one that is added later is read from then on
-            return replace(state, position=None)
+            return replace(queue, signal_position=None)
         try:
-            signals, reached = self._collection.receive(
-                state.position or position, state.handled, is_own=state.position is not None
-            )
+            receive = self._collection.receive
+            signals, reached = receive(position, queue.handled, queue.signal_position)
         except HistoryLostError:
-            if state.position is None:
+            if queue.signal_position is None:
                 raise
-            signals, reached = self._collection.receive(position, state.handled)
-            state = self._snapshots.left_out(state, state.position, position, SIGNAL)
+            signals, reached = receive(position, queue.handled)
+            queue = self._scheduler.left_out(queue, queue.signal_position, position, SIGNAL)
             say(f"warning: {self._lost}")
         self.has_more |= len(signals) == MAX_SIGNALS
-        return self._process(replace(state, position=reached), signals, waiting)
+        return self._process(replace(queue, signal_position=reached), signals, waiting)
 
     def _process(
-        self, state: SignalState, signals: list[ReceivedSignal], waiting: Container[str]
-    ) -> SignalState:
-        return self._with_retries(lambda: self._snapshots.process(state, signals, waiting))
+        self, queue: SnapshotQueue, signals: list[ReceivedSignal], waiting: Container[str]
+    ) -> SnapshotQueue:
+        return self._with_retries(lambda: self._scheduler.process(queue, signals, waiting))
 
-    def committed(self, state: SignalState) -> None:
+    def committed(self, queue: SnapshotQueue) -> None:
         """Remove the files of signals that a committed batch has processed."""
         if self._folder is not None:
-            self._folder.remove(state.handled)
+            self._folder.remove(queue.handled)
 
     def close(self) -> None:
         """Kill the cursor on the collection."""

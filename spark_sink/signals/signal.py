@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Any, Literal
 
-from spark_sink.options.java_patterns import compiled, matches_any
+from spark_sink.options.java_patterns import compiled
 from spark_sink.options.parsers import json_value
-from spark_sink.snapshot.plan import ANY_DATE, bound_text, value_of
+from spark_sink.snapshot.plan import ANY_DATE, bound_text
+from spark_sink.snapshot.selections import DocumentFilter
 
 EXECUTE, STOP = "execute-snapshot", "stop-snapshot"
 PAUSE, RESUME = "pause-snapshot", "resume-snapshot"
@@ -37,24 +38,6 @@ _CODE = frozenset({"$where", "$function", "$accumulator"})
 
 class SignalError(ValueError):
     """A document is not a signal; the message states why."""
-
-
-@dataclass(frozen=True)
-class DocumentFilter:
-    """A filter, as text, for collections that are named as in Signal."""
-
-    collections: str
-    filter: str
-
-    def matches(self, namespace: str) -> bool:
-        """Return whether the condition applies to a collection."""
-        return matches_any((self.collections,), namespace)
-
-    @property
-    def document(self) -> dict[str, Any]:
-        """The filter for `find`."""
-        document: dict[str, Any] = value_of(self.filter)
-        return document
 
 
 @dataclass(frozen=True)
@@ -94,10 +77,10 @@ def signal_of(identifier: str, document: Mapping[str, Any]) -> Signal:
         raise SignalError(f"data has an unknown field {unknown[0]!r}")
     if action == LOG:
         return Signal(identifier, action, message=_text(data.get("message"), "data.message"))
-    given = str(data.get("type", "incremental")).lower()
-    if given not in ("incremental", "blocking"):
+    kind_text = str(data.get("type", "incremental")).lower()
+    if kind_text not in ("incremental", "blocking"):
         raise SignalError("data.type must be incremental or blocking")
-    kind: SnapshotKind = "blocking" if given == "blocking" else "incremental"
+    kind: SnapshotKind = "blocking" if kind_text == "blocking" else "incremental"
     if kind == "blocking" and action != EXECUTE:
         raise SignalError("only incremental snapshots can be stopped, paused and resumed")
     collections = tuple(map(_pattern, _entries(data, "data-collections")))

@@ -1,4 +1,4 @@
 """Snapshots: reads of the documents of collections at a cluster time.
 
-The entrances are `planner.SnapshotPlanner` on the driver and `reader.ChunkReader` in a task.
+The entrances are `chunk_planner.ChunkPlanner` on the driver and `reader.ChunkReader` in a task.
 """

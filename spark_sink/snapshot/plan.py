@@ -123,6 +123,14 @@ class SnapshotPlan:
         """Where the stream continues."""
         return after(self.snapshot_time)
 
+    def bounds(self, collection: SnapshotCollection) -> tuple[str | None, str | None] | None:
+        """Return the bounds, as in Chunk, of what the batch reads of a collection, or None."""
+        own, start, end = collection.id, self.start, self.end
+        lower = start.key if own == start.collection else None
+        if own < start.collection or end is None or own < end.collection:
+            return None if own < start.collection else (lower, None)
+        return None if own > end.collection or end.key is None else (lower, end.key)
+
 
 def bound_text(value: Any) -> str:
     """Return a bound, or another value, as canonical extended JSON for `value_of`."""

@@ -34,8 +34,8 @@ from spark_sink.events.positions import after
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import Slice, document_of, value_at, values_in
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
+from spark_sink.snapshot.chunk_planner import current_name
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection
-from spark_sink.snapshot.planner import current_name
 from spark_sink.stream.raw_replies import replies
 from spark_sink.stream.retries import Retries, is_transient
 
@@ -175,6 +175,11 @@ class ChunkRead:
     condition: Mapping[str, Any] | None = None
     signal: dict[str, Any] | None = None
     keys_only: bool = False
+
+    def where(self, condition: Mapping[str, Any] | None) -> ChunkRead:
+        """Return the read of those of its documents that meet a further condition, if any."""
+        both = [each for each in (self.condition, condition) if each]
+        return replace(self, condition={"$and": both} if both else None)
 
 
 class ChunkReader:

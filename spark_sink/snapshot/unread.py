@@ -10,51 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_sink.dataclass_json import from_document, to_document
-from spark_sink.options.java_patterns import matches_any
-from spark_sink.options.scope import Scope
-
-Namespace = tuple[str, str]
-"""A collection, by database and name."""
-
-
-@dataclass(frozen=True)
-class Gained:
-    """The collections that a scope gains, as a rule: there may be many thousands.
-
-    Args:
-        id: of the snapshot that reads them.
-        token: from which on the stream has their events.
-        scope: the scope that has them.
-        before: the scope that had not; None if all of `scope` is to be read.
-        patterns: of Java, of which one must match the whole name; empty for all names.
-        names: those, by database and name, that no pattern matches, or that were dropped before.
-    """
-
-    id: str
-    token: str
-    scope: Scope
-    before: Scope | None = None
-    patterns: tuple[str, ...] = ()
-    names: tuple[Namespace, ...] = ()
-
-    def accepts(self, database: str, collection: str) -> bool:
-        """Return whether a collection is one of them."""
-        own, name = (database, collection), f"{database}.{collection}"
-        is_named = not self.patterns or own in self.names
-        is_old = self.before is not None and self.before.accepts(*own)
-        is_chosen = is_named or matches_any(self.patterns, name)
-        return is_chosen and not is_old and self.scope.accepts(*own)
-
-    def wants(self, namespace: str) -> bool:
-        """Return whether a collection, such as "shop.orders", is one of them."""
-        database, _, name = namespace.partition(".")
-        return self.accepts(database, name)
-
-    def condition(self, namespace: str) -> None:
-        """Return None: of each collection, all documents are read."""
-
-    def __str__(self) -> str:
-        return f"collections of {self.scope}" + (f" outside of {self.before}" * bool(self.before))
+from spark_sink.snapshot.selections import Namespace, ScopeGain
 
 
 @dataclass(frozen=True)
@@ -75,7 +31,7 @@ class LostDocument:
         return self.database, self.collection
 
 
-CollectionTokens = Mapping[Namespace | Gained, str]
+CollectionTokens = Mapping[Namespace | ScopeGain, str]
 """A token for each collection, and for all that a scope gains.
 
 For unread collections it is the one after which the table lacks documents.
@@ -84,21 +40,21 @@ For unread collections it is the one after which the table lacks documents.
 
 def token_in(tokens: CollectionTokens, database: str, collection: str) -> str:
     """Return the latest token that `tokens` have for a collection; empty for none."""
-    gains = (gain for gain in tokens if isinstance(gain, Gained))
+    gains = (gain for gain in tokens if isinstance(gain, ScopeGain))
     matching = [tokens[gain] for gain in gains if gain.accepts(database, collection)]
     return max([*matching, tokens.get((database, collection), "")])
 
 
 def unread_names(unread: CollectionTokens) -> str:
     """Return the names of the first unread collections, for messages; empty for none."""
-    names = (str(name) if isinstance(name, Gained) else ".".join(name) for name in unread)
+    names = (str(name) if isinstance(name, ScopeGain) else ".".join(name) for name in unread)
     return ", ".join(sorted(names)[:20])
 
 
 def tokens_document(tokens: CollectionTokens) -> list[list[Any]]:
     """Return tokens as a part of a state's document."""
     pairs = (
-        [to_document(part), token] if isinstance(part, Gained) else [*part, token]
+        [to_document(part), token] if isinstance(part, ScopeGain) else [*part, token]
         for part, token in tokens.items()
     )
     return sorted(pairs, key=str)
@@ -107,6 +63,6 @@ def tokens_document(tokens: CollectionTokens) -> list[list[Any]]:
 def tokens_from(document: Sequence[Sequence[Any]]) -> CollectionTokens:
     """Return what `tokens_document` wrote."""
     return {
-        (part[0], part[1]) if part[1:] else from_document(Gained, part[0]): token
+        (part[0], part[1]) if part[1:] else from_document(ScopeGain, part[0]): token
         for *part, token in document
     }

@@ -67,11 +67,11 @@ class MergerouterDataSource(DataSource):
             with closing(RouterClient(options)) as client:
                 client.require_stream()
                 if options.masked_fields:
-                    from spark_sink.source.tasks import require_maskable
+                    from spark_sink.source.option_checks import require_maskable
 
                     require_maskable(client, options)
             if self.name() == FORMAT and options.batch_mode is None:  # a job has printed them
-                from spark_sink.source.unmatched_names import warn_of_unmatched_names
+                from spark_sink.source.option_checks import warn_of_unmatched_names
 
                 warn_of_unmatched_names(self.options)
             return declared_schema(options)

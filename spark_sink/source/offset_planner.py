@@ -10,15 +10,14 @@ import secrets
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from functools import partial
-from typing import Any
 
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
+from spark_sink.batches.event_planner import EventPlanner, EventRange
 from spark_sink.batches.event_rate import ReportInbox
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.heartbeats import latest_heartbeat
@@ -27,13 +26,14 @@ from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import QueryStart, SnapshotPolicy
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.channels import SignalReceiver
-from spark_sink.signals.query_snapshots import REFUSAL, QuerySnapshots
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.planner import SnapshotPlanner
-from spark_sink.snapshot.unread import CollectionTokens, Gained, LostDocument
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_scheduler import REFUSAL, SnapshotScheduler
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
+from spark_sink.snapshot.selections import CollectionPatterns, ScopeGain
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import Task, snapshot_planner, snapshot_tasks
+from spark_sink.source.snapshot_tasks import snapshot_tasks
+from spark_sink.source.tasks import Task
 from spark_sink.stream.router_client import RouterClient
 
 _OUTLIVED = (
@@ -45,48 +45,48 @@ _OUTLIVED = (
 _POLL_SECONDS = 0.5
 
 
+@dataclass(frozen=True)
 class QueryConnection:
-    """A query's connection on the driver, and what plans its batches through it.
+    """A query's connection on the driver, and what plans the parts of its batches through it.
 
-    Raises StreamError if the server cannot be reached, and OptionError.
+    Args:
+        client: the router's.
+        event_planner: finds where the events of a batch end.
+        chunk_planner: divides the collections of a snapshot.
+        scheduler: decides which snapshot is read, and how far.
+        signal_receiver: passes signals to the scheduler.
+        opened: what `close` closes.
     """
 
-    def __init__(self, options: StreamOptions, loaded: float) -> None:
-        with ExitStack() as opened:
-            client = RouterClient(options, guarded=True)
-            self.client = opened.enter_context(closing(client))
-            client.require_reachable()
-            self.inbox = opened.enter_context(closing(ReportInbox(client.address)))
-            planner = BatchPlanner(client, options, self.inbox, loaded=loaded)
-            self.batch_planner = opened.enter_context(closing(planner))
-            self.snapshot_planner = snapshot_planner(client, options)
-            refusal = REFUSAL if options.lacks_snapshot_filters else None
-            self.query_snapshots = QuerySnapshots(
-                self.snapshot_planner, options.snapshot.collections, refusal
-            )
-            receiver = SignalReceiver(client, options, self.query_snapshots)
-            self.signal_receiver = opened.enter_context(closing(receiver))
-            self._opened = opened.pop_all()
+    client: RouterClient
+    event_planner: EventPlanner
+    chunk_planner: ChunkPlanner
+    scheduler: SnapshotScheduler
+    signal_receiver: SignalReceiver
+    opened: ExitStack = field(default_factory=ExitStack)
 
-    def advanced(self, state: SignalState, end: Position) -> SignalState:
-        """Return the state with what a batch reads of a snapshot, whose events end at `end`.
+    @classmethod
+    def open(cls, options: StreamOptions, loaded: float) -> QueryConnection:
+        """Return the connection of a query with these options, of which `load()` was at `loaded`.
 
-        While more signals wait, it reads only of the initial snapshot: one of them may stop chunks
-        that a repeated batch has left out already.
+        Raises StreamError if the server cannot be reached, and OptionError.
         """
-        running = state.running
-        if running is None or (self.signal_receiver.has_more and running.kind != "initial"):
-            return state
-
-        def advanced() -> SignalState:
-            reached = filter(None, (self.client.clocks().cluster_time, time_of(end)))
-            return self.query_snapshots.advance(state, max(reached))
-
-        return self.client.with_retries(advanced)
+        with ExitStack() as opened:
+            client = opened.enter_context(closing(RouterClient(options, guarded=True)))
+            client.require_reachable()
+            inbox = opened.enter_context(closing(ReportInbox(client.address)))
+            planner = EventPlanner(client, options, inbox, loaded=loaded)
+            events = opened.enter_context(closing(planner))
+            chunks = ChunkPlanner(client.mongo, options.scope, options.snapshot)
+            refusal = REFUSAL if options.lacks_snapshot_filters else None
+            scheduler = SnapshotScheduler(chunks, options.snapshot.collections, refusal)
+            receiver = SignalReceiver(client, options, scheduler)
+            signals = opened.enter_context(closing(receiver))
+            return cls(client, events, chunks, scheduler, signals, opened.pop_all())
 
     def close(self) -> None:
         """Kill the cursors and close the connections, each also if another one fails."""
-        self._opened.close()
+        self.opened.close()
 
 
 class Output:
@@ -108,17 +108,51 @@ class Output:
         return set()
 
 
-class _InitialSnapshot(Enum):
-    """The initial snapshot, in one start of the query."""
+class _Phase(Enum):
+    """How far one start of the query is with the initial snapshot."""
 
-    DUE = "it begins with the next batch, whatever the position"
-    NONE = "it does not begin, unless there is no position or no history"
-    SKIPPED = "as NONE, and a notification says so"
-    READ = "it has begun, or goes on"
+    DUE = "it begins with the next batch"
+    NOT_DUE = "the mode does not request it at each start, and it has not begun"
+    SKIPPED = "as NOT_DUE, and a notification says so"
+    BEGUN = "this start has begun it, or has continued it"
+
+
+class _Move(Enum):
+    """What the next batch does."""
+
+    BEGIN = "the initial snapshot begins; no rows"
+    NOTHING = "there is no batch, because the mode reads no events"
+    CHANGE_SCOPE = "the scope becomes that of the options, or a seek ends; no rows"
+    CONTINUE = "chunks of the initial snapshot"
+    STREAM = "events, and chunks of a requested snapshot; a blocking one has no events beside it"
+
+
+_TRANSITIONS = {
+    (_Phase.DUE, _Move.BEGIN): _Phase.BEGUN,
+    (_Phase.DUE, _Move.CONTINUE): _Phase.BEGUN,
+    (_Phase.NOT_DUE, _Move.BEGIN): _Phase.BEGUN,  # at a query's beginning, or for a lost history
+    (_Phase.NOT_DUE, _Move.CONTINUE): _Phase.BEGUN,
+    (_Phase.NOT_DUE, _Move.STREAM): _Phase.SKIPPED,
+    (_Phase.SKIPPED, _Move.BEGIN): _Phase.BEGUN,  # for a lost history
+}
+"""The phase after a batch; each other move leaves it as it is."""
 
 
 class OffsetPlanner:
     """Plans the offsets of one start of a query. All methods may raise StreamError.
+
+    The next batch makes the first of these moves whose condition holds (`_move`):
+
+    | condition, of the offset where the batch starts            | move         |
+    |------------------------------------------------------------|--------------|
+    | no initial snapshot runs, and one is due                   | BEGIN        |
+    | no initial snapshot runs, and the mode reads no events     | NOTHING      |
+    | its scope is not that of the options, or a job has sought  | CHANGE_SCOPE |
+    | an initial snapshot runs                                   | CONTINUE     |
+    | any                                                        | STREAM       |
+
+    If the oplogs have lost the events of such a batch, the move is BEGIN instead, or an error. A
+    snapshot is due at a query's beginning, or in the phase DUE.
 
     Args:
         options: what the query was started with.
@@ -130,18 +164,18 @@ class OffsetPlanner:
         self._connection = connection
         self._options = options
         self._output = output
-        self._policy: SnapshotPolicy | None = None
-        self._snapshot = _InitialSnapshot.NONE
+        self._policy: SnapshotPolicy | None = None  # chosen by the first batch
+        self._phase = _Phase.NOT_DUE
         self._earliest = 0.0  # the time before which no snapshot begins
         self._is_at_end = False  # later signals wait for the next start
 
     def stop_at_present(self) -> None:
         """Let later batches end before the present."""
-        self._connection.batch_planner.stop_at_present()
+        self._connection.event_planner.stop_at_present()
 
     def committed(self, end: Offset) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        self._connection.signal_receiver.committed(end.signals)
+        self._connection.signal_receiver.committed(end.snapshots)
 
     def close(self) -> None:
         """Kill the cursors and close the connections."""
@@ -155,89 +189,113 @@ class OffsetPlanner:
         if not self._output.follows_scope:
             start.require_scope(self._options.scope)
         start = replace(start, scope=start.scope or self._options.scope)
-        signals, position = start.signals.without_batch(), start.position
-        is_in_snapshot = signals.initial_plan is not None
-        policy = self._policy or self._begun(QueryStart(time_of(position), is_in_snapshot))
-        if is_in_snapshot:
-            self._snapshot = _InitialSnapshot.READ
-        else:
-            lacking = self._output.unread(start)
-            signals = self._connection.query_snapshots.require(signals, *lacking)
-            is_due = self._snapshot is _InitialSnapshot.DUE
-            if policy.at_first if isinstance(position, FromNow) else is_due:
-                return self._begin_snapshot(start, signals)
-            if not policy.streams:
-                return None
+        queue, is_in_snapshot = start.snapshots.without_batch(), start.is_in_snapshot
+        policy = self._policy or self._begun(QueryStart(start.time, is_in_snapshot))
+        move = self._move(start, policy)
+        if not is_in_snapshot:
+            queue = self._connection.scheduler.require(queue, *self._output.unread(start))
         try:
-            if start.scope != self._options.scope or start.sought is not None:
-                return self._change_scope(start, signals)
-            if not (is_in_snapshot or self._is_at_end):
-                signals = self._connection.signal_receiver.receive(signals, position)
-            batch = self._next_batch(position, signals, max_events)
+            match move:
+                case _Move.BEGIN:
+                    return self._begin_snapshot(start, queue)
+                case _Move.NOTHING:
+                    return None
+                case _Move.CHANGE_SCOPE:
+                    return self._change_scope(start, queue)
+                case _Move.STREAM if not self._is_at_end:
+                    queue = self._connection.signal_receiver.receive(queue, start.position)
+            events = self._next_events(start.position, queue, max_events)
         except HistoryLostError:
-            ended = start.signals.ending
-            is_read = self._snapshot is _InitialSnapshot.READ
-            if is_read and ended is not None and ended.kind == "initial":
+            ended = start.snapshots.ending
+            if self._phase is _Phase.BEGUN and ended is not None and ended.kind == "initial":
                 raise HistoryLostError(_OUTLIVED) from None
             if not policy.if_history_is_lost:
                 raise
-            return self._begin_snapshot(start, replace(signals, position=None))
-        return self._moved(start, batch, signals)
-
-    def _next_batch(
-        self, position: Position, signals: SignalState, max_events: int | None
-    ) -> PlannedBatch:
-        """Return the events of the batch after a position: none beside a blocking snapshot."""
-        connection = self._connection
-        if signals.blocks_stream:
-            connection.batch_planner.close()
-            return PlannedBatch(position, position, 0)
-        advances = signals.asks_present
-        batch = connection.batch_planner.next_batch(position, max_events, advances=advances)
-        is_empty = batch.end == batch.start and not connection.signal_receiver.has_more
-        self._is_at_end = connection.batch_planner.ends_at_present and is_empty
-        return batch
+            return self._begin_snapshot(start, replace(queue, signal_position=None))
+        return self._moved(start, move, events, queue)
 
     def _begun(self, start: QueryStart) -> SnapshotPolicy:
         """Return the policy of this start of the query."""
         self._policy = policy = self._options.snapshot.policy_for(start)
-        self._snapshot = _InitialSnapshot.DUE if policy.at_every_start else _InitialSnapshot.NONE
+        self._phase = _Phase.DUE if policy.at_every_start else _Phase.NOT_DUE
         self._earliest = time.monotonic() + self._options.snapshot.delay
         return policy
 
+    def _move(self, start: Offset, policy: SnapshotPolicy) -> _Move:
+        """Return what the batch after an offset does, by the table above."""
+        if not start.is_in_snapshot:
+            is_first = isinstance(start.position, FromNow)
+            if policy.at_first if is_first else self._phase is _Phase.DUE:
+                return _Move.BEGIN
+            if not policy.streams:
+                return _Move.NOTHING
+        if start.scope != self._options.scope or start.sought is not None:
+            return _Move.CHANGE_SCOPE
+        return _Move.CONTINUE if start.is_in_snapshot else _Move.STREAM
+
+    def _phase_after(self, move: _Move) -> _Phase:
+        return _TRANSITIONS.get((self._phase, move), self._phase)
+
+    def _next_events(
+        self, position: Position, queue: SnapshotQueue, max_events: int | None
+    ) -> EventRange:
+        """Return the events of the batch after a position: none beside a blocking snapshot."""
+        planner, receiver = self._connection.event_planner, self._connection.signal_receiver
+        if queue.blocks_stream:
+            planner.close()
+            return EventRange(position, position, 0)
+        events = planner.next_batch(position, max_events, advances=queue.asks_present)
+        is_empty = events.end == events.start and not receiver.has_more
+        self._is_at_end = planner.ends_at_present and is_empty
+        return events
+
+    def _advanced(self, queue: SnapshotQueue, end: Position) -> SnapshotQueue:
+        """Return the queue with what a batch reads of a snapshot, whose events end at `end`.
+
+        While more signals wait, it reads only of the initial snapshot: one of them may stop chunks
+        that a repeated batch has left out already.
+        """
+        connection, running = self._connection, queue.running
+        has_more = connection.signal_receiver.has_more
+        if running is None or (has_more and running.kind != "initial"):
+            return queue
+
+        def advanced() -> SnapshotQueue:
+            reached = filter(None, (connection.client.clocks().cluster_time, time_of(end)))
+            return connection.scheduler.advance(queue, max(reached))
+
+        return connection.client.with_retries(advanced)
+
     def event_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
         """Return the tasks that read the events of the batch between two offsets."""
-        return self._connection.batch_planner.tasks(end.batch_after(before))
+        return self._connection.event_planner.tasks(end.events_after(before))
 
     def snapshot_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
         """Return the tasks of this batch that read a snapshot, or give its end."""
-        client, planner = self._connection.client, self._connection.snapshot_planner
+        client, planner = self._connection.client, self._connection.chunk_planner
         if end.scope not in (None, self._options.scope):  # a repeated batch keeps its scope
-            planner = snapshot_planner(client, replace(self._options, scope=end.scope))
-        state = end.signals
-        if state.reading is not None and self._policy is None:  # an earlier start planned it
-            state = self._without_stopped(end, planner)
-        planned = partial(snapshot_tasks, state, before.position, self._options)
+            planner = ChunkPlanner(client.mongo, end.scope, self._options.snapshot)
+        queue = end.snapshots
+        if queue.reading is not None and self._policy is None:  # an earlier start planned it
+            queue = self._without_stopped(end, planner)
+        planned = partial(snapshot_tasks, queue, before.position, self._options)
         return client.with_retries(lambda: planned(planner, client.present))
 
-    def _without_stopped(self, offset: Offset, planner: SnapshotPlanner) -> SignalState:
-        """Return the state of a repeated batch, without the chunks that a waiting signal stops.
+    def _without_stopped(self, offset: Offset, planner: ChunkPlanner) -> SnapshotQueue:
+        """Return the queue of a repeated batch, without the chunks that a waiting signal stops.
 
         Spark repeats a batch that has failed before it plans the next one, which processes the
         signal. A snapshot with a filter that fails for a document can be stopped so.
         """
-        client, signals = self._connection.client, offset.signals
-        receiver = SignalReceiver(client, self._options, QuerySnapshots(planner))
+        client, queue = self._connection.client, offset.snapshots
+        receiver = SignalReceiver(client, self._options, SnapshotScheduler(planner))
         with closing(receiver):
-            later = receiver.receive(signals, offset.position)
+            later = receiver.receive(queue, offset.position)
             while receiver.has_more:
                 later = receiver.receive(later, offset.position)
-        kept = [
-            request
-            for request in later.requests
-            if signals.running and request.id == signals.running.id
-        ]
-        return signals.with_request(kept[0]) if kept else replace(signals, reading=None)
+        running = queue.running
+        rest = [each for each in later.requests if running and each.id == running.id]
+        return queue.with_request(rest[0]) if rest else replace(queue, reading=None)
 
     def newest(self) -> Offset:
         """Return an offset at the newest cluster time.
@@ -247,28 +305,30 @@ class OffsetPlanner:
         """
         newest = AtTime(self._connection.client.clocks().cluster_time)
         return Offset(
-            newest, self._options.scope, quiet_until=self._connection.batch_planner.quiet_until
+            newest, self._options.scope, quiet_until=self._connection.event_planner.quiet_until
         )
 
-    def _moved(self, start: Offset, batch: PlannedBatch, signals: SignalState) -> Offset | None:
+    def _moved(
+        self, start: Offset, move: _Move, events: EventRange, queue: SnapshotQueue
+    ) -> Offset | None:
         """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
-        signals = self._connection.advanced(signals, batch.end)
-        processed = signals.handled != start.signals.handled
-        if batch.end == batch.start and not (signals.has_output or processed):
+        queue = self._advanced(queue, events.end)
+        has_processed = queue.handled != start.snapshots.handled
+        if events.end == events.start and not (queue.has_output or has_processed):
             return None
-        if self._snapshot is _InitialSnapshot.NONE:
-            self._snapshot = _InitialSnapshot.SKIPPED
-            signals = self._connection.query_snapshots.skipped(signals)
-        heartbeat = latest_heartbeat(start.heartbeat, batch.end, self._options.heartbeat_interval)
+        before, self._phase = self._phase, self._phase_after(move)
+        if self._phase is _Phase.SKIPPED and before is not _Phase.SKIPPED:
+            queue = self._connection.scheduler.skipped(queue)
+        heartbeat = latest_heartbeat(start.heartbeat, events.end, self._options.heartbeat_interval)
         return start.moved(
-            batch.end,
-            events=batch.events,
-            quiet_until=batch.quiet_until,
+            events.end,
+            events=events.events,
+            quiet_until=events.quiet_until,
             heartbeat=heartbeat,
-            signals=signals,
+            snapshots=queue,
         )
 
-    def _change_scope(self, start: Offset, signals: SignalState) -> Offset:
+    def _change_scope(self, start: Offset, queue: SnapshotQueue) -> Offset:
         """Return the end of a batch without events, after which the scope is the options'.
 
         A batch of the old scope first reads the cluster time to its end. After a gap, the output
@@ -277,47 +337,48 @@ class OffsetPlanner:
         position, scope = start.position, self._options.scope
         if isinstance(position, FromNow):
             return Offset(position, scope, start.since)
-        kept: dict[str, Any] = {"heartbeat": start.heartbeat}
         if isinstance(position, Token):
-            self._connection.batch_planner.require_history(AtTime(position.cluster_time))
-            return start.moved(after(position.cluster_time), signals=signals, **kept)
+            self._connection.event_planner.require_history(AtTime(position.cluster_time))
+            end = after(position.cluster_time)
+            return start.moved(end, heartbeat=start.heartbeat, snapshots=queue)
         if start.sought is not None:
-            signals = self._connection.query_snapshots.left_out(signals, start.sought, position)
+            queue = self._connection.scheduler.left_out(queue, start.sought, position)
         if self._options.snapshot.policy.reads_documents:
             before = None if start.sought is not None else start.scope
-            signals = self._with_gained(signals, position.time, before)
-        return Offset(position, scope, position.time, signals=signals, **kept)
+            queue = self._with_gained(queue, position.time, before)
+        moved = start.moved(position, heartbeat=start.heartbeat, snapshots=queue)
+        return replace(moved, scope=scope, since=position.time)
 
     def _with_gained(
-        self, signals: SignalState, time: Timestamp, before: Scope | None
-    ) -> SignalState:
-        """Return the state with a request for the collections that the scope gains, if any."""
-        connection, wanted = self._connection, self._options.snapshot.accepts
+        self, queue: SnapshotQueue, time: Timestamp, before: Scope | None
+    ) -> SnapshotQueue:
+        """Return the queue with a request for the collections that the scope gains, if any."""
+        client, planner = self._connection.client, self._connection.chunk_planner
+        patterns = self._options.snapshot.collections
         name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
-        of_all = Gained(name, high_water_mark(time), self._options.scope, before)
-        names = {*connection.client.with_retries(lambda: connection.snapshot_planner.names(wanted))}
+        of_all = ScopeGain(name, high_water_mark(time), self._options.scope, before)
+        names = {*client.with_retries(lambda: planner.names(CollectionPatterns(patterns)))}
         others = {name for name in self._output.namespaces() - names if of_all.accepts(*name)}
         if not others and not any(of_all.accepts(*name) for name in names):
-            return signals
-        patterns = self._options.snapshot.collections
+            return queue
         gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))
-        return signals.with_request(SnapshotRequest(name, "incremental", gained))
+        return queue.with_request(SnapshotRequest(name, "incremental", gained))
 
-    def _begin_snapshot(self, start: Offset, signals: SignalState) -> Offset | None:
+    def _begin_snapshot(self, start: Offset, queue: SnapshotQueue) -> Offset | None:
         """Return the offset with which a snapshot begins; None until its delay is over."""
         remaining = self._earliest - time.monotonic()
         if remaining > 0:
-            most = remaining if self._connection.batch_planner.ends_at_present else _POLL_SECONDS
+            most = remaining if self._connection.event_planner.ends_at_present else _POLL_SECONDS
             time.sleep(min(remaining, most))
             if remaining > most:
                 return None
-        self._snapshot = _InitialSnapshot.READ
+        self._phase = self._phase_after(_Move.BEGIN)
         connection = self._connection
-        connection.batch_planner.close()
-        signals = connection.client.with_retries(
-            lambda: connection.query_snapshots.begin(signals, connection.client.present())
+        connection.event_planner.close()
+        queue = connection.client.with_retries(
+            lambda: connection.scheduler.begin(queue, connection.client.present())
         )
-        plan = signals.initial_plan
+        plan = queue.initial_plan
         assert plan is not None
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time
-        return Offset(plan.handover, self._options.scope, since, events=0, signals=signals)
+        return Offset(plan.handover, self._options.scope, since, events=0, snapshots=queue)

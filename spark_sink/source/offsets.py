@@ -13,13 +13,13 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.event_planner import EventRange
 from spark_sink.dataclass_json import NewerVersionError, from_document, to_document
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import Position, Token, after, time_of
 from spark_sink.options.scope import Scope
-from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.unread import CollectionTokens, Gained
+from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.snapshot.unread import CollectionTokens
 
 
 @dataclass(frozen=True)
@@ -43,24 +43,25 @@ class Offset:
     events: int | None = None
     quiet_until: Timestamp | None = None
     heartbeat: Timestamp | None = None
-    signals: SignalState = field(default_factory=SignalState)
+    snapshots: SnapshotQueue = field(default_factory=SnapshotQueue)
     sought: Position | None = None
 
     @classmethod
-    def of(cls, offset: Mapping[str, Any]) -> Offset:
-        """Return the offset of a `document`.
+    def of(cls, offset: Mapping[str, Any], *, in_table: bool = False) -> Offset:
+        """Return the offset of a `document`, of a checkpoint, or of a table's state (`in_table`).
 
         Raises StreamError for one of another source, or of a newer version of this one.
         """
+        holder, remedy = "the checkpoint", "use a separate checkpointLocation"
+        if in_table:
+            holder, remedy = "the state of a table", "restore the table from a backup"
         try:
             return from_document(cls, offset)
         except NewerVersionError as error:
-            raise StreamError(f"the checkpoint cannot be continued: {error}") from None
+            raise StreamError(f"{holder} cannot be continued: {error}") from None
         except (KeyError, TypeError, ValueError) as error:
-            raise StreamError(
-                "the checkpoint has no offset of this source: use a separate checkpointLocation",
-                error,
-            ) from None
+            text = f"{holder} has no offset of this source: {remedy}"
+            raise StreamError(text, error) from None
 
     @property
     def document(self) -> dict[str, Any]:
@@ -84,15 +85,19 @@ class Offset:
             return after(self.position.cluster_time).time
         return self.time
 
-    def batch_after(self, before: Offset) -> PlannedBatch:
-        """Return the batch between two offsets, of which this one is the end."""
-        return PlannedBatch(before.position, self.position, self.events, self.quiet_until)
+    @property
+    def is_in_snapshot(self) -> bool:
+        """Whether an initial snapshot has begun and not ended."""
+        return self.snapshots.initial_plan is not None
+
+    def events_after(self, before: Offset) -> EventRange:
+        """Return the events between two offsets, of which this one is the end."""
+        return EventRange(before.position, self.position, self.events, self.quiet_until)
 
     @property
     def gained(self) -> CollectionTokens:
         """What the scope has gained and the job is about to read, with tokens as below."""
-        gains = (request.reads for request in self.signals.requests)
-        return {gain: gain.token for gain in gains if isinstance(gain, Gained)}
+        return {gain: gain.token for gain in self.snapshots.gains}
 
     @property
     def unread_at_end(self) -> CollectionTokens:
@@ -105,8 +110,8 @@ class Offset:
     @property
     def unread_by_request(self) -> dict[str, CollectionTokens]:
         """The same, by the ids of the requests that read them."""
-        signals = self.signals
-        return {each.id: each.unread_tokens(signals.required_at) for each in signals.requests}
+        snapshots = self.snapshots
+        return {each.id: each.unread_tokens(snapshots.required_at) for each in snapshots.requests}
 
     def require_scope(self, scope: Scope) -> None:
         """Raise StreamError if the offset is of another scope."""

@@ -16,22 +16,21 @@ from pymongo.errors import PyMongoError
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
-from spark_sink.batches.batch_planner import BatchPlanner, PlannedBatch
+from spark_sink.batches.event_planner import EventPlanner, EventRange
 from spark_sink.errors import OptionError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
+from spark_sink.source.snapshot_tasks import snapshot_tasks
 from spark_sink.source.tasks import (
-    GivenEvent,
+    SourceEvent,
     Task,
     TaskPartition,
     rows_of_task,
-    snapshot_planner,
-    snapshot_tasks,
 )
 from spark_sink.stream.router_client import RouterClient
 
@@ -47,10 +46,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """What the query was started with."""
         self._loaded = loaded
         self._output = Output() if output is None else output
-        self._connected: OffsetPlanner | None = None
+        self._planner: OffsetPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_connected": None}
+        return {**self.__dict__, "_planner": None}
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
         """Return where a query without a checkpoint begins.
@@ -78,19 +77,19 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def commit(self, end: dict[str, Any]) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        if self._connected is not None:
+        if self._planner is not None:
             with without_traceback():
-                self._connected.committed(Offset.of(end))
+                self._planner.committed(Offset.of(end))
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
 
         Its `quiet_until` is the time before which no event follows the batch, if none is known.
         """
-        if self._connected is None:
+        if self._planner is None:
             return None
         try:
-            return self._connected.newest().document
+            return self._planner.newest().document
         except PyMongoError:
             return None  # metrics are optional
 
@@ -108,8 +107,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def added_tasks(self, before: Offset, end: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
-        tasks: list[Task] = [*map(GivenEvent, heartbeats(before.heartbeat, end.heartbeat))]
-        if end.signals.reading is not None or end.signals.ending is not None:
+        tasks: list[Task] = [*map(SourceEvent, heartbeats(before.heartbeat, end.heartbeat))]
+        if end.snapshots.reading is not None or end.snapshots.ending is not None:
             tasks += self.planner.snapshot_tasks(before, end)
         return tasks
 
@@ -125,17 +124,17 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def stop(self) -> None:
         """Kill the driver's cursor and close its connections."""
-        if self._connected is not None:
-            self._connected.close()
-        self._connected = None
+        if self._planner is not None:
+            self._planner.close()
+        self._planner = None
 
     @property
     def planner(self) -> OffsetPlanner:
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
-        if self._connected is None:
-            connection = QueryConnection(self.options, self._loaded)
-            self._connected = OffsetPlanner(self.options, connection, self._output)
-        return self._connected
+        if self._planner is None:
+            connection = QueryConnection.open(self.options, self._loaded)
+            self._planner = OffsetPlanner(self.options, connection, self._output)
+        return self._planner
 
 
 class MergerouterBatchReader(DataSourceReader):
@@ -170,11 +169,11 @@ class MergerouterBatchReader(DataSourceReader):
         options = self._options
         if options.batch_mode == "snapshot":
             snapshot_time = client.with_retries(client.present)
-            planner = snapshot_planner(client, options)
+            planner = ChunkPlanner(client.mongo, options.scope, options.snapshot)
             begun = client.with_retries(lambda: planner.begin(snapshot_time))
             plan = replace(begun, end=None)  # all in one batch
             request = SnapshotRequest.initial(snapshot_time, plan, options.snapshot.collections)
-            state = SignalState(requests=(request,), reading=snapshot_time)
+            state = SnapshotQueue(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(
                 lambda: snapshot_tasks(state, start, options, planner, client.present)
@@ -185,5 +184,5 @@ class MergerouterBatchReader(DataSourceReader):
             return []
         if isinstance(end, AtTime) and is_after(end, present):
             raise OptionError("option 'endAtOperationTime': lies in the future; remove it")
-        with closing(BatchPlanner(client, options)) as planner_of_changes:
-            return planner_of_changes.tasks(PlannedBatch(options.start, end))
+        with closing(EventPlanner(client, options)) as planner_of_changes:
+            return planner_of_changes.tasks(EventRange(options.start, end))

@@ -2,35 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-import bson
 import pyarrow as pa
 from bson.timestamp import Timestamp
-from pymongo.errors import OperationFailure
 from pyspark.sql.datasource import InputPartition
 
-from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_rate import report
 from spark_sink.batches.event_tasks import EventsTask, TaskReader
-from spark_sink.events.header import SNAPSHOT_END, join_fragments
-from spark_sink.events.positions import AtTime, Position, Token, after, time_of
+from spark_sink.events.header import join_fragments
+from spark_sink.events.positions import AtTime, Position, Token, after
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_descriptions import described
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import RetryPolicy, StreamOptions
 from spark_sink.rows.event_rows import EventRows
-from spark_sink.rows.field_edits import FieldEdits, key_is_masked
-from spark_sink.signals.requests import Chosen, SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.rows.field_edits import FieldEdits
 from spark_sink.snapshot.plan import Chunk
-from spark_sink.snapshot.planner import SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkRead, ChunkReader
-from spark_sink.snapshot.unread import Gained
 from spark_sink.source.schema import typed_documents
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.router_client import RouterClient
@@ -44,13 +36,13 @@ class SnapshotTask:
 
 
 @dataclass(frozen=True)
-class GivenEvent:
+class SourceEvent:
     """An event of the source's own, as BSON, for which nothing is read."""
 
     event: bytes
 
 
-Task = EventsTask | SnapshotTask | GivenEvent
+Task = EventsTask | SnapshotTask | SourceEvent
 """What a task returns the rows of."""
 
 
@@ -72,84 +64,16 @@ def rows_for(options: StreamOptions) -> EventRows:
     )
 
 
-def snapshot_planner(client: RouterClient, options: StreamOptions) -> SnapshotPlanner:
-    """Return a planner of snapshots of the collections that the options include."""
-    snapshot = options.snapshot
-    return SnapshotPlanner(client.mongo, options.scope, snapshot.tasks, snapshot.chunk_rows)
-
-
-def require_maskable(client: RouterClient, options: StreamOptions) -> None:
-    """Raise StreamError if a field is to be masked that is a part of a collection's shard key.
-
-    Without the right to read shard keys, the task of the first event raises it.
-    """
-    planner = snapshot_planner(client, options)
-    try:
-        collections = client.with_retries(planner.collections)
-    except OperationFailure:
-        return
-    for collection in collections:
-        for edit in options.masked_fields:
-            is_of_key = any(edit.meets(field.encode().split(b".")) for field in collection.key)
-            if is_of_key and edit.concerns(collection.database, collection.name):
-                raise key_is_masked(edit, str(collection))
-
-
 def chunk_read(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> ChunkRead:
     """Return what is read of a chunk, with the options' filter for its collection."""
     filters = options.snapshot.filters or {}
     return ChunkRead(chunk, snapshot_time, filters.get(str(chunk.collection)))
 
 
-def snapshot_tasks(
-    state: SignalState,
-    start: Position,
-    options: StreamOptions,
-    planner: SnapshotPlanner,
-    present: Callable[[], Timestamp],
-) -> list[Task]:
-    """Return the tasks that snapshots add to a batch, which begins at `start` in the stream.
-
-    `present` returns a time after all reads of earlier batches. Raises PyMongoError.
-    """
-    tasks: list[Task] = []
-    request, reading, ended = state.running, state.reading, state.ending
-    if request is not None and reading is not None:
-        signal = {"id": request.id, "type": request.kind, "streamed": _token_at(start)}
-        shown = None if request.kind == "initial" else signal
-
-        def read_of(chunk: Chunk) -> ChunkRead:
-            read = chunk_read(chunk, reading, options)
-            own, given = read.condition, request.reads.condition(str(chunk.collection))
-            both = {"$and": [own, given]} if own and given else own or given
-            return replace(read, condition=both, signal=shown)
-
-        assert request.plan is not None
-        planned = planner.tasks(request.plan, request.selection)
-        tasks += [SnapshotTask(tuple(map(read_of, chunks))) for chunks in planned]
-    if ended is not None:
-        of_all = ended.kind == "initial" and ended.reads == Chosen()
-        names = None if of_all else {*ended.unread, *planner.names(ended.reads_whole)}
-        if names and not ended.is_required:  # what the scope has gained meanwhile is read later
-            gains = [each.reads for each in state.requests if isinstance(each.reads, Gained)]
-            names = {name for name in names if not any(gain.accepts(*name) for gain in gains)}
-        if names != set() or isinstance(ended.reads, Gained):
-            tasks.append(GivenEvent(_end_of_snapshot(ended, names, present())))
-    return tasks
-
-
-def _token_at(position: Position) -> str:
-    """Return a token that sorts below the events after a position; empty for "now"."""
-    if isinstance(position, Token):
-        return position.data
-    time = time_of(position)
-    return "" if time is None else high_water_mark(time)
-
-
 def rows_of_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
     """Return the rows of one task, as Arrow batches. Raises StreamError."""
     rows = rows_for(options)
-    if isinstance(task, GivenEvent):
+    if isinstance(task, SourceEvent):
         yield from rows.batches([run_of([task.event])])
         return
     with closing(RouterClient(options)) as client:
@@ -205,22 +129,3 @@ def _in_fragments(position: Position, task: EventsTask, options: StreamOptions) 
             fragments.append(list(join_fragments(events)))
     number = sum(sort_key(token) <= position.data for token in fragments[0])
     return Token.of(fragments[1][number - 1]) if number else AtTime(time)
-
-
-def _end_of_snapshot(
-    request: SnapshotRequest, names: set[tuple[str, str]] | None, now: Timestamp
-) -> bytes:
-    """Return the event of the end of a requested snapshot, or of the initial one.
-
-    `names` are the databases and collections that it has read, None for all of the scope.
-    """
-    assert request.plan is not None
-    snapshot_time = request.plan.snapshot_time
-    token = {"_data": high_water_mark(after(snapshot_time).time)}
-    event: dict[str, Any] = {"_id": token, "operationType": SNAPSHOT_END}
-    event |= {"clusterTime": snapshot_time, "readUntil": max(snapshot_time, now)}
-    if names is not None:
-        event["collections"] = [{"db": database, "coll": name} for database, name in sorted(names)]
-    if request.kind != "initial":
-        event["requested"] = request.id
-    return bson.encode(event)

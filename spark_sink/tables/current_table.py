@@ -22,6 +22,7 @@ from spark_sink.errors import OptionError
 from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import (
     DdlEvent,
     TableScope,
@@ -54,9 +55,9 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import read_rows, require_whole
+from spark_sink.tables.table_rows import is_whole, read_rows, scan
 from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.version_states import Batch, restored_error
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -177,10 +178,13 @@ class CurrentTable:
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
 
-        See `apply_staged`. Raises StreamError if an older version of the table was restored.
+        See `apply_staged`. Raises StreamError if an older version of the table was restored, unless
+        another query begins, with a snapshot.
         """
         self.reload()
-        require_whole(self.log)
+        was_restored = not is_whole(self.log)
+        if was_restored and (batch is None or batch.query == self.log.state().get("query")):
+            raise restored_error(self.address)
         remove_interrupted(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return
@@ -188,7 +192,15 @@ class CurrentTable:
         stage = partial(stage_rows, address=self.address, keys=keys, epoch=epoch)
         staged = events.select(*CHANGE_COLUMNS).mapInArrow(partial(reported, stage), REPORT)
         changes = ChangeReport.total(reports_in(ChangeReport, staged))
+        if was_restored and changes == ChangeReport():
+            return  # the snapshot begins with the next batch
         try:
+            if was_restored:
+                if not changes.is_initial:
+                    raise restored_error(self.address)
+                names = [name for name in self.log.schema.names if name != KEY_RANGE]
+                checksum = sum(map(Checksum.of, scan(self.log, names)), NO_ROWS)
+                self.state = replace(self.state, checksum=checksum)
             self.apply_staged(events.sparkSession, Upsert(changes, batch))
         except BaseException:
             remove_changes(self.address, changes.groups)
@@ -373,7 +385,8 @@ def apply_changes(
     batch are applied immediately. Applying them again together changes nothing. With its first
     batch a query ends an earlier start of it that still runs. A new query on a table begins with
     snapshotMode=always, or where the last one ended: events from before that, one batch at a time,
-    restore what a drop or a rename has removed since.
+    restore what a drop or a rename has removed since. On a table of which an older version was
+    restored, a new query has to begin with a snapshot.
 
     Args:
         events: rows of this package's source, with its columns.

@@ -18,7 +18,8 @@ import bson
 
 from shard_client.bson.resume_token import high_water_mark, next_tick
 from spark_sink.events.header import SNAPSHOT_END
-from spark_sink.snapshot.unread import CollectionTokens, Gained, Namespace
+from spark_sink.snapshot.selections import Namespace, ScopeGain
+from spark_sink.snapshot.unread import CollectionTokens
 
 DDL_TYPES = ("drop", "dropDatabase", "rename", SNAPSHOT_END)
 """The operation types that change many rows."""
@@ -51,9 +52,9 @@ class DdlEvent:
             return self.target
         return None if (database, collection) == self.target else (database, collection)
 
-    def has_read(self, part: Namespace | Gained) -> bool:
+    def has_read(self, part: Namespace | ScopeGain) -> bool:
         """Return whether a snapshot has read a collection, or all that a scope gains."""
-        if isinstance(part, Gained) and self.collections is not None:
+        if isinstance(part, ScopeGain) and self.collections is not None:
             return part.id == self.request
         return self.collections is None or part in self.collections
 
@@ -90,7 +91,7 @@ def collections_of(snapshot_end: Mapping[str, Any]) -> tuple[Namespace, ...] | N
 
 def unread_after(
     unread: CollectionTokens, events: Iterable[DdlEvent], in_scope: Callable[[str, str], bool]
-) -> dict[Namespace | Gained, str]:
+) -> dict[Namespace | ScopeGain, str]:
     """Return the collections in scope that are unread after events, which are sorted by token.
 
     The end of a snapshot removes the collections that the snapshot has read after their token.
@@ -102,7 +103,7 @@ def unread_after(
             before = [name for name, token in left.items() if token < event.token]
             ended = [name for name in before if event.has_read(name)]
         elif event.kind == "dropDatabase":
-            names = (name for name in left if not isinstance(name, Gained))
+            names = (name for name in left if not isinstance(name, ScopeGain))
             ended = [name for name in names if name[0] == event.database]
         else:
             ended = [here]
@@ -111,7 +112,9 @@ def unread_after(
         if event.kind in ("drop", "rename"):
             left[event.target or here] = event.token
     return {
-        part: token for part, token in left.items() if isinstance(part, Gained) or in_scope(*part)
+        part: token
+        for part, token in left.items()
+        if isinstance(part, ScopeGain) or in_scope(*part)
     }
 
 

@@ -29,7 +29,8 @@ from spark_sink.events.slices import CODEC, Slice, fields_of
 from spark_sink.rows.arrow_types import arrow_schema, filtered, rows_in
 from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
-from spark_sink.snapshot.unread import CollectionTokens, Namespace, token_in
+from spark_sink.snapshot.selections import Namespace
+from spark_sink.snapshot.unread import CollectionTokens, token_in
 from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
 TABLE = StructType(

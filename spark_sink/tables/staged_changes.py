@@ -47,6 +47,7 @@ class ChangeReport:
         through: the token of the last event; empty if there is none.
         ddl: the BSON of DDL events and of ends of snapshots.
         streamed: the token of the last event before the first row of a snapshot.
+        is_initial: whether a snapshot is read that no signal and no table has requested.
         removed: the checksum of the rows that were staged from files of the table.
     """
 
@@ -54,6 +55,7 @@ class ChangeReport:
     through: str = ""
     ddl: list[bytes] = field(default_factory=list)
     streamed: str = ""
+    is_initial: bool = False
     removed: Checksum = NO_ROWS
 
     @classmethod
@@ -72,6 +74,7 @@ class ChangeReport:
         self.through = max(self.through, other.through)
         begun = [streamed for streamed in (self.streamed, other.streamed) if streamed]
         self.streamed = min(begun, default="")
+        self.is_initial |= other.is_initial
 
 
 class ChangeStage:
@@ -103,6 +106,9 @@ class ChangeStage:
         report.through = max(report.through, last or "")
         ddl = pc.is_in(kinds, value_set=pa.array(DDL_TYPES))
         report.ddl += rows["event"].filter(ddl).to_pylist()
+        for event in rows["event"].filter(marks).slice(0, 1).to_pylist():
+            of_request = (field_of(event, b"signal"), field_of(event, b"requested"))
+            report.is_initial |= of_request == (None, None)
         self._read(rows.filter(pc.fill_null(is_read, fill_value=False)))
         changes = filtered(rows, pc.is_in(kinds, value_set=pa.array(_CHANGES)))
         for prepared in self._prepare.events([changes.drop_columns(["operationType"])]):

@@ -87,19 +87,24 @@ def namespaces_in(log: DeltaLog) -> set[tuple[str, str]]:
     return namespaces
 
 
-def require_whole(log: DeltaLog, name: str = "") -> None:
-    """Raise StreamError if an older version was restored beneath the state of a later one.
+def is_whole(log: DeltaLog, name: str = "") -> bool:
+    """Return whether no older version was restored beneath the state of a later one.
 
     If the commits of both have expired, the files are compared with the state. A current table must
     have the partitions of its state. Another table, whose `name` is given, must have rows of the
-    newest batch that wrote some; without a name others may remove rows from the table.
+    newest batch that wrote some; without a name others may remove rows from the table. Raises
+    StreamError.
     """
     state, newest = log.state(), None
     if state and log.version is not None:
         with log.stream_errors():
             newest = newest_in(Folder(log.address), log.version)
-    is_whole = _has_rows_of(log, state, name) if newest is None else newest == state
-    if not is_whole:
+    return _has_rows_of(log, state, name) if newest is None else newest == state
+
+
+def require_whole(log: DeltaLog, name: str = "") -> None:
+    """Raise StreamError if the table is not whole (`is_whole`)."""
+    if not is_whole(log, name):
         raise restored_error(log.address)
 
 

@@ -13,9 +13,9 @@ from spark_sink.dataclass_json import NewerVersionError, from_document, stored, 
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.rows.checksum import NO_ROWS, Checksum
+from spark_sink.snapshot.selections import ScopeGain
 from spark_sink.snapshot.unread import (
     CollectionTokens,
-    Gained,
     LostDocument,
     token_in,
     tokens_document,
@@ -112,7 +112,7 @@ class TableState:
             collections = collections_of(event)
             if collections is None:
                 state = replace(state, complete_from=max(state.complete_from, token))
-            gains = (gain for gain in self.unread if isinstance(gain, Gained))
+            gains = (gain for gain in self.unread if isinstance(gain, ScopeGain))
             own = [gain for gain in gains if gain.id == event.get("requested")]
             parts = own or collections or ()
             state = replace(state, complete_in={**state.complete_in, **dict.fromkeys(parts, token)})

@@ -110,7 +110,7 @@ _FIELDS = names_in(Batch) | names_in(TableState) | {"clusterTime"}
 
 def end_of(state: Mapping[str, Any]) -> Offset | None:
     """Return the end of the newest batch in a state; None if that is unknown."""
-    return Offset.of(state["offset"]) if state.get("offset") else None
+    return Offset.of(state["offset"], in_table=True) if state.get("offset") else None
 
 
 class StateFiles:
@@ -261,6 +261,6 @@ def restored_error(address: str) -> StreamError:
     """Return the error for a table that lacks batches because an older version was restored."""
     return StreamError(
         f"an older version of the table at {address} was restored, so it lacks batches that the "
-        "query does not write again: restore the version before that, or write to another folder "
-        "with a snapshot. Of a job, remove the table current for job rebuild to make it again"
+        "query does not write again: restore the version before that, or start a new query with "
+        "a snapshot. Of a job, remove the table current for job rebuild to make it again"
     )

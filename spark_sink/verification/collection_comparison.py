@@ -30,9 +30,9 @@ from spark_sink.folders import Folder
 from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.session.spark_session import tasks_by_cores
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.snapshot.planner import Selection, SnapshotPlanner
-from spark_sink.source.tasks import snapshot_planner
+from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.advance import Advance
 from spark_sink.tables.current_table import CurrentTable
@@ -204,7 +204,8 @@ class Comparison:
     def steps(self, compared: Compared | None = None) -> Iterator[Compared]:
         """Continue a comparison, or begin one, to its end; return the progress after each step."""
         with closing(RouterClient(self._options)) as client:
-            planner = snapshot_planner(client, self._options)
+            options = self._options
+            planner = ChunkPlanner(client.mongo, options.scope, options.snapshot)
             if compared is None:
                 now = client.with_retries(client.present)
                 compared = Compared(self.selection, self._table.log.id, now)
@@ -212,7 +213,7 @@ class Comparison:
                 compared = self._step(compared, client, planner)
                 yield compared
 
-    def _step(self, compared: Compared, client: RouterClient, planner: SnapshotPlanner) -> Compared:
+    def _step(self, compared: Compared, client: RouterClient, planner: ChunkPlanner) -> Compared:
         self._table.reload()
         table, now = self._table, client.with_retries(client.present)
         ranges = KeyRanges.of(table.log.files(), table.form.column, is_whole=True)
@@ -222,8 +223,8 @@ class Comparison:
         if compared.plan is None:
             place, tasks = range_tasks.tasks_after(ranges, place, self._step_rows)
         if not tasks:
-            chosen = Selection(self._options.snapshot.accepts)
-            plan = planner.next_batch(compared.plan or planner.begin(now, chosen.wanted), chosen)
+            chosen = CollectionPatterns(self._options.snapshot.collections)
+            plan = planner.next_batch(compared.plan or planner.begin(now, chosen), chosen)
             compared = replace(compared, plan=plan)
             chunks = chain.from_iterable(planner.tasks(plan, chosen))
             tasks = [partial(range_tasks.compare_keys, chunk) for chunk in chunks]
@@ -305,7 +306,7 @@ def _start(table: CurrentTable) -> dict[str, str]:
     event, so they begin there.
     """
     through, offset = table.state.through, end_of(table.log.state())
-    if offset is None or offset.signals.initial_plan is not None or offset.sought is not None:
+    if offset is None or offset.is_in_snapshot or offset.sought is not None:
         return {"startAfter": through}
     if isinstance(offset.position, AtTime) and key_of(offset.position) > through:
         return {"startAtOperationTime": f"{offset.position.time.time},{offset.position.time.inc}"}

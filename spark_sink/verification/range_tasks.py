@@ -149,9 +149,9 @@ class RangeTasks:
     def compare_keys(self, chunk: Chunk) -> MadeRows:
         """Look for the keys of a chunk of a collection in the table: SUSPECTS."""
         rows = size = 0
-        task = replace(chunk_read(chunk, self.time, self.options), keys_only=True)
+        read = replace(chunk_read(chunk, self.time, self.options), keys_only=True)
         with closing(RouterClient(self.options)) as client:
-            for batch in read_chunks(client, [task], self.options):
+            for batch in read_chunks(client, [read], self.options):
                 keys = {place_of_row(row): row for row in self._prepared(batch)}
                 batches = self._find(keys, KEY_COLUMNS)
                 present = {place for batch in batches for place in batch[_PLACE].to_pylist()}
@@ -172,9 +172,9 @@ class RangeTasks:
         """Return the documents with some keys as DOCUMENTS: a function for `mapInArrow`."""
         with closing(RouterClient(self.options)) as client:
             for batch in batches:
-                tasks = self._tasks(batch.to_pylist())
-                for read in read_chunks(client, tasks, self.options):
-                    yield read.select(DOCUMENTS.names)
+                reads = self._reads_of(batch.to_pylist())
+                for documents in read_chunks(client, reads, self.options):
+                    yield documents.select(DOCUMENTS.names)
 
     def _find(self, places: Collection[str], names: Sequence[str]) -> Iterator[pa.Table]:
         """Return columns, and _PLACE, of the rows at some places."""
@@ -235,7 +235,7 @@ class RangeTasks:
             for row in rows
             if accepts(row["database"], row["collection"])
         ]
-        for batch in read_chunks(client, self._tasks(rows), self.options):
+        for batch in read_chunks(client, self._reads_of(rows), self.options):
             for change in self._prepared(batch):
                 documents[place_of_row(change)] = fields_of(change["payload"])[
                     b"fullDocument"
@@ -249,7 +249,7 @@ class RangeTasks:
                 suspects.append((*(row[name] for name in (*KEY_COLUMNS, "id")), False))
         return suspects, size
 
-    def _tasks(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[ChunkRead]:
+    def _reads_of(self, rows: Iterable[Mapping[str, Any]]) -> Iterator[ChunkRead]:
         """Return what reads the documents with the keys and `id`s of rows."""
         by_collection: dict[tuple[str, str], list[str]] = {}
         for row in rows:
@@ -257,11 +257,9 @@ class RangeTasks:
             ids += [row["id"]] if row["id"] else []
         key = () if self.keys == ("_id",) else self.keys
         for names, ids in by_collection.items():
-            task = chunk_read(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
+            read = chunk_read(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
             for start in range(0, len(ids), _KEYS):
-                chosen = filter_of(ids[start : start + _KEYS])
-                condition = {"$and": [chosen, task.condition or {}]}
-                yield replace(task, condition=condition)
+                yield read.where(filter_of(ids[start : start + _KEYS]))
 
     def _prepared(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return rows of the source as rows of PREPARED."""

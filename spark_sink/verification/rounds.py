@@ -171,4 +171,4 @@ class Verifier:
 def _is_whole(state: Mapping[str, Any]) -> bool:
     """Return whether a table with a state has all documents, so that no snapshot completes it."""
     offset = end_of(state)
-    return offset is not None and offset.signals.initial_plan is None and not state.get("unread")
+    return offset is not None and not offset.is_in_snapshot and not state.get("unread")

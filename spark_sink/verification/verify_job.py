@@ -273,7 +273,7 @@ class _Verification:
 
         They end at an offset. If the stream cannot tell them, a remark says why.
         """
-        if end.signals.initial_plan is not None:
+        if end.is_in_snapshot:
             self._remark(rows, "the snapshot has not ended yet")
             return None
         every = (_first_tokens(name, self.logs[name], rows[name]) for name in rows)

@@ -12,7 +12,7 @@ from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.batches.event_rate import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.events.runs import Run, run_of
@@ -224,7 +224,7 @@ def planner(
     inbox: ReportInbox | None = None,
     clock: Callable[[], float] | None = None,
     **limits: Any,
-) -> BatchPlanner:
+) -> EventPlanner:
     shards = [Shard(str(number)) for number in range(SHARDS)] if sharded else None
     client: Any = SimpleNamespace(
         watch_tokens=lambda position, max_await: history.watch(position),
@@ -234,4 +234,4 @@ def planner(
         with_retries=lambda call: call(),
     )
     clock = clock or SteppingClock(0.00001)
-    return BatchPlanner(client, StreamOptions("mongodb://127.0.0.1", **limits), inbox, clock=clock)
+    return EventPlanner(client, StreamOptions("mongodb://127.0.0.1", **limits), inbox, clock=clock)

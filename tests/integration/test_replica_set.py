@@ -18,8 +18,9 @@ from pymongo.errors import AutoReconnect, DuplicateKeyError, OperationFailure
 
 from shard_client.errors import ErrorCode
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import parse_options
-from spark_sink.snapshot.planner import SnapshotPlanner
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.stream.router_client import RouterClient
 from tests.harness.admin import get
 from tests.harness.certificates import Authority
@@ -248,7 +249,7 @@ def source_reads(uri: str, database: str) -> None:
         source.require_stream()
         source.present()
         assert source.shards() is None
-        planner = SnapshotPlanner(source.mongo, Scope(database), 2)
+        planner = ChunkPlanner(source.mongo, Scope(database), SnapshotOptions(tasks=2))
         assert planner.next_batch(planner.begin(source.present())).ended
 
 

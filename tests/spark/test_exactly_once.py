@@ -56,7 +56,7 @@ def test_a_killed_query_writes_every_event_exactly_once(
         start()
         query.wait_for(lambda: len(query.batches("commits")) >= 2)
         kill_within_a_batch()
-        assert query.last_offset()["signals"]["reading"]
+        assert query.last_offset()["snapshots"]["reading"]
         before = len(query.rows())
         assert 0 < before < 2000
         change(3)
@@ -64,7 +64,7 @@ def test_a_killed_query_writes_every_event_exactly_once(
         start("bundled-java")
         query.wait_for(lambda: len(query.rows()) > before)
         change(4)  # while the rest of the snapshot is read
-        query.wait_for(lambda: not query.last_offset().get("signals", {}).get("requests"))
+        query.wait_for(lambda: not query.last_offset().get("snapshots", {}).get("requests"))
         insert_one(100_000)
         shop.insert(500)
         kill_within_a_batch()
@@ -73,14 +73,14 @@ def test_a_killed_query_writes_every_event_exactly_once(
         insert_one(100_001)
         wanted = {"data-collections": [f"{shop.database}.orders"]}
         send(str(signals), {"type": "execute-snapshot", "data": wanted})
-        query.wait_for(lambda: bool(query.last_offset().get("signals", {}).get("reading")))
+        query.wait_for(lambda: bool(query.last_offset().get("snapshots", {}).get("reading")))
         kill_within_a_batch()
-        assert query.last_offset()["signals"]["reading"]
+        assert query.last_offset()["snapshots"]["reading"]
         change(5)
 
         start()
         query.wait_for(lambda: not list(signals.glob("*.json")))
-        query.wait_for(lambda: not query.last_offset().get("signals", {}).get("requests"))
+        query.wait_for(lambda: not query.last_offset().get("snapshots", {}).get("requests"))
         insert_one(100_002)
         query.wait_for(lambda: query.batches("offsets") == query.batches("commits"))
     finally:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.batches.event_tasks import TaskReader
 from spark_sink.events.header import fragment_of, join_fragments
 from spark_sink.events.positions import AtTime, Position, key_of
@@ -109,7 +109,7 @@ def test_a_large_event_is_one_row(shop: Shop) -> None:
         }
     )
     client = RouterClient(options)
-    plan = BatchPlanner(client, options)
+    plan = EventPlanner(client, options)
     try:
         start: Position = AtTime(shop.created)
         plan.stop_at_present()

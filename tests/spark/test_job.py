@@ -29,11 +29,10 @@ from spark_sink.jobs.job_tables import DEFAULT_TABLES, MESSAGES, TRANSACTIONS
 from spark_sink.jobs.report.status import lines_of, status_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
-from spark_sink.source.unmatched_names import warn_of_unmatched_names
+from spark_sink.source.option_checks import warn_of_unmatched_names
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.delta_log import DeltaLog
 from tests.harness.clusters import TestCluster
@@ -353,7 +352,7 @@ def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> No
     requests = [SnapshotRequest(f"r{n}", "incremental" if n else "blocking") for n in range(20)]
     plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
     requests[1] = replace(requests[1], plan=plan)
-    folder = fake_job(tmp_path, signals=to_document(SignalState(requests=tuple(requests))))
+    folder = fake_job(tmp_path, snapshots=to_document(SnapshotQueue(requests=tuple(requests))))
     commits = tmp_path / "checkpoint" / "commits"
     commits.mkdir()
     (commits / "0").write_text("v1\n{}")
@@ -409,11 +408,11 @@ def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     record = JobRecord(("shop.orders",))
     time = Timestamp(5, 1)
     request = SnapshotRequest.initial(time, SnapshotPlan(time))
-    running = to_document(SignalState(requests=(request,)))
-    fake_job(tmp_path / "a", signals=running).begin(record, once=True)
-    ended = to_document(SignalState(ending=request))
+    running = to_document(SnapshotQueue(requests=(request,)))
+    fake_job(tmp_path / "a", snapshots=running).begin(record, once=True)
+    ended = to_document(SnapshotQueue(ending=request))
     with pytest.raises(OptionError, match="has finished its snapshot"):
-        fake_job(tmp_path / "b", signals=ended).begin(record, once=True)
+        fake_job(tmp_path / "b", snapshots=ended).begin(record, once=True)
 
 
 def test_namespaces_become_options() -> None:

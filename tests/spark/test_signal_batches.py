@@ -76,7 +76,7 @@ def test_a_table_equals_its_collections_after_kills_of_the_query(
         while ("items", key_of(999)) not in query.table:
             query.batch()
         assert query.table == collections_of(shop)
-        assert "requests" not in query.offset.get("signals", {})
+        assert "requests" not in query.offset.get("snapshots", {})
     finally:
         query.reader.stop()
 
@@ -132,7 +132,7 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
 
     log("first")
     rolled_over = AtTime(Timestamp(1, 1))
-    query.offset["signals"]["position"] = position_document(rolled_over)
+    query.offset["snapshots"]["signalPosition"] = position_document(rolled_over)
 
     def watch(client: RouterClient, *place: Any, **given: Any) -> Any:
         if place[-1] == rolled_over:
@@ -153,7 +153,7 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
     with_signals, query.options = query.options, replace(query.options, signal_collection=None)
     query.kill()
     shop.insert(1)
-    assert "position" not in query.batch()["signals"]
+    assert "signalPosition" not in query.batch()["snapshots"]
     query.options = with_signals
     query.kill()
     log("fourth")
@@ -176,7 +176,7 @@ def test_all_waiting_signals_are_received_before_the_end_of_what_is_available(
         before = None
         while query.offset != before:
             before = query.offset
-            assert len(query.batch()["signals"].get("notifications", ())) <= 5
+            assert len(query.batch()["snapshots"].get("notifications", ())) <= 5
         assert [kind for _, _, kind in query.notified].count("LOGGED") == 10
     finally:
         query.reader.stop()

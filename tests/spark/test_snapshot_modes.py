@@ -8,7 +8,7 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.event_planner import EventRange
 from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position
@@ -21,12 +21,11 @@ from spark_sink.options.snapshot_options import (
     custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import snapshot_tasks
+from spark_sink.source.snapshot_tasks import snapshot_tasks
 from spark_sink.tables.ddl_events import ddl_event_of
 from tests.spark import snapshot_choices
 from tests.spark.batches import batches
@@ -133,23 +132,25 @@ def test_a_missing_custom_mode_fails_immediately(name: str) -> None:
         custom_mode(name)
 
 
-IN_SNAPSHOT = SignalState(
+IN_SNAPSHOT = SnapshotQueue(
     requests=(SnapshotRequest.initial(POSITION.time, SnapshotPlan(POSITION.time)),)
 )
 
 
 def started(position: Position, *, is_in_snapshot: bool = False, **options: str) -> Any:
     """Return the planner of a query at a position, and what plans its next batch."""
-    state = IN_SNAPSHOT if is_in_snapshot else SignalState()
-    planners = Mock()
-    planners.client.with_retries = lambda call: call()
-    planners.query_snapshots.begin.return_value = IN_SNAPSHOT
-    planners.query_snapshots.require = lambda signals, *_: replace(signals, required_at="7")
-    planners.signal_receiver.receive = lambda signals, _: signals
-    planners.advanced = lambda signals, _: signals
-    planners.batch_planner.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
-    planner = OffsetPlanner(parse_options({"uri": URI, **options}), planners, Output())
-    return planner, lambda: planner.plan(Offset(position, Scope(), signals=state), None)
+    state = IN_SNAPSHOT if is_in_snapshot else SnapshotQueue()
+    connection = Mock()
+    connection.client.with_retries = lambda call: call()
+    connection.scheduler.begin.return_value = IN_SNAPSHOT
+    connection.scheduler.require = lambda queue, *_: replace(queue, required_at="7")
+    connection.signal_receiver.receive = lambda queue, _: queue
+    connection.scheduler.advance = lambda queue, _: queue
+    connection.signal_receiver.has_more = False
+    connection.client.clocks.return_value.cluster_time = POSITION.time
+    connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
+    planner = OffsetPlanner(parse_options({"uri": URI, **options}), connection, Output())
+    return planner, lambda: planner.plan(Offset(position, Scope(), snapshots=state), None)
 
 
 @pytest.mark.parametrize(
@@ -167,11 +168,11 @@ def test_a_start_decides_when_a_snapshot_begins(
     for position, begins in ((FromNow(), first), (POSITION, later)):
         planner, latest = started(position, is_in_snapshot=is_in_snapshot, snapshotMode=mode)
         latest()
-        assert planner._connection.query_snapshots.begin.called == begins
-        for call in planner._connection.query_snapshots.begin.call_args_list:
+        assert planner._connection.scheduler.begin.called == begins
+        for call in planner._connection.scheduler.begin.call_args_list:
             assert call.args[0].required_at == "7"  # with what the table lacks
     latest()
-    assert planner._connection.query_snapshots.begin.call_count == later  # one at each start
+    assert planner._connection.scheduler.begin.call_count == later  # one at each start
 
 
 def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
@@ -198,7 +199,7 @@ def test_a_snapshot_waits_for_the_end_of_its_delay(
     monkeypatch.setattr("time.sleep", lambda seconds: now.append(now.pop() + seconds))
     delay = {"snapshot.delay.ms": "1300"}
     planner, latest = started(POSITION, snapshotMode="always", **delay)
-    planner._connection.batch_planner.ends_at_present = to_the_present
+    planner._connection.event_planner.ends_at_present = to_the_present
     found = [latest() is not None for _ in range(calls)]
     monkeypatch.undo()
     assert found == [False] * (calls - 1) + [True]
@@ -217,7 +218,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     for given, found, ends in (({}, [], [None]), (lists, [("db", "c")], [listed]), (lists, [], [])):
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
         request = SnapshotRequest.initial(plan.snapshot_time, plan, options.snapshot.collections)
-        state = from_json(SignalState, to_json(SignalState(ending=request)))
+        state = from_json(SnapshotQueue, to_json(SnapshotQueue(ending=request)))
         tasks = snapshot_tasks(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
         assert [bson.decode(task.event).get("collections") for task in tasks] == ends
 

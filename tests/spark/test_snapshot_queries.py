@@ -8,13 +8,13 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.datasource import ReadAllAvailable
 
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.errors import HistoryLostError
 from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.source.tasks import GivenEvent, SnapshotTask
+from spark_sink.source.tasks import SnapshotTask, SourceEvent
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
@@ -72,7 +72,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
 ) -> None:
     shop.insert(5)
     lost = HistoryLostError("history lost")
-    monkeypatch.setattr(BatchPlanner, "next_batch", Mock(side_effect=lost))
+    monkeypatch.setattr(EventPlanner, "next_batch", Mock(side_effect=lost))
     chosen = parse_options(options(shop, **given))
     reader = MergerouterStreamReader(chosen, 0.0)
     start = Offset(AtTime(shop.created), chosen.scope).document
@@ -90,11 +90,11 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
             reader.latestOffset(last, ReadAllAvailable())  # and not snapshots for ever
     finally:
         reader.stop()
-    assert [type(partition.value) for partition in parts] == [SnapshotTask, GivenEvent]
+    assert [type(partition.value) for partition in parts] == [SnapshotTask, SourceEvent]
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert (
-            Offset.of(reader.latestOffset(last, ReadAllAvailable())).signals.initial_plan
+            Offset.of(reader.latestOffset(last, ReadAllAvailable())).snapshots.initial_plan
             is not None
         )
     finally:

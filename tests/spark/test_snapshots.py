@@ -18,13 +18,14 @@ from spark_sink.dataclass_json import to_document
 from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot import reader as snapshot_reader
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.planner import Selection, SnapshotPlanner
 from spark_sink.snapshot.reader import ChunkRead, ChunkReader, DocumentEvents
+from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
@@ -46,10 +47,9 @@ def client(shop: Shop, **options: str) -> RouterClient:
     return RouterClient(parse_options({"uri": shop.uri, "database": shop.database, **options}))
 
 
-def planner(
-    router: RouterClient, shop: Shop, rows: int | None, *collections: str
-) -> SnapshotPlanner:
-    return SnapshotPlanner(router.mongo, Scope(shop.database, collections), 4, rows)
+def planner(router: RouterClient, shop: Shop, rows: int | None, *collections: str) -> ChunkPlanner:
+    options = SnapshotOptions(tasks=4, chunk_rows=rows)
+    return ChunkPlanner(router.mongo, Scope(shop.database, collections), options)
 
 
 def all_chunks(
@@ -146,8 +146,8 @@ def test_a_plan_is_restored_from_an_offset_and_ends_after_all_collections(shop: 
     found, tasks = [], 0
     while plan is not None and not (plan := planning.next_batch(plan)).ended:
         request = SnapshotRequest.initial(plan.snapshot_time, plan)
-        written = Offset(plan.handover, signals=SignalState(requests=(request,))).document
-        plan = Offset.of(json.loads(json.dumps(written))).signals.initial_plan
+        written = Offset(plan.handover, snapshots=SnapshotQueue(requests=(request,))).document
+        plan = Offset.of(json.loads(json.dumps(written))).snapshots.initial_plan
         assert plan is not None
         batch = planner(router, shop, 10).tasks(plan)  # as after a restart
         assert len(batch) <= 5
@@ -220,11 +220,11 @@ def test_a_later_snapshot_of_a_query_knows_new_names_and_shard_keys(shop: Shop) 
     database.plain.insert_many([{"_id": number} for number in range(3)])
     router = client(shop)
     planning = planner(router, shop, 10)
-    assert planning.begin(router.present(), f"{shop.database}.plain".__eq__)
+    assert planning.begin(router.present(), CollectionPatterns((f"{shop.database}.plain",)))
     database.plain.rename("other")
     shop.client.admin.command("shardCollection", f"{shop.database}.other", key={"_id": 1})
-    chosen = Selection(f"{shop.database}.other".__eq__)
-    plan = planning.begin(router.present(), chosen.wanted)
+    chosen = CollectionPatterns((f"{shop.database}.other",))
+    plan = planning.begin(router.present(), chosen)
     [[chunk]] = planning.tasks(planning.next_batch(plan, chosen), chosen)
     assert (chunk.collection.name, chunk.collection.key) == ("other", ("_id",))
     router.close()

@@ -57,7 +57,7 @@ class PastBatch:
 
         A row that a snapshot has read is newer than its batch until the stream passes its time.
         """
-        if self.end.signals.requests or self.end.signals.reading or self.end.sought:
+        if self.end.snapshots.requests or self.end.snapshots.reading or self.end.sought:
             return False
         table = TableState.of(self.state)
         marks = [mark for mark in (table.complete_from, *table.complete_in.values()) if mark]

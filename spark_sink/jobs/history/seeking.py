@@ -12,7 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.console import say
 from spark_sink.errors import HistoryLostError, OptionError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, after, is_after, key_of
@@ -64,7 +64,7 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
     The second result is a remark about signals for the user. Raises OptionError, in which `to` is
     the position.
     """
-    if before.signals.initial_plan is not None:
+    if before.is_in_snapshot:
         raise OptionError(
             f"the job in {folder.address} has a snapshot in progress, which continues at every "
             "start: wait for its end"
@@ -81,10 +81,13 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
             f"--to {to} is in the future: the job would write nothing until then. Give the present "
             "or an earlier time, or set the clock of this machine"
         )
-    kept, passed, remark = before.signals.without_batch(), max(reached, key=key_of), ""
-    if kept.position is not None and is_after(position, kept.position):
-        kept, remark = replace(kept, position=None), ", without the signals that were sent before"
-    beside = {"heartbeat": before.heartbeat, "signals": kept}
+    kept, passed, remark = before.snapshots.without_batch(), max(reached, key=key_of), ""
+    if kept.signal_position is not None and is_after(position, kept.signal_position):
+        kept, remark = (
+            replace(kept, signal_position=None),
+            ", without the signals that were sent before",
+        )
+    beside = {"heartbeat": before.heartbeat, "snapshots": kept}
     gap = before.moved(position, events=0, sought=passed, **beside)
     return gap, remark
 
@@ -111,7 +114,7 @@ def replace_lost_batch(folder: JobFolder, uri: str) -> None:
     if last is None or planned is None or planned.number == last.number:
         return
     before, end = last.end, planned.end
-    batch = end.batch_after(before)
+    batch = end.events_after(before)
     if batch.events == 0:
         return
     options = parse_options(folder.record().source_options(uri))
@@ -121,7 +124,7 @@ def replace_lost_batch(folder: JobFolder, uri: str) -> None:
     options = replace(options, scope=end.scope or options.scope)
     with closing(RouterClient(options)) as client:
         try:
-            BatchPlanner(client, options).require_history(batch.read_from)
+            EventPlanner(client, options).require_history(batch.read_from)
         except HistoryLostError:
             now = after(client.with_retries(client.present))
             where = _leave_out(folder, last.number + 1, _gap(folder, before, now, "now")[0])

@@ -91,7 +91,7 @@ def batch_progress(
         return None
     offset, through = _offset(progress), reached(progress)
     snapshot, share = "", 1.0
-    if offset is not None and (plan := offset.signals.initial_plan) is not None:
+    if offset is not None and (plan := offset.snapshots.initial_plan) is not None:
         counts = plan.progress  # in which each collection counts the same
         share = (counts.collections_planned + counts.share) / max(1, counts.collections)
         snapshot = (

@@ -15,7 +15,7 @@ from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, QUARANTINE
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.typed_documents import RESCUED
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.snapshot.plan import Progress
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream
@@ -54,15 +54,15 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
     if last is None:
         return status
     offset = last.end
-    status["requestedSnapshots"] = _requested(offset.signals)
-    ended = offset.signals.ending
-    plan = offset.signals.initial_plan or (
+    status["requestedSnapshots"] = _requested(offset.snapshots)
+    ended = offset.snapshots.ending
+    plan = offset.snapshots.initial_plan or (
         ended.plan if ended is not None and ended.kind == "initial" else None
     )
     if plan is not None:
         status["snapshot"] = {
             **_counts(plan.progress),
-            "ended": offset.signals.initial_plan is None,
+            "ended": not offset.is_in_snapshot,
         }
     if offset.time is not None:
         status["through"] = _iso(offset.time.as_datetime())
@@ -120,7 +120,7 @@ def _planned(progress: dict[str, Any]) -> str:
     return f"{stage}; {progress['collectionsPlanned']} of {progress['collections']} collections"
 
 
-def _requested(signals: SignalState) -> list[dict[str, Any]]:
+def _requested(signals: SnapshotQueue) -> list[dict[str, Any]]:
     """Return the snapshots that signals requested and that have not ended."""
     return [
         {
@@ -153,7 +153,7 @@ def _lag(end: Offset, options: Mapping[str, str]) -> int:
     through = end.time
     with closing(RouterClient(parsed)) as client:
         client.require_reachable()
-        if end.signals.initial_plan is None:
+        if not end.is_in_snapshot:
             watch = partial(client.watch_tokens, max_await=_AWAIT_SECONDS)
             stream = EventStream(watch, end.position, retry_policy=parsed.retry_policy)
             with closing(stream), suppress(HistoryLostError):

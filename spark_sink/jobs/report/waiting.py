@@ -104,7 +104,7 @@ class _Tables:
     def have_signal(self, identifier: str) -> bool:
         """Return whether a batch has processed a signal."""
         ends = filter(None, self._ends.values())
-        return any(end.signals.has_handled(identifier) for end in ends)
+        return any(end.snapshots.has_handled(identifier) for end in ends)
 
     def missing(self, target: Position) -> Iterator[str]:
         """Return what the tables lack of the events before a position, as texts."""
@@ -114,7 +114,7 @@ class _Tables:
         for name, end in self._ends.items():
             if end is None:
                 yield f"{name} has no batch yet"
-            elif end.signals.initial_plan is not None:
+            elif end.is_in_snapshot:
                 yield f"{name} has a snapshot in progress"
             elif key_of(end.position) < key_of(target):
                 text, cut = "no time", end.cut

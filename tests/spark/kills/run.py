@@ -316,7 +316,7 @@ def _catch_up(shop: Shop, job: JobProcess) -> None:
         offset = job.folder.checkpoint.offset(job.committed)
         if any(e.extension == "json" for e in signals.listed("")):
             return False
-        if offset.get("signals", {}).get("requests"):
+        if offset.get("snapshots", {}).get("requests"):
             return False
         state = CurrentTable.existing(job.folder.table("current")).state
         if state.unread or state.lost:

@@ -17,7 +17,7 @@ from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 from typer.testing import CliRunner
 
-from spark_sink.batches.batch_planner import BatchPlanner
+from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after
@@ -26,7 +26,7 @@ from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.recovery import rebuild_table, restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch, seek
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
@@ -291,14 +291,14 @@ def test_a_seek_moves_the_position_in_the_collection_of_signals(
     """A former position ends each later start with a lost history, also after another seek."""
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",)))
-    signals = SignalState(("a",), position=AtTime(Timestamp(200, 1)))
+    signals = SnapshotQueue(("a",), signal_position=AtTime(Timestamp(200, 1)))
     folder.checkpoint.write(
-        "q", {0: Offset(AtTime(Timestamp(100, 1)), signals=signals).document}, 0
+        "q", {0: Offset(AtTime(Timestamp(100, 1)), snapshots=signals).document}, 0
     )
     for _ in range(2):
         assert told in seek(folder, f"{seconds},1")
         sought = Offset.of(folder.checkpoint.offset(1))
-        assert sought.signals == (replace(signals, position=None) if told else signals)
+        assert sought.snapshots == (replace(signals, signal_position=None) if told else signals)
 
 
 def test_a_seek_follows_a_batch_that_only_spark_has_not_committed(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_batch_in_progress_that_the_oplogs_have_lost_is_left_out(
 ) -> None:
     """Spark would repeat it at every start, whatever the options say of a lost history."""
     history = HistoryLostError("lost") if lost else None
-    monkeypatch.setattr(BatchPlanner, "require_history", Mock(side_effect=history))
+    monkeypatch.setattr(EventPlanner, "require_history", Mock(side_effect=history))
     monkeypatch.setattr(RouterClient, "present", lambda _: Timestamp(400, 1))
     folder = JobFolder(str(tmp_path))
     folder.begin(JobRecord(tables=("bronze",), options={"snapshotMode": mode}))

@@ -12,20 +12,21 @@ import pytest
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
+from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
 from spark_sink.snapshot.unread import token_in, unread_names
 from spark_sink.source.offset_planner import OffsetPlanner, Output
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import GivenEvent, SnapshotTask, snapshot_tasks
+from spark_sink.source.snapshot_tasks import snapshot_tasks
+from spark_sink.source.tasks import SnapshotTask, SourceEvent
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.staged_changes import ChangeReport
@@ -38,11 +39,11 @@ TIME = Timestamp(1_700_000_000, 1)
 START = Offset(AtTime(TIME), OLD)
 
 
-class Collections(SnapshotPlanner):
+class Collections(ChunkPlanner):
     """A planner of collections of the database shop, of which a batch reads some two thousand."""
 
     def __init__(self, names: Sequence[str], scope: Scope) -> None:
-        super().__init__(None, scope, 2)  # type: ignore[arg-type]
+        super().__init__(None, scope, SnapshotOptions(tasks=2))  # type: ignore[arg-type]
         self.all = names
 
     def _list(self) -> None:
@@ -73,15 +74,16 @@ class Gaining:
         uri = {"uri": "mongodb://127.0.0.1:1/", "snapshotMode": "initial"}
         self.options: StreamOptions = parse_options({**uri, **given})
         self.chunks = Collections(self.names, self.options.scope)
-        snapshots = QuerySnapshots(self.chunks, self.options.snapshot.collections)
-        planners = Mock(query_snapshots=snapshots, snapshot_planner=self.chunks)
-        planners.client.with_retries = lambda call: call()
-        planners.signal_receiver.receive = lambda signals, _: signals
-        planners.batch_planner.next_batch = lambda start, *_, **__: PlannedBatch(start, start, 0)
-        planners.advanced = lambda state, _: snapshots.advance(state, TIME)
+        snapshots = SnapshotScheduler(self.chunks, self.options.snapshot.collections)
+        connection = Mock(scheduler=snapshots, chunk_planner=self.chunks)
+        connection.client.with_retries = lambda call: call()
+        connection.signal_receiver.receive = lambda signals, _: signals
+        connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
+        connection.signal_receiver.has_more = False
+        connection.client.clocks.return_value.cluster_time = TIME
         output = Mock(Output, follows_scope=True, namespaces=lambda: self.namespaces)
         output.unread.return_value = ({}, ())
-        self.planner = OffsetPlanner(self.options, planners, output)
+        self.planner = OffsetPlanner(self.options, connection, output)
 
     def plan(self, start: Offset) -> Offset | None:
         """Return the next offset, as it is after a restart."""
@@ -90,10 +92,10 @@ class Gaining:
 
     def events(self, start: Offset, end: Offset) -> list[dict[str, Any]]:
         """Return what the tasks of a batch read: a document of each collection, and ends."""
-        signals, found = end.signals, list[dict[str, Any]]()
+        signals, found = end.snapshots, list[dict[str, Any]]()
         args = signals, start.position, self.options, self.chunks, lambda: TIME
         for task in snapshot_tasks(*args):
-            if isinstance(task, GivenEvent):
+            if isinstance(task, SourceEvent):
                 found.append({"ns": {"db": "", "coll": ""}, **bson.decode(task.event)})
                 continue
             assert isinstance(task, SnapshotTask)
@@ -139,7 +141,7 @@ def test_ten_thousand_collections_take_a_few_bytes_and_kills_lose_none(tmp_path:
             assert job.commit(folder, number, start, end) == state
         assert bool(token_in(state.unread, "shop", job.names[-1])) == bool(end.gained)
         start, number = end, number + 1
-        if end.signals.reading is None:  # a batch with files has a line for each of them
+        if end.snapshots.reading is None:  # a batch with files has a line for each of them
             sizes.append((folder / commit_path(number - 1)).stat().st_size)
     assert number > 5
     assert max(sizes) < 4096
@@ -168,7 +170,7 @@ def test_what_a_scope_gains_during_a_snapshot_is_read_later() -> None:
     mode = SnapshotRequest.initial(TIME, plan)
     cases = (OLD, signal, [["old"], ["b"]]), (Scope("shop"), mode, [None, ["b", "old"]])
     for scope, request, expected in cases:
-        start = Offset(AtTime(TIME), scope, signals=SignalState(requests=(request,)))
+        start = Offset(AtTime(TIME), scope, snapshots=SnapshotQueue(requests=(request,)))
         job.start(database="shop", collection="old" if scope == OLD else "gone")
         between = job.plan(start)
         assert between is not None

@@ -13,9 +13,9 @@ from spark_sink.jobs.job_query import job_options
 from spark_sink.jobs.job_source import JobStreamReader
 from spark_sink.jobs.task_writer import TaskTables
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import GivenEvent
+from spark_sink.source.tasks import SourceEvent
 
 START, END = AtTime(Timestamp(100, 1)), AtTime(Timestamp(200, 1))
 BEFORE = Offset(START, heartbeat=Timestamp(90, 1))
@@ -41,7 +41,7 @@ def test_a_batch_without_events_has_its_other_rows() -> None:
     beat = Timestamp(200, 1)
     assert reader().small_batch(BEFORE, replace(AT, events=0)) == []
     assert reader().small_batch(BEFORE, replace(AT, events=0, heartbeat=beat)) == [
-        GivenEvent(heartbeat(beat))
+        SourceEvent(heartbeat(beat))
     ]
 
 
@@ -50,7 +50,7 @@ def test_a_batch_without_events_has_its_other_rows() -> None:
     [
         replace(AT, events=5001),
         replace(AT, events=None),
-        replace(AT, events=0, signals=SignalState(reading=END.time)),
+        replace(AT, events=0, snapshots=SnapshotQueue(reading=END.time)),
     ],
     ids=["many events", "of an unknown size", "a part of a snapshot"],
 )

@@ -23,9 +23,8 @@ from spark_sink.jobs.history import recovery
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.options.scope import Scope
-from spark_sink.signals.requests import Lacked, SnapshotRequest
-from spark_sink.signals.state import SignalState
-from spark_sink.snapshot.unread import Gained
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.selections import MissingDocuments, ScopeGain
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.version_states import Batch
@@ -106,11 +105,11 @@ def test_a_table_that_is_made_again_names_what_was_not_read_then(
     rename = change(2, "rename", "other", "x", to={"db": "shop", "coll": "items"})
     first = change(0, "snapshotEnd", None, None, clusterTime=time(0), readUntil=time(0))
     rows = [first, change(1, "insert", "shop", "orders", fullDocument={"_id": 1}), rename]
-    request = SnapshotRequest("again", "incremental", Lacked(("shop.late",)))
-    gained = Gained("again-9", token(3), scope, Scope("crm"))
+    request = SnapshotRequest("again", "incremental", MissingDocuments(("shop.late",)))
+    gained = ScopeGain("again-9", token(3), scope, Scope("crm"))
     other = SnapshotRequest(gained.id, "incremental", gained)
-    signals = SignalState(requests=(request, other), required_at=token(3))
-    append(folder, 0, Offset(AtTime(time(4)), scope, signals=signals), rows)
+    signals = SnapshotQueue(requests=(request, other), required_at=token(3))
+    append(folder, 0, Offset(AtTime(time(4)), scope, snapshots=signals), rows)
     # The job is behind, so it has read the documents of a later time.
     read = change(
         5, "snapshotEnd", None, None, clusterTime=time(4), readUntil=time(8), requested="again"

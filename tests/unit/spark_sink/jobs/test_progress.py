@@ -26,8 +26,7 @@ from spark_sink.jobs.report.progress import (
     WrittenBatch,
     batch_progress,
 )
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
 from tests.doubles.query_progress import THROUGH, offset_at, progress
 
@@ -187,12 +186,12 @@ def test_the_board_asks_for_metrics_that_exist() -> None:
 
 def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
     done = Progress(3, 1, 12)
-    signals = SignalState(
+    signals = SnapshotQueue(
         requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME, progress=done)),)
     )
-    running = batch_progress(progress(0, signals=to_document(signals)), THROUGH)
-    at_end = to_document(SignalState(ending=signals.requests[0]))
-    ended = batch_progress(progress(1, signals=at_end), THROUGH)
+    running = batch_progress(progress(0, snapshots=to_document(signals)), THROUGH)
+    at_end = to_document(SnapshotQueue(ending=signals.requests[0]))
+    ended = batch_progress(progress(1, snapshots=at_end), THROUGH)
     assert str(running).endswith("snapshot: 1 of 3 collections, 12 chunks")
     assert "snapshot" not in str(ended)
 
@@ -209,8 +208,8 @@ def test_a_terminal_shows_a_snapshot_as_a_bar(monkeypatch: pytest.MonkeyPatch) -
     ratio = "mergerouter_job_snapshot_ratio"
     for number, share in enumerate((0.0, 0.5)):
         plan = SnapshotPlan(TIME, end=Mark("items"), progress=Progress(2, 1, share=share))
-        running = SignalState(requests=(SnapshotRequest.initial(TIME, plan),))
-        query.recentProgress.append(progress(number, signals=to_document(running)))
+        running = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, plan),))
+        query.recentProgress.append(progress(number, snapshots=to_document(running)))
         report(query)  # type: ignore[arg-type]
     assert metrics.registry.get_sample_value(ratio) == 0.75
     query.recentProgress += [progress(2), progress(3)]

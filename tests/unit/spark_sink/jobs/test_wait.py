@@ -16,9 +16,8 @@ from spark_sink.events.positions import AtTime, key_of
 from spark_sink.folders import Folder
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.report.waiting import position_to_reach, wait_until
-from spark_sink.signals.requests import SnapshotRequest
 from spark_sink.signals.signal import digest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.snapshot.unread import CollectionTokens
 from spark_sink.source.offsets import Offset
@@ -31,7 +30,7 @@ from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"
 TIME = Timestamp(5, 1)
-IN_SNAPSHOT = SignalState(requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME)),))
+IN_SNAPSHOT = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME)),))
 
 
 @pytest.fixture
@@ -91,7 +90,7 @@ def test_all_tables_must_have_the_events(folder: JobFolder, script: Script, lost
 @pytest.mark.parametrize(
     ("offset", "unread", "told"),
     [
-        ({"signals": IN_SNAPSHOT}, {}, "current has a snapshot in progress"),
+        ({"snapshots": IN_SNAPSHOT}, {}, "current has a snapshot in progress"),
         ({}, {("shop", "items"): "82"}, "current must read shop.items again"),
         ({}, {}, ""),
     ],

@@ -15,11 +15,12 @@ from spark_sink.events.positions import AtTime, FromNow, Token, position_documen
 from spark_sink.options.java_patterns import compiled, translation
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.requests import Chosen, SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
+from spark_sink.tables.version_states import end_of
 from tests.doubles.event_history import event_token
 
 URI = "mongodb://app:secret@127.0.0.1:27020"
@@ -88,8 +89,9 @@ def test_debeziums_lists_choose_namespaces(given, accepted):
     names = ["shop.a", "shop.ab", "stock.a", "other.a"]
     if scope.database is not None:
         names = [name for name in names if name.startswith(f"{scope.database}.")]
+    read = CollectionPatterns(found.snapshot.collections)
     assert {
-        each for each in names if scope.accepts(*each.split(".")) and found.snapshot.accepts(each)
+        each for each in names if scope.accepts(*each.split(".")) and read.wants(each)
     } == accepted
     offset = Offset.of(json.loads(json.dumps(Offset(FromNow(), scope).document)))
     assert offset == Offset(FromNow(), scope)
@@ -260,13 +262,15 @@ def test_an_offset_of_another_scope_is_refused(scope):
 def test_an_offset_of_another_source_is_refused():
     with pytest.raises(StreamError, match="checkpointLocation"):
         Offset.of({"files": 3})
+    with pytest.raises(StreamError, match=r"the state of a table has no offset .*from a backup"):
+        end_of({"offset": {"files": 3}})
 
 
-@pytest.mark.parametrize("path", [(), ("signals",), ("signals", "requests", 0)])
+@pytest.mark.parametrize("path", [(), ("snapshots",), ("snapshots", "requests", 0)])
 def test_an_offset_of_a_newer_version_is_refused(path: tuple[str | int, ...]) -> None:
-    request = SnapshotRequest("a", "incremental", Chosen(("shop.orders",)))
-    document = Offset(FromNow(), signals=SignalState(requests=(request,))).document
-    assert Offset.of(document).signals.requests == (request,)
+    request = SnapshotRequest("a", "incremental", CollectionPatterns(("shop.orders",)))
+    document = Offset(FromNow(), snapshots=SnapshotQueue(requests=(request,))).document
+    assert Offset.of(document).snapshots.requests == (request,)
     part: Any = document
     for name in path:
         part = part[name]

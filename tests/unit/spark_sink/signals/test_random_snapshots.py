@@ -16,19 +16,20 @@ import bson
 import pytest
 from bson.timestamp import Timestamp
 
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.positions import AtTime, Position, time_of
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.signals.channels import SignalReceiver, send
-from spark_sink.signals.query_snapshots import QuerySnapshots
+from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
+from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text, value_of
-from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
-from spark_sink.snapshot.unread import Gained
+from spark_sink.snapshot.selections import ScopeGain
 from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.source.tasks import GivenEvent, SnapshotTask
+from spark_sink.source.tasks import SnapshotTask, SourceEvent
 
 NAMES = ("a", "b", "c", "d")
 SCOPES = (NAMES, ("a", "b"), ("a",), ("b", "c"), ("a", "c", "d"))
@@ -37,11 +38,11 @@ DOCUMENTS = 8
 STEPS = 120
 
 
-class CountedDocuments(SnapshotPlanner):
+class CountedDocuments(ChunkPlanner):
     """Plans reads of the collections of NAMES in a scope; it needs no server."""
 
-    def __init__(self, scope: Scope) -> None:
-        super().__init__(Mock(), scope, 2)
+    def __init__(self, _client: Any, scope: Scope, _options: Any = None) -> None:
+        super().__init__(Mock(), scope, SnapshotOptions(tasks=2))
 
     def _list(self) -> None:
         for name in NAMES:
@@ -78,32 +79,26 @@ class Query:
         scope = {"database": "shop", "collection": ",".join(names)}
         given = {"uri": uri, "signalFolder": folder, "snapshotMode": "initial", **scope}
         options = parse_options(given)
-        connection = QueryConnection.__new__(QueryConnection)
-        connection.client = client = Mock(with_retries=lambda call: call(), present=self.present)
+        client = Mock(with_retries=lambda call: call(), present=self.present)
         client.clocks = lambda: Mock(cluster_time=self.present())
-        connection.inbox, connection.batch_planner = (
-            Mock(),
-            Mock(ends_at_present=False, quiet_until=None),
-        )
-        connection.batch_planner.next_batch = self.next_batch
-        connection.snapshot_planner = CountedDocuments(options.scope)
-        connection.query_snapshots = QuerySnapshots(
-            connection.snapshot_planner, options.snapshot.collections
-        )
-        connection.signal_receiver = SignalReceiver(client, options, connection.query_snapshots)
+        events = Mock(ends_at_present=False, quiet_until=None, next_batch=self.next_batch)
+        chunks = CountedDocuments(client, options.scope)
+        scheduler = SnapshotScheduler(chunks, options.snapshot.collections)
+        receiver = SignalReceiver(client, options, scheduler)
+        connection = QueryConnection(client, events, chunks, scheduler, receiver)
         output = Mock(Output, follows_scope=True, namespaces=set)
         output.unread.return_value = ({}, ())
         self.planner = OffsetPlanner(options, connection, output)
         self.reader = MergerouterStreamReader(options, 0.0, output)
-        self.reader._connected = self.planner
+        self.reader._planner = self.planner
         return options
 
     def present(self) -> Timestamp:
         return Timestamp(self.time, 1)
 
-    def next_batch(self, start: Position, *_: Any, **__: Any) -> PlannedBatch:
+    def next_batch(self, start: Position, *_: Any, **__: Any) -> EventRange:
         is_empty = self.chance.random() < 0.5 or time_of(start) == self.present()
-        return PlannedBatch(start, start if is_empty else AtTime(self.present()), not is_empty)
+        return EventRange(start, start if is_empty else AtTime(self.present()), not is_empty)
 
     def send(self, *kinds: str) -> None:
         kind = self.chance.choice(kinds)
@@ -135,23 +130,23 @@ class Query:
         return end
 
     def write(self, before: Offset, end: Offset) -> None:
-        signals = end.signals
+        signals = end.snapshots
         for task in self.reader.added_tasks(before, end):
             if isinstance(task, SnapshotTask) and signals.running is not None:
                 read = self.read.setdefault(signals.running.id, set())
                 read.update(*(documents_in(part.chunk) for part in task.reads))
-            elif isinstance(task, GivenEvent) and signals.ending is not None:
+            elif isinstance(task, SourceEvent) and signals.ending is not None:
                 self.check(bson.decode(task.event), end)
         self.planner.committed(end)
 
     def check(self, event: dict[str, Any], end: Offset) -> None:
         """Check that an end of a snapshot claims no document that was not read."""
-        ending, scope = end.signals.ending, end.scope
+        ending, scope = end.snapshots.ending, end.scope
         if event["operationType"] != "snapshotEnd" or ending is None or scope is None:
             return
         claimed = {name for name in NAMES if scope.accepts("shop", name)}
-        if isinstance(ending.reads, Gained):
-            claimed = {name for name in claimed if ending.reads.accepts("shop", name)}
+        if isinstance(ending.selection, ScopeGain):
+            claimed = {name for name in claimed if ending.selection.accepts("shop", name)}
         elif "collections" in event:
             claimed = {named["coll"] for named in event["collections"]}
         # A scope that is gained once more stays unread until its own end.
@@ -165,10 +160,7 @@ class Query:
 def test_no_end_of_a_snapshot_names_what_was_not_read(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def planner(_client: Any, options: StreamOptions) -> CountedDocuments:
-        return CountedDocuments(options.scope)
-
-    monkeypatch.setattr("spark_sink.source.offset_planner.snapshot_planner", planner)
+    monkeypatch.setattr("spark_sink.source.offset_planner.ChunkPlanner", CountedDocuments)
     monkeypatch.setattr("spark_sink.signals.channels._POLL_LOCAL", 0.0)
     query = Query(random.Random(seed), tmp_path)
     options = query.start(query.chance.choice(SCOPES))

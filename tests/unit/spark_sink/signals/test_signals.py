@@ -3,27 +3,28 @@
 import json
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
-from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import bson
 import pytest
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import PlannedBatch
+from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection
-from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.signals.requests import Lacked
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signal_of
-from spark_sink.signals.state import SignalState
+from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
+from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text
-from spark_sink.snapshot.planner import SnapshotPlanner, _Piece
+from spark_sink.snapshot.selections import MissingDocuments
 from spark_sink.snapshot.unread import LostDocument
-from spark_sink.source.offset_planner import OffsetPlanner, Output, _InitialSnapshot
+from spark_sink.source.offset_planner import OffsetPlanner, Output, _Move
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)
@@ -97,11 +98,11 @@ def test_invalid_signals_are_refused(document: dict[str, Any], message: str) -> 
         signal_of("1", document)
 
 
-class Collections(SnapshotPlanner):
+class Collections(ChunkPlanner):
     """A planner of collections a.x and a.y with four tasks each, and b.z; a batch has two tasks."""
 
     def __init__(self) -> None:
-        super().__init__(None, Scope(), 2)  # type: ignore[arg-type]
+        super().__init__(None, Scope(), SnapshotOptions(tasks=2))  # type: ignore[arg-type]
 
     def _list(self) -> None:
         names = [("a", "x"), ("a", "y"), ("b", "z")]
@@ -119,12 +120,12 @@ class Collections(SnapshotPlanner):
 
 
 class Query:
-    """The signals of a query by batch; each state is written to an offset and read back."""
+    """The signals of a query by batch; each queue is written to an offset and read back."""
 
     def __init__(self) -> None:
         self.planner = Collections()
-        self.snapshots = QuerySnapshots(self.planner, ("a[.]x",), clock=lambda: 5.0)
-        self.state = SignalState()
+        self.snapshots = SnapshotScheduler(self.planner, ("a[.]x",), clock=lambda: 5.0)
+        self.queue = SnapshotQueue()
         self.notified: list[tuple[str, str]] = []
         self.time = 100
 
@@ -148,17 +149,17 @@ class Query:
             LostDocument("a", name, f'{{"$numberInt": "{n}"}}', high_water_mark(Timestamp(time, 1)))
             for name, n, time in lost
         ]
-        state = self.snapshots.require(self.state.without_batch(), lacking, documents)
-        state = self.snapshots.process(state, received)
+        queue = self.snapshots.require(self.queue.without_batch(), lacking, documents)
+        queue = self.snapshots.process(queue, received)
         self.time += 1
-        state = self.snapshots.advance(state, Timestamp(self.time, 1))
-        self.notified += [(each["id"], each["type"]) for each in state.notifications]
-        offset = Offset(AtTime(MARK), signals=state)
+        queue = self.snapshots.advance(queue, Timestamp(self.time, 1))
+        self.notified += [(each["id"], each["type"]) for each in queue.notifications]
+        offset = Offset(AtTime(MARK), snapshots=queue)
         assert Offset.of(json.loads(json.dumps(offset.document))) == offset
-        self.state = state
-        if state.reading is None:
+        self.queue = queue
+        if queue.reading is None:
             return []
-        request = state.running
+        request = queue.running
         assert request is not None
         assert request.plan is not None
         tasks = self.planner.tasks(request.plan, request.selection)
@@ -167,18 +168,18 @@ class Query:
     def take(self, identifier: str, document: dict[str, Any]) -> None:
         """Process a signal without a batch."""
         received = [ReceivedSignal(identifier, document)]
-        self.state = self.snapshots.process(self.state, received)
+        self.queue = self.snapshots.process(self.queue, received)
 
     def ended(self) -> list[tuple[str, str]]:
         """Return the collections that a snapshot has read as a whole, which ends with the batch."""
-        ended = self.state.ending
+        ended = self.queue.ending
         assert ended is not None
-        return sorted({*ended.unread, *self.planner.names(ended.reads_whole)})
+        return sorted({*ended.selection.unread, *self.planner.names(ended.selection)})
 
     def rest(self) -> list[str]:
         """Run batches until no snapshot is left; return the collections of their chunks."""
         found: list[str] = []
-        while self.state.running is not None:
+        while self.queue.running is not None:
             found += self.batch()
         return found
 
@@ -187,16 +188,16 @@ def test_an_incremental_snapshot_goes_through_its_collections() -> None:
     query = Query()
     assert query.batch() == []
     assert query.batch(s=signal(data_collections=["A[.]\\p{Lower}+"])) == ["a.x", "a.x"]
-    assert not query.state.blocks_stream
-    assert query.state.reading == Timestamp(102, 1)
+    assert not query.queue.blocks_stream
+    assert query.queue.reading == Timestamp(102, 1)
     chunks = [query.batch() for _ in range(3)]
     assert chunks == [["a.x", "a.x"], ["a.y", "a.y"], ["a.y", "a.y"]]
-    assert query.state.ending is None
+    assert query.queue.ending is None
     assert query.batch() == []
     # Rows of a renamed collection may have either name.
     assert query.ended() == [("a", "x"), ("a", "x2"), ("a", "y")]
     assert query.batch() == []
-    assert not query.state.has_output
+    assert not query.queue.has_output
     kinds = [kind for _, kind in query.notified]
     assert kinds == [
         "STARTED", "IN_PROGRESS", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "IN_PROGRESS",
@@ -221,18 +222,21 @@ def test_a_signal_is_processed_once() -> None:
     query.batch({"x": 7})
     query.take("again-7-1", once)
     later = {("a", "y"): high_water_mark(Timestamp(7, 1)) + "04"}
-    query.state = query.snapshots.require(query.state, later)
-    assert [each.reads for each in query.state.requests] == [Lacked(("a.x",)), Lacked(("a.y",))]
-    assert [each["type"] for each in query.state.notifications][-1] == "REFUSED"
+    query.queue = query.snapshots.require(query.queue, later)
+    assert [each.selection for each in query.queue.requests] == [
+        MissingDocuments(("a.x",)),
+        MissingDocuments(("a.y",)),
+    ]
+    assert [each["type"] for each in query.queue.notifications][-1] == "REFUSED"
 
 
 def test_the_last_ids_are_kept_and_those_that_may_come_again() -> None:
-    state = SignalState()
+    queue = SnapshotQueue()
     for number in range(1500):
-        state = state.with_handled("n" * 190 + str(number), {digest("n" * 190 + "7")})
-    kept = [n for n in range(1500) if state.has_handled("n" * 190 + str(n))]
+        queue = queue.with_handled("n" * 190 + str(number), {digest("n" * 190 + "7")})
+    kept = [n for n in range(1500) if queue.has_handled("n" * 190 + str(n))]
     assert kept == [7, *range(1450, 1500)]
-    assert len(json.dumps(Offset(AtTime(MARK), signals=state).document)) < 2000
+    assert len(json.dumps(Offset(AtTime(MARK), snapshots=queue).document)) < 2000
 
 
 def test_requests_take_a_bounded_space() -> None:
@@ -244,10 +248,10 @@ def test_requests_take_a_bounded_space() -> None:
     for number in range(60):
         query.take(f"n{number}", signal(data_collections=["a.y"]))
         query.take(f"s{number}", signal("stop-snapshot", data_collections=["z" * 999]))
-    state = query.state
-    assert len(state.requests) <= 20
-    assert state.characters <= 20_000
-    refused = [each["id"] for each in state.notifications if each["type"] == "REFUSED"]
+    queue = query.queue
+    assert len(queue.requests) <= 20
+    assert queue.characters <= 20_000
+    refused = [each["id"] for each in queue.notifications if each["type"] == "REFUSED"]
     assert refused[0] == "two"
     assert len(refused) > 60
 
@@ -256,15 +260,15 @@ def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
     query = Query()
     condition = {"data-collection": "a.x", "filter": {"n": 1}}
     query.batch(s=signal(data_collections=["a.*"], additional_conditions=[condition]))
-    [request] = query.state.requests
-    assert request.reads.condition("a.x") == {"n": 1}
-    assert request.reads.condition("a.y") is None
-    while query.state.ending is None:
+    [request] = query.queue.requests
+    assert request.selection.condition("a.x") == {"n": 1}
+    assert request.selection.condition("a.y") is None
+    while query.queue.ending is None:
         query.batch()
     assert query.ended() == [("a", "y")]
     query.batch(t=signal(data_collections=["a.x"], additional_conditions=[condition]))
     query.rest()
-    assert query.state.ending is None
+    assert query.queue.ending is None
     assert query.notified[-1] == ("t", "COMPLETED")
 
 
@@ -291,18 +295,18 @@ def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
 def test_a_snapshot_that_cannot_be_read_is_aborted(data: dict[str, Any], reason: str) -> None:
     query = Query()
     assert query.batch(s=signal(**data), t=signal(data_collections=["b.z"])) == ["b.z"] * 2
-    [aborted] = [each for each in query.state.notifications if each["type"] == "ABORTED"]
+    [aborted] = [each for each in query.queue.notifications if each["type"] == "ABORTED"]
     assert reason in aborted["additional_data"]["reason"]
-    assert [each.id for each in query.state.requests] == ["t"]
+    assert [each.id for each in query.queue.requests] == ["t"]
 
 
 def test_a_query_with_a_filtering_pipeline_refuses_snapshots() -> None:
-    snapshots = QuerySnapshots(Collections(), (), "no snapshotFilters")
-    state = snapshots.process(
-        SignalState(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
+    snapshots = SnapshotScheduler(Collections(), (), "no snapshotFilters")
+    queue = snapshots.process(
+        SnapshotQueue(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
     )
-    assert state.requests == ()
-    assert state.notifications[0]["additional_data"] == {"reason": "no snapshotFilters"}
+    assert queue.requests == ()
+    assert queue.notifications[0]["additional_data"] == {"reason": "no snapshotFilters"}
 
 
 def test_a_snapshot_is_stopped_partly_or_completely() -> None:
@@ -310,16 +314,16 @@ def test_a_snapshot_is_stopped_partly_or_completely() -> None:
     query.batch(s=signal(data_collections=["a.*", "b.*"]), t=signal(data_collections=["b.z"]))
     left = query.batch(u=signal("stop-snapshot", type="incremental", data_collections=["a[.]x"]))
     assert left == ["a.y", "a.y"]
-    aborted = query.state.notifications[0]["additional_data"]
+    aborted = query.queue.notifications[0]["additional_data"]
     assert aborted == {"signal": "u", "data_collections": "a.x"}
     query.take("n", signal("stop-snapshot", data_collections=["a.x"]))
     query.take("z", signal("stop-snapshot", data_collections=["b.z"]))
-    assert [each.id for each in query.state.requests] == ["s"]
-    told = [(each["id"], each["type"]) for each in query.state.notifications]
+    assert [each.id for each in query.queue.requests] == ["s"]
+    told = [(each["id"], each["type"]) for each in query.queue.notifications]
     assert told[-3:] == [("n", "REFUSED"), ("s", "ABORTED"), ("t", "ABORTED")]
     assert query.batch(v=signal("stop-snapshot", type="incremental")) == []
-    assert query.state.requests == ()
-    assert query.state.ending is None
+    assert query.queue.requests == ()
+    assert query.queue.ending is None
     query.batch(w=signal("stop-snapshot"))
     assert query.notified[-1] == ("w", "REFUSED")
 
@@ -333,7 +337,7 @@ def test_collections_that_a_table_lacks_are_requested_once() -> None:
     assert query.batch({"y": 8, "gone": 9}, block=signal(data_collections=["b.z"])) == ["a.y"] * 2
     query.batch({"y": 8, "gone": 9, "x": 10})
     query.batch({"y": 8, "gone": 9, "x": 10, "none": 11})
-    ids = [each.id for each in query.state.requests if each.is_required]
+    ids = [each.id for each in query.queue.requests if each.is_required]
     assert ids == ["again-10-1"]  # two that have not begun become one
     assert set(query.rest()) == {"a.x", "b.z"}
     assert [each for each in query.notified if each[1] in ("STARTED", "COMPLETED", "REFUSED")] == [
@@ -343,28 +347,28 @@ def test_collections_that_a_table_lacks_are_requested_once() -> None:
     ]  # fmt: skip
     query.batch({"none": 12})  # which was dropped
     assert query.ended() == [("a", "none")]
-    assert not query.state.requests
-    assert not query.state.notifications
+    assert not query.queue.requests
+    assert not query.queue.notifications
 
 
 def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
     query = Query()
     lost = [("x", 4, 7), ("x", 5, 7), ("y", 6, 6)]
     assert query.batch(lost=lost) == ["a.x", "a.y"]
-    [request] = query.state.requests
-    assert request.reads.condition("a.x") == {"_id": {"$in": [4, 5]}}
-    assert request.reads.condition("a.y") == {"_id": {"$in": [6]}}
+    [request] = query.queue.requests
+    assert request.selection.condition("a.x") == {"_id": {"$in": [4, 5]}}
+    assert request.selection.condition("a.y") == {"_id": {"$in": [6]}}
     assert query.batch(lost=lost) == []
-    assert query.state.ending is None  # other documents of these collections were not read
+    assert query.queue.ending is None  # other documents of these collections were not read
     assert query.notified[-1] == ("again-7-1", "COMPLETED")
 
     # What waits becomes one request, in which a collection is read as a whole or in part.
     assert query.batch({"x": 8}) == ["a.x", "a.x"]
     query.batch(lost=[("x", 1, 9), ("y", 1, 9)])
     query.batch({"x": 10}, lost=[("y", 2, 11)])
-    [waiting] = [each for each in query.state.requests if each.plan is None]
+    [waiting] = [each for each in query.queue.requests if each.plan is None]
     keys = tuple(f'{{"$numberInt": "{n}"}}' for n in (1, 2))
-    assert waiting.reads == Lacked(("a.x",), {"a.y": keys})
+    assert waiting.selection == MissingDocuments(("a.x",), {"a.y": keys})
     query.rest()
     assert query.ended() == [("a", "x"), ("a", "x2")]
 
@@ -380,10 +384,10 @@ def test_a_paused_snapshot_reads_nothing_until_it_is_resumed() -> None:
     query.batch(s=signal(data_collections=["b.z"]))
     assert query.batch(t=signal("pause-snapshot", type="incremental")) == []
     assert query.batch() == []
-    assert not query.state.has_output
+    assert not query.queue.has_output
     # A blocking one is not paused.
     assert query.batch(u=signal(type="blocking", data_collections=["a.x"])) == ["a.x", "a.x"]
-    assert query.state.blocks_stream
+    assert query.queue.blocks_stream
     assert query.rest() == ["a.x", "a.x"]
     assert query.batch(v=signal("resume-snapshot")) == ["b.z", "b.z"]
     kinds = [kind for name, kind in query.notified if name == "s"]
@@ -394,13 +398,13 @@ def test_a_paused_snapshot_reads_nothing_until_it_is_resumed() -> None:
 def test_the_snapshot_of_the_mode_comes_first_and_is_read_at_its_own_time() -> None:
     query = Query()
     query.batch(s=signal(data_collections=["b.z"]))
-    query.state = query.snapshots.begin(query.state.without_batch(), MARK)
-    assert query.state.blocks_stream
+    query.queue = query.snapshots.begin(query.queue.without_batch(), MARK)
+    assert query.queue.blocks_stream
     assert query.batch() == ["a.x", "a.x"]
-    assert (query.state.reading, query.state.initial_plan is None) == (MARK, False)
+    assert (query.queue.reading, query.queue.initial_plan is None) == (MARK, False)
     assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
-    assert query.state.ending is not None
-    assert query.state.initial_plan is None
+    assert query.queue.ending is not None
+    assert query.queue.initial_plan is None
     assert query.rest() == ["b.z"] * 2
     name = f"initial-{MARK.time}-{MARK.inc}"
     kinds = [kind for identifier, kind in query.notified if identifier == name]
@@ -433,29 +437,27 @@ class Replayed:
 
 def test_many_signals_of_one_cluster_time_come_once_each() -> None:
     collection = SignalCollection(Replayed, lambda: Timestamp(150, 1))
-    state, position, found = SignalState(), AtTime(Timestamp(99, 1)), list[str]()
+    queue, position, found = SnapshotQueue(), AtTime(Timestamp(99, 1)), list[str]()
     while len(found) <= len(Replayed.events):
-        signals, reached = collection.receive(
-            state.position or position, state.handled, is_own=state.position is not None
-        )
-        state = SignalState(state.handled, position=reached)
+        signals, reached = collection.receive(position, queue.handled, queue.signal_position)
+        queue = SnapshotQueue(queue.handled, signal_position=reached)
         if not signals:
             break
         for each in signals:
-            state = state.with_handled(each.id, ())
+            queue = queue.with_handled(each.id, ())
         found += [each.id for each in signals]
     ids = [str(number) for _, number in Replayed.events]
     assert found == [*ids[:-1], Replayed.events[-1][0]]
 
 
 def test_a_signal_is_processed_once_though_it_causes_nothing() -> None:
-    planners: Any = SimpleNamespace(advanced=lambda state, _: state)
-    planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), planners, Output())
-    planner._snapshot = _InitialSnapshot.SKIPPED
+    connection: Any = Mock()
+    connection.scheduler.skipped = lambda queue: queue
+    planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), connection, Output())
     start = Offset(AtTime(MARK))
-    batch = PlannedBatch(start.position, start.position, 0)
-    assert planner._moved(start, batch, SignalState()) is None
-    processed = SignalState().with_handled("1", ())
-    moved = planner._moved(start, batch, processed)
+    batch = EventRange(start.position, start.position, 0)
+    assert planner._moved(start, _Move.STREAM, batch, SnapshotQueue()) is None
+    processed = SnapshotQueue().with_handled("1", ())
+    moved = planner._moved(start, _Move.STREAM, batch, processed)
     assert moved is not None
-    assert moved.signals == processed
+    assert moved.snapshots == processed

@@ -19,11 +19,11 @@ from bson.timestamp import Timestamp
 from pymongo.errors import OperationFailure
 
 from spark_sink.options.scope import Scope
-from spark_sink.signals.query_snapshots import QuerySnapshots
-from spark_sink.signals.requests import SnapshotRequest
-from spark_sink.signals.state import SignalState
+from spark_sink.options.snapshot_options import SnapshotOptions
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
+from spark_sink.snapshot.chunk_planner import CHUNK_BYTES, ChunkPlanner, _bound, _kind
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotPlan, bound_text, value_of
-from spark_sink.snapshot.planner import CHUNK_BYTES, SnapshotPlanner, _bound, _kind
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)
@@ -144,27 +144,27 @@ class Servers:
 
 def written(plan: SnapshotPlan) -> SnapshotPlan:
     """Return a plan as an offset of the checkpoint restores it, which has at most 4 KiB."""
-    text = json.dumps(Offset(plan.handover, signals=in_snapshot(plan)).document)
+    text = json.dumps(Offset(plan.handover, snapshots=in_snapshot(plan)).document)
     assert len(text) <= 4096
-    restored = Offset.of(json.loads(text)).signals.initial_plan
+    restored = Offset.of(json.loads(text)).snapshots.initial_plan
     assert restored == plan
     return plan
 
 
-def in_snapshot(plan: SnapshotPlan) -> SignalState:
+def in_snapshot(plan: SnapshotPlan) -> SnapshotQueue:
     """Return the state of a query within its initial snapshot."""
-    return SignalState(requests=(SnapshotRequest.initial(plan.snapshot_time, plan),))
+    return SnapshotQueue(requests=(SnapshotRequest.initial(plan.snapshot_time, plan),))
 
 
-def batches(planner: SnapshotPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:
+def batches(planner: ChunkPlanner, most: int = 10**9) -> Iterator[list[list[Chunk]]]:
     """Yield the tasks of each batch of a snapshot; all offsets are small."""
-    snapshots = QuerySnapshots(planner)
-    signals = snapshots.begin(SignalState(), MARK)
+    snapshots = SnapshotScheduler(planner)
+    signals = snapshots.begin(SnapshotQueue(), MARK)
     for _ in range(most):
         signals = snapshots.advance(signals, MARK)
         if (plan := signals.initial_plan) is None:
             return
-        assert len(json.dumps(Offset(plan.handover, signals=signals).document)) <= 4096
+        assert len(json.dumps(Offset(plan.handover, snapshots=signals).document)) <= 4096
         signals = signals.without_batch()
         yield planner.tasks(written(plan))
 
@@ -179,7 +179,7 @@ def sizes(servers: Servers, tasks: list[list[Chunk]]) -> list[float]:
 def test_a_rest_without_a_sample_is_read() -> None:
     """After a restart close to the end, a sample may have no key after the place."""
     servers = Servers({"c": Stub(_MILLION)})
-    planner = SnapshotPlanner(servers, Scope("d"), 4)  # type: ignore[arg-type]
+    planner = ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=4))  # type: ignore[arg-type]
     [collection] = planner.collections()
     rest = Mark(collection.id, bound_text(_MILLION - 1))
     plan = planner.next_batch(SnapshotPlan(MARK, end=rest))
@@ -190,25 +190,25 @@ def test_a_rest_without_a_sample_is_read() -> None:
 
 def test_without_the_right_to_statistics_the_documents_are_counted() -> None:
     servers = Servers({"c": Stub(2 * _MILLION)}, stats=False)
-    tasks = next(batches(SnapshotPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+    tasks = next(batches(ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))))  # type: ignore[arg-type]
     assert len(tasks) == 8
     assert max(sizes(servers, tasks)) <= 2 * median(sizes(servers, tasks))
 
 
 def test_a_sample_that_fails_by_chance_is_taken_again() -> None:
     servers = Servers({"c": Stub(2 * _MILLION)}, failures=[28799, 28799])
-    tasks = next(batches(SnapshotPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+    tasks = next(batches(ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))))  # type: ignore[arg-type]
     assert len(tasks) == 8
     servers.failures = [28799] * 99
     with pytest.raises(OperationFailure):
-        next(batches(SnapshotPlanner(servers, Scope("d"), 8)))  # type: ignore[arg-type]
+        next(batches(ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=8))))  # type: ignore[arg-type]
 
 
 def test_ten_thousand_million_documents_need_no_plan_of_all() -> None:
     stub = Stub(10**10, lambda n: ObjectId(f"{n:024x}"), lambda key: int(str(key), 16))
     servers = Servers({"c": stub})
     for cores, number in ((2, 2), (1000, 1)):
-        planner = SnapshotPlanner(servers, Scope("d"), 2 * cores)  # type: ignore[arg-type]
+        planner = ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=2 * cores))  # type: ignore[arg-type]
         for tasks in batches(planner, number):
             assert len(tasks) >= 2 * cores * 0.9
             assert max(sizes(servers, tasks)) <= 2 * CHUNK_BYTES
@@ -241,8 +241,8 @@ def test_no_batch_waits_for_one_task(
 ) -> None:
     servers = Servers(collections)
 
-    def planner() -> SnapshotPlanner:
-        return SnapshotPlanner(servers, Scope("d"), 2 * cores)  # type: ignore[arg-type]
+    def planner() -> ChunkPlanner:
+        return ChunkPlanner(servers, Scope("d"), SnapshotOptions(tasks=2 * cores))  # type: ignore[arg-type]
 
     planning, reading = planner(), planner()
     plan, read, number = planning.begin(MARK), [], 0

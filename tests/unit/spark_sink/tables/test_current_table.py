@@ -19,6 +19,7 @@ from pyspark.sql.types import StructType
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
+from spark_sink.events.positions import after
 from spark_sink.tables import current_table, range_merge, staged_changes
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
@@ -39,6 +40,7 @@ from tests.doubles.table_changes import (
     change_rows,
     documents_in,
     killed,
+    staged,
     with_field,
 )
 
@@ -520,6 +522,34 @@ def test_a_query_does_not_continue_on_a_restored_table(tmp_path: Path) -> None:
     DeltaTable(tmp_path).restore(0)
     with pytest.raises(StreamError, match="was restored"):
         CurrentTable(str(tmp_path)).apply(Mock())
+
+
+def test_a_new_query_may_begin_on_a_restored_table_with_a_snapshot_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = RandomChanges(1)
+    for number in range(3):
+        apply(tmp_path, [stream.change(number, n=1)], number)
+    DeltaTable(tmp_path).restore(0)
+
+    def write(number: int, *events: dict[str, Any], query: str = "new") -> None:
+        monkeypatch.setattr(current_table, "reports_in", lambda *_: staged(tmp_path, events))
+        CurrentTable(str(tmp_path)).apply(Mock(sparkSession=None), Batch(query, number))
+
+    time = Timestamp(1_800_000_000, 1)
+    head = {"_id": {"_data": high_water_mark(after(time).time)}, "clusterTime": time}
+    read = head | {"operationType": "read", "ns": {"db": DATABASE, "coll": "a"}}
+    read |= {"documentKey": {"_id": 9}, "fullDocument": {"_id": 9}}
+    for refused in (stream.change(5, n=1), read | {"signal": {"id": "s"}}):
+        with pytest.raises(StreamError, match="was restored"):
+            write(0, refused)
+    with pytest.raises(StreamError, match="was restored"):
+        write(3, read, query="q")
+    write(0)
+    write(1, read)
+    end = {"operationType": "snapshotEnd", "readUntil": time, "ns": {"db": "", "coll": ""}}
+    write(2, head | end)
+    assert documents_in(tmp_path).keys() == {("a", 9)}
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:

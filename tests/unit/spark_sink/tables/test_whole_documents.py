@@ -16,13 +16,8 @@ from bson.timestamp import Timestamp
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.dataclass_json import from_document
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.snapshot.unread import (
-    CollectionTokens,
-    LostDocument,
-    Namespace,
-    tokens_document,
-    tokens_from,
-)
+from spark_sink.snapshot.selections import Namespace
+from spark_sink.snapshot.unread import CollectionTokens, LostDocument, tokens_document, tokens_from
 from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of, unread_after
 from spark_sink.tables.fold import Fold, whole_documents, without_superseded
 from spark_sink.tables.places import places_of

@@ -23,9 +23,9 @@ from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.options.scope import Scope
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.extended_json import canonical_json
-from spark_sink.signals.requests import Chosen
 from spark_sink.signals.signal import signal_of
 from spark_sink.snapshot.plan import SnapshotPlan, filter_of
+from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KeyRanges
@@ -230,7 +230,7 @@ def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
     [path] = (tmp_path / "signals").iterdir()
     document = json_util.loads(path.read_text())
     signal = signal_of(document["id"], document)
-    request = Chosen(signal.collections, signal.conditions)
+    request = CollectionPatterns(signal.collections, signal.conditions)
     assert 10_000 < request.characters < 20_000
     chosen = request.condition("shop.orders1")
     assert chosen == filter_of([row["key"] for row in rows[5:10]])

@@ -1,4 +1,4 @@
-"""Plan, on Spark's driver, where the next micro-batch ends and how its tasks divide it.
+"""Plans, on Spark's driver, where the events of a micro-batch end, and how tasks divide them.
 
 A batch ends at a cluster time that all shards have passed, so that the events of one cluster time,
 such as those of a transaction on one shard, stay together. The planner reads ahead, on a cursor
@@ -76,8 +76,13 @@ _SMALL_EVENTS = 5000
 
 
 @dataclass(frozen=True)
-class PlannedBatch:
-    """A batch: start, end, number of events if known, a time before which it has no event."""
+class EventRange:
+    """The events of a batch, after a position up to another one.
+
+    Args:
+        events: about how many they are, if known.
+        quiet_until: a cluster time before which there are none.
+    """
 
     start: Position
     end: Position
@@ -92,7 +97,7 @@ class PlannedBatch:
 
     @property
     def is_small(self) -> bool:
-        """Whether the batch is read from the merged stream at once."""
+        """Whether they are read from the merged stream at once."""
         return self.events is not None and self.events <= _SMALL_EVENTS
 
 
@@ -127,8 +132,8 @@ class _Sample:
         return self.tokens[0].data[:TIME_DIGITS] != self.tokens[-1].data[:TIME_DIGITS]
 
 
-class BatchPlanner:
-    """Plans micro-batches one after the other. Closes the streams that an exception interrupts.
+class EventPlanner:
+    """Plans the events of batches, one after the other. Closes streams that an exception ends.
 
     `loaded` is the time of a query's `load()`, if there is one. All requests may raise StreamError
     or PyMongoError.
@@ -151,7 +156,7 @@ class BatchPlanner:
         self._event_rate = EventRate()
         self._sample: _Sample | None = None
         self._stop: AtTime | None = None
-        self._plan: PlannedBatch | None = None
+        self._plan: EventRange | None = None
         self._batch = 0  # the number of the latest batch
         self._tasks = 0  # how many tasks it has
 
@@ -179,7 +184,7 @@ class BatchPlanner:
 
     def next_batch(
         self, start: Position, max_events: int | None, *, advances: bool = False
-    ) -> PlannedBatch:
+    ) -> EventRange:
         """Return the batch after `start`, which is empty if there are no events.
 
         The batch has about `max_events` events at most; None is no limit. With `advances` an empty
@@ -193,13 +198,13 @@ class BatchPlanner:
         self._batch += 1
         self._tasks = 0
         if isinstance(start, FromNow):
-            self._plan = PlannedBatch(start, self._client.with_retries(self._beginning), 0)
+            self._plan = EventRange(start, self._client.with_retries(self._beginning), 0)
         else:
             least = 0 if advances else self._options.idle_advance
             self._plan = self._with_whole_transactions(self._planned(start, max_events, least))
         return self._plan
 
-    def tasks(self, batch: PlannedBatch) -> list[EventsTask]:
+    def tasks(self, batch: EventRange) -> list[EventsTask]:
         """Return the tasks that read a batch, which may have been planned before a restart.
 
         Raises StreamError if the end of the batch does not follow its start.
@@ -248,7 +253,7 @@ class BatchPlanner:
         started = time.time() if self._loaded is None else query_started(self._loaded)
         return AtTime(cluster_time_at(started, clocks.wall - time.time(), clocks.cluster_time))
 
-    def _with_whole_transactions(self, plan: PlannedBatch) -> PlannedBatch:
+    def _with_whole_transactions(self, plan: EventRange) -> EventRange:
         """Return the batch; its end moves to the end of a transaction if transactions are kept."""
         sample = self._sample
         last_is_outside = sample is not None and sample.is_idle and not sample.in_transaction
@@ -261,12 +266,12 @@ class BatchPlanner:
         self.close()
         return replace(plan, end=end, events=None if plan.events is None else plan.events + passed)
 
-    def _planned(self, start: Position, max_events: int | None, least: float) -> PlannedBatch:
+    def _planned(self, start: Position, max_events: int | None, least: float) -> EventRange:
         stop = self._stop
         if stop is None and max_events is None:
             stop = after(self._client.with_retries(self._client.present))
         if stop is not None and not is_after(stop, start):
-            return PlannedBatch(start, start, 0)
+            return EventRange(start, start, 0)
         if self._plan is None or self._plan.end != start:
             self.close()
         sample, quiet_until = self._sample, None
@@ -278,15 +283,15 @@ class BatchPlanner:
         if len(sample.tokens) >= _END_SAMPLE and self._event_rate.is_known:
             far = self._estimated_end(sample.tokens, most, stop)
             if far is not None:
-                return PlannedBatch(start, far, most, quiet_until)
+                return EventRange(start, far, most, quiet_until)
         self._read_sample(sample, most, stop)
         if not sample.tokens:
             end = self._idle_end(start, sample.cursor.position, least)
-            return PlannedBatch(start, end, 0, quiet_until)
+            return EventRange(start, end, 0, quiet_until)
         if stop is not None and sample.tokens[0].data > key_of(stop):
-            return PlannedBatch(start, start, 0)
+            return EventRange(start, start, 0)
         end, events = self._end(sample, most, stop)
-        return PlannedBatch(start, end, events, quiet_until)
+        return EventRange(start, end, events, quiet_until)
 
     def _read_sample(self, sample: _Sample, most: int | None, stop: AtTime | None) -> None:
         """Read until the stream is idle, the time is over, the sample is full, or beyond `stop`."""

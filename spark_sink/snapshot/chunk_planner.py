@@ -8,10 +8,9 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import pairwise
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import bson
@@ -25,6 +24,7 @@ from pymongo.errors import OperationFailure
 from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMBOL
 from spark_sink.errors import within_limit
 from spark_sink.options.scope import Scope
+from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.snapshot.plan import (
     Chunk,
     Mark,
@@ -34,6 +34,7 @@ from spark_sink.snapshot.plan import (
     bound_text,
     value_of,
 )
+from spark_sink.snapshot.selections import EVERYTHING, Namespace, Selection
 from spark_sink.stream.retries import is_transient
 
 # The bytes of documents that a task reads where there are many, and the least for which one starts.
@@ -67,23 +68,6 @@ _NOTHING = 1e-9
 # The bytes of a document where the server does not tell them.
 _UNKNOWN_SIZE = 1024
 
-Wanted = Callable[[str], bool]
-"""Whether a snapshot reads a collection, by its name, such as "shop.orders"."""
-
-
-def _all(_: str) -> bool:
-    return True
-
-
-class Selection(NamedTuple):
-    """What a snapshot reads: collections, and of those in `keys` only documents with these keys."""
-
-    wanted: Wanted = _all
-    keys: Mapping[str, Sized] = MappingProxyType({})
-
-
-EVERYTHING = Selection()
-
 
 class _Piece(NamedTuple):
     """A part of a collection: its share of it, its weight in full tasks, and its documents."""
@@ -94,39 +78,35 @@ class _Piece(NamedTuple):
     rows: float
 
 
-class SnapshotPlanner:
+class ChunkPlanner:
     """Plans snapshots of a scope. All methods raise PyMongoError.
 
-    Args:
-        tasks: of a batch.
-        rows: about how many documents a task reads; None: CHUNK_BYTES of them, or less if there are
-            too few for all tasks of a batch.
+    `options` say how many tasks a batch has, and how many documents a task reads: otherwise
+    CHUNK_BYTES of them, or less if there are too few for all tasks of a batch.
     """
 
-    def __init__(
-        self, client: MongoClient[Any], scope: Scope, tasks: int, rows: int | None = None
-    ) -> None:
+    def __init__(self, client: MongoClient[Any], scope: Scope, options: SnapshotOptions) -> None:
         self._client = client
         self._scope = scope
-        self._tasks = tasks
-        self._rows = rows
+        self._tasks = options.tasks
+        self._rows = options.chunk_rows
         self._listed: dict[str, SnapshotCollection] = {}
-        self._names: dict[str, set[tuple[str, str]]] = {}
+        self._names: dict[str, set[Namespace]] = {}
         # The pieces of collections that are being read, from one of them on up to the end.
         self._sampled: dict[str, list[_Piece]] = {}
 
-    def begin(self, snapshot_time: Timestamp, wanted: Wanted = _all) -> SnapshotPlan:
+    def begin(self, snapshot_time: Timestamp, selection: Selection = EVERYTHING) -> SnapshotPlan:
         """Return the plan of a snapshot of which nothing is read yet.
 
         `snapshot_time` is a cluster time at or after all finished writes.
         """
-        for kept in (self._listed, self._names, self._sampled):
-            kept.clear()
+        for cache in (self._listed, self._names, self._sampled):
+            cache.clear()
         self._list()
-        return SnapshotPlan(snapshot_time, progress=Progress(len(self.collections(wanted))))
+        return SnapshotPlan(snapshot_time, progress=Progress(len(self.collections(selection))))
 
     def collections(
-        self, wanted: Wanted = _all, plan: SnapshotPlan | None = None
+        self, selection: Selection = EVERYTHING, plan: SnapshotPlan | None = None
     ) -> list[SnapshotCollection]:
         """Return the collections of a snapshot in the order in which it reads them.
 
@@ -135,7 +115,9 @@ class SnapshotPlanner:
         """
         if not self._listed:
             self._list()
-        chosen = [collection for collection in self._listed.values() if wanted(str(collection))]
+        chosen = [
+            collection for collection in self._listed.values() if selection.wants(str(collection))
+        ]
         if plan is not None:
             time = plan.snapshot_time
             chosen = [
@@ -143,26 +125,31 @@ class SnapshotPlanner:
             ]
         return sorted(chosen, key=lambda each: each.id)
 
-    def names(self, wanted: Wanted = _all) -> list[tuple[str, str]]:
-        """Return the collections that a snapshot reads, by database and name, now and before.
+    def names(self, selection: Selection) -> list[Namespace]:
+        """Return the collections that a snapshot reads whole, by database and name, now and before.
 
         A collection that was renamed has both names.
         """
         self._list()
         return sorted(
-            {name for collection in self.collections(wanted) for name in self._names[collection.id]}
+            {
+                name
+                for collection in self.collections(selection)
+                if selection.reads_whole(str(collection))
+                for name in self._names[collection.id]
+            }
         )
 
-    def next_batch(self, plan: SnapshotPlan, chosen: Selection = EVERYTHING) -> SnapshotPlan:
+    def next_batch(self, plan: SnapshotPlan, selection: Selection = EVERYTHING) -> SnapshotPlan:
         """Return the plan after a further batch; the last one reads nothing."""
         weight = rows = 0.0
-        ids = [collection.id for collection in self.collections(chosen.wanted, plan)]
+        ids = [collection.id for collection in self.collections(selection, plan)]
         begin, end = plan.end, None
         if begin is None or not ids or ids[-1] < begin.collection:
             return replace(plan, start=Mark(), end=None, ended=True)
         for before in [sampled for sampled in self._sampled if sampled < begin.collection]:
             del self._sampled[before]
-        for piece in self._pieces(replace(plan, start=begin, end=None), chosen, fine=False):
+        for piece in self._pieces(replace(plan, start=begin, end=None), selection, fine=False):
             if weight >= self._tasks * (1 - 0.5 / _SAMPLES):
                 end = Mark(piece.chunk.collection.id, piece.chunk.lower)
                 break
@@ -183,11 +170,11 @@ class SnapshotPlanner:
         )
         return replace(plan, start=begin, end=end, progress=progress)
 
-    def tasks(self, plan: SnapshotPlan, chosen: Selection = EVERYTHING) -> list[list[Chunk]]:
+    def tasks(self, plan: SnapshotPlan, selection: Selection = EVERYTHING) -> list[list[Chunk]]:
         """Return what the tasks of the batch that ends with a plan read, each about as much."""
         if plan.ended:
             return []
-        pieces = list(self._pieces(plan, chosen, fine=True))
+        pieces = list(self._pieces(plan, selection, fine=True))
         weight = sum(piece.weight for piece in pieces)
         size = weight / self._task_count(weight)
         tasks: list[list[Chunk]] = []
@@ -210,30 +197,24 @@ class SnapshotPlanner:
         small = 0 if self._rows else min(self._tasks, int(weight * CHUNK_BYTES / _LEAST_BYTES))
         return max(1, round(weight), small)
 
-    def _pieces(self, plan: SnapshotPlan, chosen: Selection, *, fine: bool) -> Iterator[_Piece]:
+    def _pieces(self, plan: SnapshotPlan, selection: Selection, *, fine: bool) -> Iterator[_Piece]:
         """Return the parts of all collections from a plan's start up to its end, in order.
 
         With `fine` a batch is divided once more where a sample stands for too much of a task.
         """
-        start, end = plan.start, plan.end
-        for collection in self.collections(chosen.wanted, plan):
-            own = collection.id
-            if own < start.collection or (end is not None and own > end.collection):
+        for collection in self.collections(selection, plan):
+            bounds = plan.bounds(collection)
+            if bounds is None:
                 continue
-            lower = start.key if own == start.collection else None
-            upper = end.key if end is not None and own == end.collection else None
-            if end is not None and own == end.collection and upper is None:
-                continue
-            keys = chosen.keys.get(str(collection))
+            keys = selection.key_count(str(collection))
             if keys is not None:
-                weight = len(keys) * _UNKNOWN_SIZE / CHUNK_BYTES
-                yield _Piece(Chunk(collection), 1.0, weight, len(keys))
+                yield _Piece(Chunk(collection), 1.0, keys * _UNKNOWN_SIZE / CHUNK_BYTES, keys)
                 continue
-            pieces = self._between(collection, lower, upper)
+            pieces = self._between(collection, *bounds)
             is_coarse = max(piece.weight for piece in pieces) > _COARSE
             if fine and is_coarse and sum(piece.weight for piece in pieces) < 2 * self._tasks:
                 within = sum(piece.share for piece in pieces)
-                pieces = self._sample(collection, lower, upper, within)
+                pieces = self._sample(collection, *bounds, within)
             yield from pieces
 
     def _between(
@@ -362,9 +343,9 @@ class SnapshotPlanner:
                     )
         sharded = self._sharded([str(collection) for collection in collections])
         for collection in collections:
-            known = sharded.get(str(collection), {})
-            created = known.get("timestamp", collection.created)
-            keyed = replace(collection, key=tuple(known.get("key", ())), created=created)
+            sharding = sharded.get(str(collection), {})
+            created = sharding.get("timestamp", collection.created)
+            keyed = replace(collection, key=tuple(sharding.get("key", ())), created=created)
             self._listed.setdefault(keyed.id, keyed)
             self._names.setdefault(keyed.id, set()).add((keyed.database, keyed.name))
 

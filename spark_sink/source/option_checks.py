@@ -1,4 +1,8 @@
-"""Warns of options that match nothing in the cluster, and of what has no change stream."""
+"""Checks of options against the collections of the cluster, when a query is loaded.
+
+A query warns of options that match nothing, and of what has no change stream. It refuses to mask a
+shard key.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +10,14 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from difflib import get_close_matches
 
-from pymongo.errors import PyMongoError
+from pymongo.errors import OperationFailure, PyMongoError
 
 from spark_sink.console import say
 from spark_sink.errors import within_limit
 from spark_sink.options.java_patterns import compiled
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.snapshot.planner import SYSTEM_DATABASES
+from spark_sink.rows.field_edits import key_is_masked
+from spark_sink.snapshot.chunk_planner import SYSTEM_DATABASES, ChunkPlanner
 from spark_sink.stream.router_client import RouterClient
 
 # The most databases whose collections are listed.
@@ -31,13 +36,30 @@ def warn_of_unmatched_names(options: Mapping[str, str]) -> None:
 
     Raises OptionError.
     """
-    given = parse_options(options)
+    parsed = parse_options(options)
     try:
-        warnings = [*_warnings(given)]
+        warnings = [*_warnings(parsed)]
     except PyMongoError:
         return
     for warning in warnings:
         say(within_limit(f"warning: {warning}"))
+
+
+def require_maskable(client: RouterClient, options: StreamOptions) -> None:
+    """Raise StreamError if a field is to be masked that is a part of a collection's shard key.
+
+    Without the right to read shard keys, the task of the first event raises it.
+    """
+    planner = ChunkPlanner(client.mongo, options.scope, options.snapshot)
+    try:
+        collections = client.with_retries(planner.collections)
+    except OperationFailure:
+        return
+    for collection in collections:
+        for edit in options.masked_fields:
+            is_of_key = any(edit.meets(field.encode().split(b".")) for field in collection.key)
+            if is_of_key and edit.concerns(collection.database, collection.name):
+                raise key_is_masked(edit, str(collection))
 
 
 def _warnings(options: StreamOptions) -> Iterator[str]:
@@ -76,23 +98,23 @@ def _unmatched(
     """Return the entries that match none of these collections or databases, with their options."""
     scope, snapshot, signals = options.scope, options.snapshot, options.signal_collection
     inside = [namespace for namespace in collections if scope.accepts(*namespace)]
-    names, chosen = (
+    names, inside_names = (
         [".".join(namespace) for namespace in group] for group in (collections, inside)
     )
-    own = [f"{scope.database}.{name}" for name in scope.collections]
-    whole = [] if own or scope.database is None else [scope.database]
-    given: list[tuple[str, Iterable[str], list[str], bool]] = [
+    listed = [f"{scope.database}.{name}" for name in scope.collections]
+    whole = [] if listed or scope.database is None else [scope.database]
+    entries_of: list[tuple[str, Iterable[str], list[str], bool]] = [
         ("database", whole, databases, True),
-        ("collection", own, names, True),
+        ("collection", listed, names, True),
         ("signalCollection", [] if signals is None else [".".join(signals)], names, True),
         ("database.include.list", scope.include_databases, databases, scope.literal),
         ("database.exclude.list", scope.exclude_databases, databases, scope.literal),
         ("collection.include.list", scope.include_collections, names, scope.literal),
         ("collection.exclude.list", scope.exclude_collections, names, scope.literal),
-        ("snapshot.include.collection.list", snapshot.collections, chosen, False),
-        ("snapshotFilters", snapshot.filters or (), chosen, True),
+        ("snapshot.include.collection.list", snapshot.collections, inside_names, False),
+        ("snapshotFilters", snapshot.filters or (), inside_names, True),
     ]
-    for option, entries, present, are_names in given:
+    for option, entries, present, are_names in entries_of:
         for entry in entries:
             if entry in present or (not are_names and any(map(compiled(entry).fullmatch, present))):
                 continue

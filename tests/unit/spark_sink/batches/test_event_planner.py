@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.batches.batch_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, PlannedBatch
+from spark_sink.batches.event_planner import FIRST_EVENT_TIMEOUT, SAMPLE_SIZE, EventRange
 from spark_sink.batches.event_tasks import EventsTask, TaskReader, shard_tasks
 from spark_sink.errors import HistoryLostError, StreamError
 from spark_sink.events.positions import AtTime, FromNow, Position, Token, is_after
@@ -73,7 +73,7 @@ def drain(
         # A batch that is repeated after a restart is defined by its ends alone.
         offset = Offset(batch.end, quiet_until=batch.quiet_until)
         assert Offset.of(json.loads(json.dumps(offset.document))) == offset
-        again = PlannedBatch(start, batch.end, quiet_until=batch.quiet_until)
+        again = EventRange(start, batch.end, quiet_until=batch.quiet_until)
         for sharded in (False, True):
             tasks = planner(history, sharded=sharded).tasks(again)
             assert sorted(keys(history, tasks)) == sorted(batches[-1])
@@ -267,7 +267,7 @@ def test_a_query_from_now_begins_with_an_empty_batch_that_fixes_the_start():
     assert plan.tasks(batch) == []
     history.insert(2)
     # A restart before that batch was committed plans the same batch and loses nothing.
-    assert planner(history).tasks(PlannedBatch(FromNow(), batch.end)) == []
+    assert planner(history).tasks(EventRange(FromNow(), batch.end)) == []
     [read] = drain(history, batch.end, 10)
     assert read == history.keys[1:]
 
@@ -286,7 +286,7 @@ def test_an_idle_stream_keeps_its_offset_until_it_is_old():
     batch = plan.next_batch(start, 10)
     assert is_after(batch.end, start)
     assert plan.tasks(batch) == []
-    again = planner(history).tasks(PlannedBatch(start, batch.end))
+    again = planner(history).tasks(EventRange(start, batch.end))
     assert keys(history, again) == []
 
 
@@ -392,7 +392,7 @@ def test_a_range_of_unknown_size_is_divided_by_its_events(per_task: int, sharded
         if number < 300:
             history.tick(seconds=60)
         history.insert(number)
-    batch = PlannedBatch(start, Token(history.events[-1]["_id"]))
+    batch = EventRange(start, Token(history.events[-1]["_id"]))
     tasks = planner(history, sharded=sharded, events_per_partition=per_task).tasks(batch)
     read = [keys(history, [each]) for each in tasks]
     assert sorted(key for each in read for key in each) == history.keys
@@ -418,7 +418,7 @@ def test_a_batch_of_an_earlier_scope_is_divided_without_the_event_before_it() ->
     for number in range(1, 100):
         history.tick(seconds=1)
         history.insert(number)
-    batch = PlannedBatch(before, AtTime(history.tick(seconds=1)))
+    batch = EventRange(before, AtTime(history.tick(seconds=1)))
     tasks = planner(history, sharded=True, events_per_partition=20).tasks(batch)
     assert len(tasks) > SHARDS
     assert sorted(keys(history, tasks)) == history.keys[1:]

@@ -1,0 +1,188 @@
+"""The queue of a query's snapshots, and its processed signals, as a part of Spark's offset.
+
+A killed query continues from its offset: with the same requests, the same chunks, and the ids of
+the processed signals, none of which is processed twice. `snapshot_scheduler` makes each next queue.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from bson.timestamp import Timestamp
+
+from spark_sink.dataclass_json import tagged
+from spark_sink.events.positions import Position
+from spark_sink.signals.signal import SnapshotKind, digest
+from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.selections import (
+    EVERYTHING,
+    CollectionPatterns,
+    MissingDocuments,
+    Namespace,
+    ScopeGain,
+    Selection,
+)
+from spark_sink.snapshot.unread import CollectionTokens
+
+LOGGED = "LOGGED"
+"""The type of the notification that a signal `log` requests."""
+
+# Ids of processed signals that are kept.
+_MAX_HANDLED = 50
+
+
+@dataclass(frozen=True)
+class SnapshotRequest:
+    """A snapshot that the mode of the query (the initial one), a signal or the table requests.
+
+    Args:
+        kind: initial, blocking or incremental. The stream waits for all but incremental ones.
+        selection: the collections that it reads, and which of their documents.
+        plan: how far it is; None before the beginning.
+    """
+
+    id: str
+    kind: SnapshotKind
+    selection: Selection = field(
+        default=EVERYTHING, metadata=tagged(CollectionPatterns, MissingDocuments, ScopeGain)
+    )
+    plan: SnapshotPlan | None = None
+
+    @classmethod
+    def initial(
+        cls, time: Timestamp, plan: SnapshotPlan | None = None, patterns: tuple[str, ...] = ()
+    ) -> SnapshotRequest:
+        """Return the request of the initial snapshot, at a cluster time."""
+        return cls(f"initial-{time.time}-{time.inc}", "initial", CollectionPatterns(patterns), plan)
+
+    @property
+    def blocks_stream(self) -> bool:
+        """Whether the stream waits for the snapshot."""
+        return self.kind != "incremental"
+
+    @property
+    def is_required(self) -> bool:
+        """Whether the table lacks what the snapshot reads; then no signal stops it."""
+        return not isinstance(self.selection, CollectionPatterns)
+
+    def unread_tokens(self, required_at: str) -> CollectionTokens:
+        """Return what the request reads again, and the tokens from which the table lacks it.
+
+        `required_at` is the token of the collections that it names.
+        """
+        tokens: dict[Namespace | ScopeGain, str] = dict.fromkeys(self.selection.unread, required_at)
+        if isinstance(self.selection, ScopeGain):
+            tokens[self.selection] = self.selection.token
+        return tokens
+
+    @property
+    def ends_unread(self) -> bool:
+        """Whether collections are no longer unread at its end, also those that are gone by then."""
+        return isinstance(self.selection, ScopeGain) or bool(self.selection.unread)
+
+
+@dataclass(frozen=True)
+class SnapshotQueue:
+    """The snapshots that have not ended, in their order, and the signals processed so far.
+
+    `reading`, `ending` and `notifications` belong to the batch that ends here, the other fields to
+    the query.
+
+    Args:
+        handled: digests of the ids of processed signals, the oldest first.
+        requests: one that `blocks_stream` is read first, then the first of the others.
+        paused: whether a signal has paused all that do not block the stream.
+        signal_position: in the stream of the collection of signals; None for the query's position.
+        required_at: the newest token at which a table lacked a requested collection.
+        reading: the cluster time at which the batch reads a part of the running snapshot, whose
+            plan says up to where; None if it reads none.
+        ending: the request that ends with the batch, if it has read whole collections.
+        notifications: of what has changed with the batch.
+    """
+
+    handled: tuple[str, ...] = ()
+    requests: tuple[SnapshotRequest, ...] = ()
+    paused: bool = False
+    signal_position: Position | None = None
+    required_at: str = ""
+    reading: Timestamp | None = None
+    ending: SnapshotRequest | None = None
+    notifications: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def running(self) -> SnapshotRequest | None:
+        """The snapshot whose chunks are read next."""
+        for request in self.requests:
+            if request.blocks_stream:
+                return request
+        return None if self.paused or not self.requests else self.requests[0]
+
+    @property
+    def initial_plan(self) -> SnapshotPlan | None:
+        """The plan of the initial snapshot; None if it is not running."""
+        return next((request.plan for request in self.requests if request.kind == "initial"), None)
+
+    @property
+    def gains(self) -> list[ScopeGain]:
+        """What the scope has gained, and no snapshot has read to its end."""
+        selections = (request.selection for request in self.requests)
+        return [selection for selection in selections if isinstance(selection, ScopeGain)]
+
+    @property
+    def blocks_stream(self) -> bool:
+        """Whether the stream waits for a blocking snapshot."""
+        return any(request.blocks_stream for request in self.requests)
+
+    @property
+    def characters(self) -> int:
+        """The characters of the names and filters of all requests."""
+        return sum(request.selection.characters for request in self.requests)
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the batch has rows or notifications."""
+        return bool(self.reading or self.ending or self.notifications)
+
+    @property
+    def asks_present(self) -> bool:
+        """Whether a signal of the batch requests that the batch moves to the end of the stream."""
+        return any(notification["type"] == LOGGED for notification in self.notifications)
+
+    def has_handled(self, identifier: str) -> bool:
+        """Return whether the queue has the id of this signal as processed."""
+        return digest(identifier) in self.handled
+
+    def without_batch(self) -> SnapshotQueue:
+        """Return the queue without the batch's part."""
+        return replace(self, reading=None, ending=None, notifications=())
+
+    def with_handled(self, identifier: str, waiting: Container[str]) -> SnapshotQueue:
+        """Return the queue with a further id; digests in `waiting` stay: they may recur."""
+        handled = [*self.handled, digest(identifier)]
+        surplus = len(handled) - _MAX_HANDLED
+        kept = [known for n, known in enumerate(handled) if n >= surplus or known in waiting]
+        return replace(self, handled=tuple(kept))
+
+    def has_request(self, identifier: str) -> bool:
+        """Return whether a snapshot with this id has not ended."""
+        return any(request.id == identifier for request in self.requests)
+
+    def free_id(self, name: str) -> str:
+        """Return a name for a snapshot of the query, or a longer one while a snapshot has it."""
+        while self.has_request(name):
+            name += "-more"
+        return name
+
+    def with_request(self, request: SnapshotRequest) -> SnapshotQueue:
+        """Return the queue with a changed request, or with a further one."""
+        if not self.has_request(request.id):
+            return replace(self, requests=(*self.requests, request))
+        changed = (request if old.id == request.id else old for old in self.requests)
+        return replace(self, requests=tuple(changed))
+
+    def without_request(self, identifier: str) -> SnapshotQueue:
+        """Return the queue without a request."""
+        kept = (request for request in self.requests if request.id != identifier)
+        return replace(self, requests=tuple(kept))
