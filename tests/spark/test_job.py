@@ -89,6 +89,13 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
                 updates += 1
                 time.sleep(0.05)
             assert beside.returncode == 0
+
+        def updated() -> bool:
+            return sum(row["operationType"] == "update" for row in rows_of(folder)) == updates
+
+        # Bronze gets a batch first: this one is in progress. After a signal no other batch is sure
+        # to be read, or to be committed.
+        query.wait_for(updated)
         query.process.send_signal(signal.SIGINT)  # for which Spark has a handler of its own
         assert query.process.wait(WAIT) == 0, (folder / "log").read_text()
         told = (folder / "log").read_text().splitlines()
