@@ -20,9 +20,10 @@ import pyarrow as pa
 
 from spark_sink.console import say
 from spark_sink.folders import Folder
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT
-from spark_sink.jobs.query_run import STOP_TIMEOUT, cause_of
+from spark_sink.jobs.query_run import STOP_TIMEOUT
 from spark_sink.jobs.report.progress import printed_progress
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog

@@ -21,10 +21,10 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.console import say
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import after
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.job_tables import CURRENT
-from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.report.status import verified_line
 from spark_sink.jobs.table_commits import Findings
 from spark_sink.options.stream_options import parse_options

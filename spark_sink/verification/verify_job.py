@@ -20,6 +20,7 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.history.job_history import snapshot_ends
 from spark_sink.jobs.history.recovery import lacking_tables
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -31,7 +32,6 @@ from spark_sink.jobs.job_tables import (
     QUARANTINE,
     TRANSACTIONS,
 )
-from spark_sink.jobs.query_run import cause_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum

@@ -18,9 +18,9 @@ import spark_sink.cli as command
 import spark_sink.job as running
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs import query_run, router_beside
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import JobQuery
-from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.report.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
