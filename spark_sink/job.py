@@ -36,7 +36,7 @@ from spark_sink.jobs.table_commits import take_over
 from spark_sink.session.spark_session import job_session, register
 from spark_sink.source.unmatched_names import warn_of_unmatched_names
 from spark_sink.stream.router_client import require_cluster
-from spark_sink.verification.rounds import Verifier
+from spark_sink.verification.rounds import Verifier, require_document_filters
 from spark_sink.verification.verify_job import Outcome, verify_job
 
 _POLL_SECONDS = 0.2
@@ -99,6 +99,8 @@ def _run_together(
 def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
     """Return a record with the cluster's id, and the source's options, which are checked."""
     given = record.source_options(settings.uri)
+    if settings.verify_every is not None:
+        require_document_filters(given)
     record = replace(record, cluster=require_cluster(given))
     warn_of_unmatched_names(given)
     return record, given
@@ -109,7 +111,6 @@ class _Start:
     """A start of one of the jobs of some settings, which `prepared` has checked.
 
     Args:
-        number: that of the job in the settings, from 0.
         name: the job's collection, if it has jobs beside it, otherwise empty.
         options: of the source.
         trigger: the time from the start of one batch to the next; None for a single batch.
@@ -118,13 +119,13 @@ class _Start:
 
     settings: JobSettings
     stop: StopRequest
-    number: int
     name: str
     folder: JobFolder
     record: JobRecord
     options: Mapping[str, str]
     trigger: str | None
     epoch: int
+    metrics: JobMetrics
     router: RouterReport
 
     @classmethod
@@ -153,13 +154,17 @@ class _Start:
             folder.mend(record)
             with suppress(StreamError):  # a damaged checkpoint, which is restored below
                 folder.require_continues(record, once=once)
+            metrics = JobMetrics()
+            if settings.metrics_port is not None:
+                held.enter_context(metrics.serve(settings.metrics_port + number))
             router = held.enter_context(RouterReport(folder.address, options))
             epoch = take_over(folder)
             restore_checkpoint(folder)
             folder.begin(record, once=once)
             replace_lost_batch(folder, settings.uri)
         trigger = None if once else settings.trigger
-        return cls(settings, stop, number, name, folder, record, options, trigger, epoch, router)
+        started = epoch, metrics, router
+        return cls(settings, stop, name, folder, record, options, trigger, *started)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
@@ -172,30 +177,29 @@ class _Start:
         return None
 
     def _run_query(self, spark: SparkSession) -> None:
-        settings, folder, router = self.settings, self.folder, self.router
-        metrics = JobMetrics()
+        settings, folder = self.settings, self.folder
+        metrics, router = self.metrics, self.router
         verifier = findings = None
         if settings.verify_every is not None:
             verifier = Verifier(spark, folder, self.options, settings, metrics.add_round)
             findings = verifier.findings
         job = JobQuery(folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
-        port = settings.metrics_port
-        report = ProgressReport((metrics, router), written=job.written)
+        once = self.trigger is None
+        report = ProgressReport((metrics, router), written=job.written, once=once)
 
         def report_all(running: StreamingQuery) -> None:
             report(running)
             router.turn()
 
-        with nullcontext() if port is None else metrics.serve(port + self.number):
-            query = job.start(spark, self.trigger)
-            try:
-                report.begin(folder.checkpoint.last_committed())
-                with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
-                    run_until_stopped(query, self.stop, report_all)
-            except BaseException:
-                with suppress(Exception):  # the session may be gone
-                    query.stop()  # in a session of the caller it would go on without the lock
-                raise
+        query = job.start(spark, self.trigger)
+        try:
+            report.begin(folder.checkpoint.last_committed())
+            with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
+                run_until_stopped(query, self.stop, report_all)
+        except BaseException:
+            with suppress(Exception):  # the session may be gone
+                query.stop()  # in a session of the caller it would go on without the lock
+            raise
         report.end(folder.checkpoint.last_committed())
 
 

@@ -87,6 +87,10 @@ _REARRANGING = {"OPTIMIZE", "VACUUM START", "VACUUM END"}
 """The operations of commits that keep all rows, and the partitions that they are in."""
 _UNREAD_FEATURES = {"deletionVectors", "columnMapping"}
 """The features of tables that other programs may turn on, and that pyarrow's reader ignores."""
+_DROP = (
+    "drop it in Spark with ALTER TABLE name DROP FEATURE {} TRUNCATE HISTORY, now and again a "
+    "day later (docs/limitations.md#of-the-tables)"
+)
 _COLUMN_MAPPING = "delta.columnMapping.mode"
 """The property of a table whose files may have other names for its columns."""
 _OF_COLUMNS = ("min.", "max.", "null_count.")
@@ -229,8 +233,9 @@ class DeltaLog:
             unread.add("columnMapping")
         for feature in sorted(unread):
             raise StreamError(
-                f"the table at {self.address} has the feature {feature} of Delta, with which its "
-                f"rows cannot be read here: run ALTER TABLE name DROP FEATURE {feature} in Spark"
+                f"version {table.version()} of the table at {self.address} has the feature "
+                f"{feature} of Delta, with which its rows cannot be read here: "
+                f"{_DROP.format(feature)}"
             )
 
     @property
@@ -319,7 +324,7 @@ class DeltaLog:
         """Return an older version to read; its commit has `state`.
 
         Raises DeletedVersionError if its commit or one of its files has been deleted, and
-        StreamError.
+        StreamError, also if a feature of Delta that it had hides rows from pyarrow.
         """
         log = DeltaLog(self.address, self.partitions)
         assert log._table is not None
@@ -330,6 +335,7 @@ class DeltaLog:
                 # It is of one kind for all reasons: this raises OSError where the storage fails.
                 Folder(self.address).has(commit_path(version))
                 raise self._deleted_version_error(version, error) from None
+            log._require_readable(log._table)
             replaced = log.paths() - self.paths()
             existing = self._existing(replaced, f"replaced files of {self.name} looked up")
             if sum(map(len, existing)) < len(replaced):
@@ -615,6 +621,12 @@ class DeltaLog:
         try:
             yield
         except CommitFailedError as error:
+            if "Unsupported table features" in str(error):
+                raise StreamError(
+                    f"the table at {self.address} has a feature of Delta with which it cannot be "
+                    f"written here: {_DROP.format('feature')}",
+                    error,
+                ) from None
             self._fail_overtaken(error)
         except SchemaMismatchError:
             raise

@@ -44,17 +44,25 @@ _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0
 
 
+def require_document_filters(options: Mapping[str, str]) -> None:
+    """Raise OptionError if a pipeline decides which documents the tables of a source have."""
+    if parse_options(options).lacks_snapshot_filters:
+        raise OptionError(
+            "--verify-every reads documents, and the stages of option 'pipeline' work on "
+            "events: set option snapshotFilters, which selects documents ({} is all)"
+        )
+
+
 class Verifier:
     """Compares the current table of a job, in a thread of its own, until it is stopped.
 
     Args:
-        options: of the source, with `uri`.
+        options: of the source, with `uri`, that `require_document_filters` has accepted.
         settings: with `verify_every`; `repair` requests a snapshot of the keys that differ, and
             removes documents that are gone.
         done: called after each round with the time through which it has verified, in seconds since
             1970, and the numbers of rows compared and of keys that differ.
 
-    Raises OptionError if a pipeline decides which documents the table has.
     """
 
     def __init__(
@@ -65,11 +73,6 @@ class Verifier:
         settings: JobSettings,
         done: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
-        if parse_options(options).lacks_snapshot_filters:
-            raise OptionError(
-                "--verify-every reads documents, and the stages of option 'pipeline' work on "
-                "events: set option snapshotFilters, which selects documents ({} is all)"
-            )
         self._options = {"uri": options["uri"], **document_options(options)}
         self._spark = spark
         self._folder = folder

@@ -1,5 +1,6 @@
 """Delta tables of files that tasks have written, read back by readers of other projects."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -470,8 +471,42 @@ def test_a_table_whose_files_have_deleted_rows_or_other_names_is_refused(
         getattr(TableFeatures, feature), allow_protocol_versions_increase=True
     )
     for read in (log.reload, lambda: DeltaLog(str(tmp_path))):
-        with pytest.raises(StreamError, match=f"DROP FEATURE {feature[0].lower()}{feature[1:]}"):
+        with pytest.raises(StreamError, match=f"DROP FEATURE {feature[0].lower()}{feature[1:]} T"):
             read()
+
+
+def written_by_spark(folder: Path, version: int, *features: str) -> None:
+    """Write a commit with which another program changes the features of a table."""
+    read = [feature for feature in features if feature != "checkpointProtection"]
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+    if features:
+        protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": features}
+    if read:
+        protocol |= {"minReaderVersion": 3, "readerFeatures": read}
+    commit = folder / "_delta_log" / f"{version:020}.json"
+    commit.write_text(json.dumps({"protocol": protocol}) + "\n")
+
+
+@pytest.mark.parametrize("feature", ["deletionVectors", "columnMapping"])
+def test_an_older_version_is_read_by_its_own_features(feature: str, tmp_path: Path) -> None:
+    DeltaLog(str(tmp_path)).append_rows(pa.table({"a": [1]}), Batch("q", 0))
+    written_by_spark(tmp_path, 1, feature)
+    written_by_spark(tmp_path, 2)
+    log = DeltaLog(str(tmp_path))
+    assert log.at(0, {}).count() == log.count() == 1
+    with pytest.raises(StreamError, match=f"version 1 .* has the feature {feature}"):
+        log.at(1, {})
+
+
+def test_a_table_that_keeps_the_history_of_a_dropped_feature_is_not_written(tmp_path: Path) -> None:
+    """So Delta Lake 4 drops one by default: the remedy must drop it with its history."""
+    DeltaLog(str(tmp_path)).append_rows(pa.table({"a": [1]}), Batch("q", 0))
+    written_by_spark(tmp_path, 1, "checkpointProtection")
+    log = DeltaLog(str(tmp_path))
+    with pytest.raises(StreamError, match=r"DROP FEATURE feature TRUNCATE HISTORY"):
+        log.append_rows(pa.table({"a": [2]}), Batch("q", 1))
+    written_by_spark(tmp_path, 2)
+    DeltaLog(str(tmp_path)).append_rows(pa.table({"a": [2]}), Batch("q", 1))
 
 
 def test_a_version_with_deleted_files_is_told_from_a_storage_that_fails(
