@@ -16,7 +16,7 @@ from bench.current_tables import apply, insert, key_of, staged, update
 from bench.kernel import memory
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable, Upsert
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 FILES = (100, 1_000, 10_000, 100_000)
 BATCHES, FILE_BYTES = 5, 100_000_000
@@ -46,7 +46,7 @@ def made(folder: str, count: int) -> int:
     apply(Path(folder), [insert(middle, random.Random(count))], 0)
     table = CurrentTable(folder)
     parts = [part(number) for number in range(count) if number != count // 2]
-    table.log.replace(parts, table.form.file_schema, table.state.document)
+    table.log.replace(parts, table.form.file_schema, table.state)
     DeltaTable(table.address).create_checkpoint()
     return middle
 

@@ -44,7 +44,7 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 # Events of a batch and of a task: a batch costs Spark about as much whatever its size, and tasks
 # hold no more rows than a file's row group.

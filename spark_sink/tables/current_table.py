@@ -55,8 +55,7 @@ from spark_sink.tables.staged_changes import (
 )
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, require_whole
-from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch, TableState
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -146,14 +145,14 @@ class CurrentTable:
     def _read_version(self, form: TableForm | None) -> None:
         """Read the version of the log, for a batch that writes a form. Raises OptionError."""
         if self.log.exists:
-            document = self.log.state()
-            if "keys" not in document:
+            state = self.log.state()
+            if not state.keys:
                 raise OptionError(
                     f"the Delta table at {self.address} is no current table: write to another "
                     "folder"
                 )
             self._stored = TableForm.of(self.log.schema, self.log.statistics_columns)
-            self.state = TableState.of(document)
+            self.state = state
         self.form = _form_after(self.address, self._stored, form or self._stored or TableForm())
         """The columns of the next version."""
 
@@ -168,7 +167,7 @@ class CurrentTable:
         log = DeltaLog(target)
         if not log.exists:
             raise OptionError(f"there is no current table at {target}: correct the path")
-        return cls(target, log.state().get("keys", ("_id",)), form=form)
+        return cls(target, log.state().keys or ("_id",), form=form)
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the version, without KEY_RANGE."""
@@ -350,14 +349,15 @@ class CurrentTable:
             state,
             checksum=checksum - plan.changes.removed,
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
+            batch=state.batch if batch is None else batch,
         )
-        if not (replaced or parts or state != self.state or batch is not None):
+        if not (replaced or parts or state != self.state):
             return
         names = [name for name in form.statistics_columns if name in form.file_schema.names]
         # A column loses statistics before the commit, or gets them after it: no file lacks any.
         before = log.statistics_columns if log.exists else names
         log.set_statistics_columns([name for name in before if name in names])
-        log.replace(parts, form.file_schema, state.document, batch, replaced)
+        log.replace(parts, form.file_schema, state, replaced)
         log.set_statistics_columns(names)
         self.state, self._stored, self.form = state, form, form
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:

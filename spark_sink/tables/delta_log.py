@@ -17,6 +17,7 @@ import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -34,10 +35,8 @@ from deltalake.transaction import (
 from pyarrow import fs
 from pyspark.sql.types import StructType
 
-from spark_sink.dataclass_json import from_document, to_document
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.folders import Folder, absolute
-from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
     WITH_STATISTICS,
@@ -47,18 +46,16 @@ from spark_sink.tables.parquet_parts import (
     numbered,
     partition_in,
 )
+from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.version_states import (
     APPLICATION,
     RESTORE,
     STATE,
-    Batch,
     StateFiles,
     commit_path,
     restored_error,
 )
 
-CHECKSUM = "checksum"
-"""The field of a state with the checksum of the table's rows."""
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
 _FILES_KEPT, _COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
@@ -130,7 +127,7 @@ class DeltaLog:
         self._statistics_columns = statistics_columns
         self._epoch = epoch
         self._states = StateFiles(self.address)
-        self._state: tuple[int | None, dict[str, Any]] = None, {}
+        self._state: tuple[int | None, TableState] = None, TableState()
         self._deleted: set[str] = set()
         self._table = self._opened()
 
@@ -276,11 +273,11 @@ class DeltaLog:
         Raises StreamError if another start of the job has written a batch: one with this number, a
         later one, or one that this batch does not follow.
         """
-        number, last = self._transaction(batch.query), Batch.of(self.state())
+        number, last = self._transaction(batch.query), self.state().batch
         is_later = number is None or number < batch.number
-        if is_later and (last is None or not batch.offset or batch.may_follow(last)):
+        if is_later and (not last.query or not batch.offset or batch.may_follow(last)):
             return False
-        if is_later or last is None or not last.is_same(batch):
+        if is_later or not last.is_same(batch):
             remedy = (
                 "run one process for each --out. Start the job again; it continues where the "
                 "tables are"
@@ -293,8 +290,8 @@ class DeltaLog:
             )
         return True
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of the version; empty if no batch and no change has given it one.
+    def state(self) -> TableState:
+        """Return the state of the version; TableState() if no commit has given it one.
 
         Raises StreamError if it is lost.
         """
@@ -306,21 +303,15 @@ class DeltaLog:
 
     def batch(self) -> Batch:
         """Return the newest batch. Raises StreamError if there is none."""
-        batch = Batch.of(self.state())
-        if batch is None:
+        batch = self.state().batch
+        if not batch.query:
             raise StreamError(
                 f"the table at {self.address} has no batch, so no job has written it: correct the "
                 "path, or restore the folder with all its files"
             )
         return batch
 
-    @property
-    def checksum(self) -> Checksum:
-        """The checksum of the rows that a job has written to the table, as the state says."""
-        document = self.state().get(CHECKSUM)
-        return from_document(Checksum, document) if document else NO_ROWS
-
-    def at(self, version: int, state: Mapping[str, Any]) -> DeltaLog:
+    def at(self, version: int, state: TableState) -> DeltaLog:
         """Return an older version to read; its commit has `state`.
 
         Raises DeletedVersionError if its commit or one of its files has been deleted, and
@@ -340,7 +331,7 @@ class DeltaLog:
             existing = self._existing(replaced, f"replaced files of {self.name} looked up")
             if sum(map(len, existing)) < len(replaced):
                 raise self._deleted_version_error(version)
-        log._state = log._transaction(APPLICATION), dict(state)
+        log._state = log._transaction(APPLICATION), state
         return log
 
     def _deleted_version_error(self, version: int, cause: object = None) -> DeletedVersionError:
@@ -393,8 +384,8 @@ class DeltaLog:
         if not self.has(batch):
             if self._table is not None:
                 self._add_columns(schema)
-            checksum = to_document(self.checksum + checksum_of(parts))
-            self._write(parts, schema, {CHECKSUM: checksum, **batch.fields}, batch)
+            checksum = self.state().checksum + checksum_of(parts)
+            self._write(parts, schema, TableState(checksum=checksum, batch=batch))
 
     def append_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows, if there are any, with the number of the batch; see `append`."""
@@ -408,33 +399,29 @@ class DeltaLog:
 
     def amend(self, batch: Batch) -> None:
         """Change what the state says about the newest batch."""
-        self._write([], pa.schema([]), {**self.state(), **batch.fields}, batch)
+        self._write([], pa.schema([]), replace(self.state(), batch=batch))
 
     def replace(
         self,
         parts: Sequence[Mapping[str, Any]],
         schema: pa.Schema,
-        state: Mapping[str, Any],
-        batch: Batch | None = None,
+        state: TableState,
         replaced: Collection[str] = (),
     ) -> None:
         """Commit files instead of those whose partition is one of `replaced`.
 
-        The same commit sets the schema and the state. Without a batch the state keeps its batch.
+        The same commit sets the schema and the state.
         """
         filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
-        before = batch or Batch.of(self.state())
-        said = {} if before is None else before.fields
-        self._write(parts, schema, {**state, **said}, batch, filters)
+        self._write(parts, schema, state, filters)
 
     def _write(
         self,
         parts: Sequence[Mapping[str, Any]],
         schema: pa.Schema,
-        state: Mapping[str, Any],
-        batch: Batch | None,
+        state: TableState,
         filters: Any = None,
     ) -> None:
         """Commit files and a state, instead of the files that filters of partitions select."""
@@ -442,11 +429,11 @@ class DeltaLog:
         with self.stream_errors():
             number = self._states.write(state)
         transactions = [Transaction(APPLICATION, number)]
-        if batch is not None:
-            transactions.append(Transaction(batch.query, batch.number))
+        if state.batch.query:
+            transactions.append(Transaction(state.batch.query, state.batch.number))
         # delta-rs would commit beside a compaction of the files that it replaces.
         retries = 0 if filters else None
-        properties = CommitProperties({STATE: state}, retries, transactions)
+        properties = CommitProperties({STATE: state.document}, retries, transactions)
         if self._table is None:
             self._create(actions, schema, properties)
             return
@@ -467,7 +454,7 @@ class DeltaLog:
                         continue
                     raise
                 break
-        self._state = number, dict(state)
+        self._state = number, state
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
             with self.stream_errors():

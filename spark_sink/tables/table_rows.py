@@ -21,7 +21,8 @@ from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan, partiti
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.version_states import PARTITIONS, newest_in, restored_error
+from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import newest_in, restored_error
 
 # Bytes of files for one task.
 _SCAN_BYTES = 64 * 1024 * 1024
@@ -95,7 +96,7 @@ def require_whole(log: DeltaLog, name: str = "") -> None:
     newest batch that wrote some; without a name others may remove rows from the table.
     """
     state, newest = log.state(), None
-    if state and log.version is not None:
+    if state != TableState() and log.version is not None:
         with log.stream_errors():
             newest = newest_in(Folder(log.address), log.version)
     is_whole = _has_rows_of(log, state, name) if newest is None else newest == state
@@ -103,11 +104,11 @@ def require_whole(log: DeltaLog, name: str = "") -> None:
         raise restored_error(log.address)
 
 
-def _has_rows_of(log: DeltaLog, state: Mapping[str, Any], name: str) -> bool:
+def _has_rows_of(log: DeltaLog, state: TableState, name: str) -> bool:
     """Return whether the files fit a state, also after others have compacted them."""
     if KEY_RANGE in log.partitions:
-        return bool(partition_digest(partitions_of(log.files())) == state.get(PARTITIONS, 0))
-    newest = state.get("written", {}).get(name)
+        return bool(partition_digest(partitions_of(log.files())) == state.partitions)
+    newest = state.batch.written.get(name)
     return newest is None or any(
         rows.num_rows for rows in scan(log, [BATCH], [(BATCH, "==", newest)])
     )

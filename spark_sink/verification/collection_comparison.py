@@ -40,7 +40,6 @@ from spark_sink.tables.ddl_events import unread_after
 from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.tables.key_ranges import KeyRanges
 from spark_sink.tables.places import KEY_COLUMNS
-from spark_sink.tables.version_states import end_of
 from spark_sink.verification.range_tasks import (
     DIFFERENCES,
     DOCUMENTS,
@@ -304,7 +303,7 @@ def _start(table: CurrentTable) -> dict[str, str]:
     may have left events out. Until a snapshot has ended, the table lacks what follows its last
     event, so they begin there.
     """
-    through, offset = table.state.through, end_of(table.log.state())
+    through, offset = table.state.through, table.log.state().batch.end
     if offset is None or offset.signals.initial_plan is not None or offset.sought is not None:
         return {"startAfter": through}
     if isinstance(offset.position, AtTime) and key_of(offset.position) > through:

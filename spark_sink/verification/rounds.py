@@ -32,7 +32,8 @@ from spark_sink.signals.channels import send
 from spark_sink.signals.signal import EXECUTE
 from spark_sink.snapshot.plan import filter_of
 from spark_sink.tables.prepare import EVENT
-from spark_sink.tables.version_states import end_of, newest_state
+from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import newest_state
 from spark_sink.verification.collection_comparison import ROUND, Comparison, document_options
 
 # The most differences of a round that are repaired, and shown.
@@ -82,7 +83,7 @@ class Verifier:
         self._ending = threading.Event()
         run = copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="verifier", daemon=True)
-        verified = newest_state(self._address).get("verified", {})
+        verified = newest_state(self._address).batch.verified
         self.findings = Findings(self._address, verified)
         """What the last complete round has found, and what its repair removes."""
 
@@ -171,7 +172,7 @@ class Verifier:
         return count
 
 
-def _is_whole(state: Mapping[str, Any]) -> bool:
+def _is_whole(state: TableState) -> bool:
     """Return whether a table with a state has all documents, so that no snapshot completes it."""
-    offset = end_of(state)
-    return offset is not None and offset.signals.initial_plan is None and not state.get("unread")
+    offset = state.batch.end
+    return offset is not None and offset.signals.initial_plan is None and not state.unread

@@ -44,7 +44,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from spark_sink.verification.collection_comparison import COMMAND, Comparison, document_options
 from spark_sink.verification.range_tasks import DIFFERENCES, column_differences, rows_checksum
 from spark_sink.verification.stream_comparison import (
@@ -191,7 +191,7 @@ class _Verification:
         """Compare the checksum of a table's rows with that of those that were written."""
         log, outcome = self.logs[name], self.outcomes[name]
         with self._failures(name):
-            rows = log.checksum.rows
+            rows = log.state().checksum.rows
             if difference := checksum_difference(self.spark, log):
                 outcome.first.append(difference)
                 outcome.count += 1
@@ -308,7 +308,7 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     names = [name for name in log.schema.names if name != KEY_RANGE]
     tasks = [partial(rows_checksum, part) for part in scans_of(log, names)]
     checksum = sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS)
-    written = log.checksum
+    written = log.state().checksum
     if checksum == written:
         return None
     return {"difference": "checksum", "rows": checksum.rows, "written": written.rows}
@@ -316,10 +316,10 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
 
 def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     """Return the tables that are lost, or older than batch `done`, which is complete."""
-    kept: dict[str, Batch | None] = {}
+    kept: dict[str, Batch] = {}
     for name, log in logs.items():
         with suppress(StreamError):  # which the comparison of the table reports
-            kept[name] = Batch.of(log.state())
+            kept[name] = log.state().batch
     return lacking_tables(kept, done)
 
 

@@ -215,9 +215,9 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     # As if killed after the tables were written, and before Spark has committed the batch.
     last, sent = forget_last_commit(tmp_path), messages_in(tmp_path)
     for name in (*DEFAULT_TABLES, MESSAGES):
-        state = DeltaLog(str(tmp_path / name)).state()
-        assert state["batch"] == last
-        assert state["offset"] == JobFolder(str(tmp_path)).checkpoint.offset(last)
+        batch = DeltaLog(str(tmp_path / name)).state().batch
+        assert batch.number == last
+        assert batch.offset == JobFolder(str(tmp_path)).checkpoint.offset(last)
     run_job(spark, shop, tmp_path, tables, options=chosen, messages=messages)
     assert (tmp_path / "checkpoint" / "commits" / str(last)).exists()
     # As if the checkpoint were lost: the tables have what it said.

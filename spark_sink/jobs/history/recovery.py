@@ -32,7 +32,7 @@ from spark_sink.tables.executors import run_tasks
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, remove_interrupted, stage_rows
 from spark_sink.tables.table_rows import require_whole
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
@@ -49,7 +49,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
         return None
     folder.checkpoint.remove_checksums()
     kept = _batches(folder)
-    newest = [batch for batch in kept.values() if batch]
+    newest = [batch for batch in kept.values() if batch.query]
     last = max((batch.number for batch in newest), default=-1)
     queries = {batch.query for batch in newest}
     why, done = _reason_to_restore(folder, newest, last)
@@ -106,30 +106,27 @@ def _reason_to_restore(folder: JobFolder, newest: Sequence[Batch], last: int) ->
     return "of another start" if is_other else "", done
 
 
-def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
+def lacking_tables(kept: Mapping[str, Batch], done: int) -> list[str]:
     """Return the names of tables that lack a batch, if the batches up to `done` are complete.
 
-    `kept` has the newest batch of each table by name, None for one without batches.
+    `kept` has the newest batch of each table by name.
     """
     needed = dict.fromkeys(kept.keys() & {*ALL_BATCHES}, done)
-    for name, number in (
-        (n, b) for batch in kept.values() if batch for n, b in batch.written.items()
-    ):
+    for name, number in (pair for batch in kept.values() for pair in batch.written.items()):
         needed[name] = max(needed.get(name, -1), number if number <= done else -1)
-    newest = {name: batch.number for name, batch in kept.items() if batch}
-    return [name for name, number in needed.items() if newest.get(name, -1) < number]
+    return [n for n, number in needed.items() if kept.get(n, Batch()).number < number]
 
 
-def _batches(folder: JobFolder) -> dict[str, Batch | None]:
-    """Return the newest batch of each table of a job, by name; None for one without batches.
+def _batches(folder: JobFolder) -> dict[str, Batch]:
+    """Return the newest batch of each table of a job, by name.
 
     Raises StreamError if an older version of a table was restored.
     """
-    by_table: dict[str, Batch | None] = {}
+    by_table: dict[str, Batch] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFICATIONS: None}:
         log = DeltaLog(folder.table(name))
         require_whole(log, name if name in (BRONZE, MESSAGES) else "")
-        by_table[name] = Batch.of(log.state())
+        by_table[name] = log.state().batch
     return by_table
 
 

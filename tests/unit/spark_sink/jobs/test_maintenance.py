@@ -22,7 +22,7 @@ from spark_sink.jobs.report.progress import printed_progress
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.doubles.scripted_job import Script, check_tables, follow
 from tests.doubles.table_changes import RandomChanges, apply, documents_in
 from tests.harness.until import wait_for

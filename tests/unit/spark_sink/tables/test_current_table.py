@@ -29,8 +29,7 @@ from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
-from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch, TableState
 from tests.doubles.table_changes import (
     DATABASE,
     STEPS,
@@ -49,7 +48,7 @@ def check_ranges(folder: Path) -> int:
     """Check that files are ordered, and that the log tells their ranges; return their number."""
     log, before = DeltaLog(str(folder)), ""
     ranges = KeyRanges.of(log.files())
-    assert log.state()["partitions"] == partition_digest(partitions_of(log.files()))
+    assert log.state().partitions == partition_digest(partitions_of(log.files()))
     actions = {each["path"]: each for each in log.files().to_pylist()}
     assert len(ranges) == max(1, len(actions))
     for number, (first, last, path) in enumerate(ranges.files()):

@@ -24,7 +24,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.doubles.table_changes import RandomChanges, documents_in, staged
 
 _SPACE = 50_000

@@ -29,7 +29,7 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from spark_sink.verification.verify_job import checksum_difference
 from tests.doubles.event_history import runs_of
 from tests.doubles.table_damages import damages
