@@ -16,6 +16,7 @@ from bench.current_tables import apply, insert, key_of, staged, update
 from bench.kernel import memory
 from bench.suite import Options
 from spark_sink.tables.current_table import CurrentTable, Upsert
+from spark_sink.tables.parquet_parts import PartFile
 from spark_sink.tables.table_state import Batch
 
 FILES = (100, 1_000, 10_000, 100_000)
@@ -83,7 +84,7 @@ def committed(address: str) -> float:
     return sum(file.stat().st_size for file in files if "checkpoint" not in file.name) / 1000
 
 
-def part(number: int) -> dict[str, Any]:
+def part(number: int) -> PartFile:
     """Return what a task reports of a file that it has written."""
     moment = datetime.fromtimestamp(1_700_000_000 + number, UTC).isoformat()
     same = {"namespace": "shop.orders", "database": "shop", "collection": "orders"}
@@ -94,10 +95,6 @@ def part(number: int) -> dict[str, Any]:
         "maxValues": {**same, "key": key_of(number * ROWS + ROWS - 1)},
         "nullCount": dict.fromkeys((*same, "key"), 0),
     }
-    return {
-        "path": f"keyRange={number:012x}/part-{number:032x}.parquet",
-        "size": FILE_BYTES,
-        "partition": {"keyRange": f"{number:012x}"},
-        "modified": 1_700_000_000_000 + number,
-        "stats": stats,
-    }
+    path = f"keyRange={number:012x}/part-{number:032x}.parquet"
+    partition = {"keyRange": f"{number:012x}"}
+    return PartFile(path, FILE_BYTES, partition, 1_700_000_000_000 + number, stats)

@@ -357,7 +357,7 @@ def compact(out: Out) -> None:
 
     The job may run meanwhile.
     """
-    from spark_sink.jobs.maintenance import compact_tables
+    from spark_sink.jobs.compaction import compact_tables
     from spark_sink.jobs.report.progress import printed_progress
 
     line = None

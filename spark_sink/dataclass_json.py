@@ -146,7 +146,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
             return position_from
         (only,) = kinds  # a union of others is `tagged`
         return _reader(only)
-    if get_origin(hint) is Mapping:
+    if get_origin(hint) in (dict, Mapping):
         each_of = _reader(kinds[1])
         return lambda document: {name: each_of(value) for name, value in document.items()}
     if get_origin(hint) in (list, tuple):

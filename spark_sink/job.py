@@ -17,13 +17,13 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.console import lines_of_job, say
 from spark_sink.errors import SourceError, StreamError
+from spark_sink.jobs.compaction import compaction_beside
 from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.history.recovery import restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
-from spark_sink.jobs.maintenance import compaction_beside
 from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
 from spark_sink.jobs.report.metrics import JobMetrics
 from spark_sink.jobs.report.progress import ProgressReport

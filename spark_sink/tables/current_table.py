@@ -315,9 +315,9 @@ class CurrentTable:
             rewrites = form.rewrites(before)
             stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
             for _, report in stale:
-                Folder(self.address).remove(*(part["path"] for part in report.parts))
+                Folder(self.address).remove(*(part.path for part in report.parts))
                 if upsert.quarantine is not None:
-                    problems = (problem["path"] for problem in report.problems)
+                    problems = (problem.path for problem in report.problems)
                     Folder(upsert.quarantine.address).remove(*problems)
             merged = [] if rewrites else [pair for pair in merged if pair[1].wanted is None]
             pending = [merge for merge, _ in stale]
@@ -344,7 +344,7 @@ class CurrentTable:
         checksum = sum((report.added for report in reports), state.checksum)
         replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged))
         parts = [part for report in reports for part in report.parts]
-        new = {part["partition"][KEY_RANGE] for part in parts}
+        new = {part.partition[KEY_RANGE] for part in parts}
         state = replace(
             state,
             checksum=checksum - plan.changes.removed,

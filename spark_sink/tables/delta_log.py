@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -40,11 +40,11 @@ from spark_sink.folders import Folder, absolute
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
     WITH_STATISTICS,
+    PartFile,
     Parts,
     RowFilter,
-    checksum_of,
+    TableFile,
     numbered,
-    partition_in,
 )
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.version_states import (
@@ -90,8 +90,6 @@ _DROP = (
 )
 _COLUMN_MAPPING = "delta.columnMapping.mode"
 """The property of a table whose files may have other names for its columns."""
-_OF_COLUMNS = ("min.", "max.", "null_count.")
-"""The prefixes that statistics of columns have in what the log says about files."""
 _NO_FILES = pa.schema(
     [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
 ).empty_table()
@@ -348,18 +346,23 @@ class DeltaLog:
             return _NO_FILES
         return pa.table(self._table.get_add_actions(True))
 
-    def actions(self, chosen: RowFilter = ()) -> list[dict[str, Any]]:
-        """Return the same as a document for each file, with its relative `path`.
-
-        The statistics of columns are left out, and so are files that by these have no chosen row.
-        """
+    def files_with(self, chosen: RowFilter = ()) -> list[TableFile]:
+        """Return the files without those that, by their statistics, have no chosen row."""
         files = self.files()
         for condition in chosen:
             if isinstance(condition, tuple):
                 files = _with_rows(files, *condition)
-        names = [name for name in files.column_names if not name.startswith(_OF_COLUMNS)]
-        rows = files.select(names).to_pylist()
-        return [{**row, "path": unquote(row["path"])} for row in rows]
+        columns = {name: f"partition.{name}" for name in self.partitions}
+        names = ["path", "size_bytes", "modification_time", *columns.values()]
+        return [
+            TableFile(
+                unquote(row["path"]),
+                row["size_bytes"],
+                {name: row[column] for name, column in columns.items()},
+                row["modification_time"],
+            )
+            for row in (files.select(names).to_pylist() if files.num_rows else ())
+        ]
 
     def paths(self) -> set[str]:
         """Return the relative paths of the files."""
@@ -369,14 +372,14 @@ class DeltaLog:
         """Return the number of rows, by the statistics of files."""
         return int(pc.sum(self.files()["num_records"]).as_py() or 0)
 
-    def append(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
+    def append(self, parts: Sequence[PartFile], schema: pa.Schema, batch: Batch) -> None:
         """Commit files with the rows of a batch, unless the table has the batch already.
 
         An interrupted attempt may have committed them to this table, and not yet to another one.
         Raises StreamError.
 
         Args:
-            parts: files that `parquet_parts` has written.
+            parts: files that tasks have written.
             schema: of all columns; new columns are added to the table. Raises OptionError if other
                 columns have another type than in the table.
         """
@@ -384,7 +387,7 @@ class DeltaLog:
         if not self.has(batch):
             if self._table is not None:
                 self._add_columns(schema)
-            checksum = self.state().checksum + checksum_of(parts)
+            checksum = sum((part.checksum for part in parts), self.state().checksum)
             self._write(parts, schema, TableState(checksum=checksum, batch=batch))
 
     def append_rows(self, rows: pa.Table, batch: Batch) -> None:
@@ -403,7 +406,7 @@ class DeltaLog:
 
     def replace(
         self,
-        parts: Sequence[Mapping[str, Any]],
+        parts: Sequence[PartFile],
         schema: pa.Schema,
         state: TableState,
         replaced: Collection[str] = (),
@@ -419,7 +422,7 @@ class DeltaLog:
 
     def _write(
         self,
-        parts: Sequence[Mapping[str, Any]],
+        parts: Sequence[PartFile],
         schema: pa.Schema,
         state: TableState,
         filters: Any = None,
@@ -470,10 +473,8 @@ class DeltaLog:
         names = {commit["operation"] for commit in self._table.history(later)} if later else {""}
         return names <= _REARRANGING
 
-    def exchange(
-        self, former: Collection[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
-    ) -> bool:
-        """Commit files instead of those that the actions `former` describe, with the same rows.
+    def exchange(self, former: Collection[TableFile], parts: Sequence[PartFile]) -> bool:
+        """Commit files instead of the `former` ones, with the same rows.
 
         Return False and commit nothing if another commit has removed one of the former files: its
         rows are deleted, or in other files. The commit is valid only for the version in which all
@@ -486,7 +487,7 @@ class DeltaLog:
             paths = self.paths()
             if actions and all(action.path in paths for action in actions):
                 return True  # the store has committed without a reply
-            if not all(file["path"] in paths for file in former):
+            if not all(file.path in paths for file in former):
                 return False
             assert self._table is not None
             with self.stream_errors(), suppress(CommitFailedError):
@@ -652,25 +653,21 @@ def _schema(schema: pa.Schema) -> Schema:
     return Schema.from_arrow(pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _removal(action: Mapping[str, Any]) -> RemoveAction:
+def _removal(file: TableFile) -> RemoveAction:
     """Return what a commit says about a file that others with the same rows replace."""
-    values = partition_in(action).items()
+    values = file.partition.items()
     texts = {name: None if value is None else str(value) for name, value in values}
-    now = int(time.time() * 1000)
-    return RemoveAction(action["path"], False, now, action["size_bytes"], texts)
+    return RemoveAction(file.path, False, int(time.time() * 1000), file.size, texts)
 
 
-def _action(part: Mapping[str, Any], *, changes: bool = True) -> AddAction:
-    """Return what a commit says about a file that `parquet_parts` has written.
-
-    `changes` says whether its rows are new.
-    """
+def _action(part: PartFile, *, changes: bool = True) -> AddAction:
+    """Return what a commit says about a new file; `changes` says whether its rows are new."""
     return AddAction(
-        path=part["path"],
-        size=part["size"],
-        partition_values=part["partition"],
-        modification_time=part["modified"],
+        path=part.path,
+        size=part.size,
+        partition_values=dict(part.partition),
+        modification_time=part.modified,
         data_change=changes,
         # delta-rs reads an escaped character of the last plane as another one.
-        stats=json.dumps(part["stats"], ensure_ascii=False),
+        stats=json.dumps(part.stats, ensure_ascii=False),
     )

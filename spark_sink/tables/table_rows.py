@@ -17,7 +17,7 @@ from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of
-from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan, partition_in
+from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableFile, TableScan
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.table_form import TableForm
@@ -32,20 +32,20 @@ def scans_of(
     log: DeltaLog,
     columns: Sequence[str],
     chosen: RowFilter = (),
-    files: Iterable[Mapping[str, Any]] | None = None,
+    files: Iterable[TableFile] | None = None,
 ) -> list[TableScan]:
     """Return scans of columns of a version, which leave out files without a `chosen` row.
 
-    `files` are the files to read, as `DeltaLog.actions` describes them; None for all files.
+    `files` are the files to read; None for all of the version.
     """
     portions: list[list[tuple[str, Mapping[str, Any]]]] = []
     size = _SCAN_BYTES
-    for action in log.actions(chosen) if files is None else files:
+    for file in log.files_with(chosen) if files is None else files:
         if size >= _SCAN_BYTES:
             portions.append([])
             size = 0
-        size += action["size_bytes"]
-        portions[-1].append((action["path"], partition_in(action)))
+        size += file.size
+        portions[-1].append((file.path, file.partition))
     schema = arrow_schema(log.schema)
     terms = [
         pq.filters_to_expression([term]) if isinstance(term, tuple) else term for term in chosen

@@ -11,7 +11,7 @@ from deltalake import DeltaTable
 
 from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.errors import StreamError
-from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage

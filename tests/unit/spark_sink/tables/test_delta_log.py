@@ -15,11 +15,11 @@ from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs import maintenance
-from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs import compaction
+from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.tables import delta_log
 from spark_sink.tables.delta_log import DeletedVersionError, DeltaLog
-from spark_sink.tables.parquet_parts import Parts
+from spark_sink.tables.parquet_parts import PartFile, Parts
 from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.version_states import StateFiles, newest_state
@@ -59,7 +59,7 @@ def written(
     rows: list[dict[str, Any]],
     partitions: Sequence[str] = ("bucket",),
     schema: pa.Schema = SCHEMA,
-) -> list[dict[str, Any]]:
+) -> list[PartFile]:
     """Write rows as a task does; the writer reaches it pickled, the rows in batches."""
     parts = Parts(str(address), schema, partitions)
     for batch in pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=7):
@@ -86,8 +86,8 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
     assert len(parts) == 4  # the names and the buckets are those of the number modulo 4
     table = DeltaTable(tmp_path).to_pyarrow_table()
     assert sorted(table.to_pylist(), key=lambda row: row["token"]) == rows
-    assert all((tmp_path / each["path"]).is_file() for each in log.actions())
-    named = [each["partition.namespace"] for each in log.actions()]
+    assert all((tmp_path / each.path).is_file() for each in log.files_with())
+    named = [each.partition["namespace"] for each in log.files_with()]
     assert [named.count(name) for name in NAMES] == [1, 1, 1, 1]
     assert log.count() == 40
     for operator, number, count in (
@@ -96,8 +96,8 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
         chosen = [("token", operator, f"82{number:06}"), pa.compute.field("bucket").is_valid()]
         found = [token for rows in scan(log, ["token"], chosen) for token in rows["token"]]
         assert len(found) == count
-    assert log.actions([("token", ">", "82000040")]) == []
-    assert len(log.actions([("fullDocument", "==", "none")])) == 4  # it has no statistics
+    assert log.files_with([("token", ">", "82000040")]) == []
+    assert len(log.files_with([("fullDocument", "==", "none")])) == 4  # it has no statistics
     # A reader leaves out files by the statistics.
     pruned = DeltaTable(tmp_path).file_uris(file_pruning_predicate=[("token", "=", "82000000")])
     assert len(pruned) == 1
@@ -138,7 +138,7 @@ def test_a_batch_is_appended_once(tmp_path: Path) -> None:
         log.append(written(tmp_path, rows_of([number])), SCHEMA, batch(number))
     [orphan] = written(tmp_path, rows_of([9]))  # by a task that ran twice
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(3)]
-    file = tmp_path / orphan["path"]
+    file = tmp_path / orphan.path
     os.utime(file, (time.time() - 86400,) * 2)
     log.vacuum(full=True)
     assert file.exists()  # a commit may still name it
@@ -314,7 +314,7 @@ MEANWHILE: dict[str, tuple[Callable[[Path], None], Sequence[int], tuple[int, int
 
 # When it does: after the compaction has chosen its files, or just before it commits the new ones.
 WHEN: dict[str, tuple[Any, str]] = {
-    "chosen": (maintenance, "_small"),
+    "chosen": (compaction, "_small_files"),
     "found": (DeltaTable, "create_write_transaction"),
 }
 
@@ -380,7 +380,7 @@ def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
         assert merge_small_files(table)[1] == len(names)
     found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert sorted(found, key=lambda row: row["token"]) == rows
-    [part, *_] = {each["path"] for each in table.actions()}
+    [part, *_] = {each.path for each in table.files_with()}
     file = pa.parquet.ParquetFile(tmp_path / part)
     assert file.metadata.num_row_groups == 1
     DeltaTable(tmp_path).alter.set_table_properties(

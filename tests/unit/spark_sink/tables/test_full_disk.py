@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
-from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.jobs.task_writer import TaskTables, TaskWriter
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.arrow_types import arrow_schema

@@ -18,8 +18,8 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
 from spark_sink.debezium.message_batches import MESSAGE_ROWS
+from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.jobs.job_tables import NOTIFICATION_COLUMNS, PARTITIONS, dated_schema
-from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.jobs.task_writer import TaskTables, TaskWriter
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
