@@ -97,16 +97,16 @@ def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = _never) ->
     log.reload()
     files = log.files_with()
     small, done = _small_files(files), 0
-    left, before = small, len(small) + 1
-    while 0 < len(left) < before and not is_stopped():
-        before = len(left)
-        rest = {file.path for file in left}
-        for portion in takewhile(lambda _: not is_stopped(), _portions(left)):
+    pending, before = small, len(small) + 1
+    while 0 < len(pending) < before and not is_stopped():
+        before = len(pending)
+        rest = {file.path for file in pending}
+        for portion in takewhile(lambda _: not is_stopped(), _portions(pending)):
             rest |= _replace(log, portion)
             done += len(portion)
-            if left is small:
+            if pending is small:
                 REPORT_PROGRESS.get()(f"small files of {log.name} compacted", done, len(small))
-        left = _small_files(
+        pending = _small_files(
             file for file in log.files_with() if file.path in rest
         )  # of several portions
     return len(files), log.files().num_rows

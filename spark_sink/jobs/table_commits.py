@@ -195,10 +195,10 @@ def _notifications(end: Offset) -> pa.Table:
     """Return the notifications of a batch, which its offset contains."""
     notifications = [
         {
-            **e,
-            "additional_data": [*e["additional_data"].items()],
-            "timestamp": e["timestamp"] * 1000,
+            **notification,
+            "additional_data": [*notification["additional_data"].items()],
+            "timestamp": notification["timestamp"] * 1000,
         }
-        for e in end.signals.notifications
+        for notification in end.signals.notifications
     ]
     return pa.Table.from_pylist(notifications, NOTIFICATION_COLUMNS)

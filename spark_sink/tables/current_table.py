@@ -308,7 +308,8 @@ class CurrentTable:
             session = spark if work > _DRIVER_BYTES else None
             reports = run_tasks(session, MergeReport, tasks, "files merged")
             merged += zip(pending, reports, strict=True)
-            wanted = [StructType.fromJson(e.wanted) for _, e in merged if e.wanted is not None]
+            schemas = (report.wanted for _, report in merged)
+            wanted = [StructType.fromJson(schema) for schema in schemas if schema is not None]
             before, form = form, reduce(TableForm.grown, wanted, form)
             if form == before:
                 return form, merged

@@ -521,8 +521,8 @@ class DeltaLog:
             if full:
                 removed |= {*self._orphans(self._table)}
             # The log names files for a while after this object or another program has deleted them.
-            left, count = removed - self._deleted, 0
-            for old in self._existing(left, f"old files of {self.name} deleted"):
+            undeleted, count = removed - self._deleted, 0
+            for old in self._existing(undeleted, f"old files of {self.name} deleted"):
                 Folder(self.address).remove(*old)
                 count += len(old)
         self._deleted = removed

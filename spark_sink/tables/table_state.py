@@ -121,11 +121,11 @@ class TableState:
     def with_lost(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""
         each_once = dict.fromkeys(lost)
-        kept = [one for one in each_once if not token_in(self.unread, *one.namespace)]
-        if sum(len(document.key) for document in kept) <= _LOST_BYTES:
-            return replace(self, lost=tuple(kept))
-        kept.sort(key=lambda document: document.token)
-        since: CollectionTokens = {document.namespace: document.token for document in kept}
+        alone = [one for one in each_once if not token_in(self.unread, *one.namespace)]
+        if sum(len(document.key) for document in alone) <= _LOST_BYTES:
+            return replace(self, lost=tuple(alone))
+        alone.sort(key=lambda document: document.token)
+        since: CollectionTokens = {document.namespace: document.token for document in alone}
         return replace(self, unread={**self.unread, **since}, lost=())
 
     @property

@@ -126,8 +126,8 @@ class Verifier:
             self._remove(extra, compared.through)
             others = [row for row in compared.first if row["difference"] != "extra"]
             now = len(extra) + self._request(others)
-            if left := compared.count - now:
-                say(f"repair: {now:,} differences now, {left:,} in the next rounds")
+            if later := compared.count - now:
+                say(f"repair: {now:,} differences now, {later:,} in the next rounds")
         self.findings.verified = {
             "through": compared.begin,
             "rows": compared.rows,
@@ -152,18 +152,18 @@ class Verifier:
         There is one signal, so that the query never refuses one of many. Return the number of
         differences that it has room for.
         """
-        keys, count, left = dict[str, list[str]](), 0, _SIGNAL_CHARACTERS
+        keys, count, room = dict[str, list[str]](), 0, _SIGNAL_CHARACTERS
         for row in differences:
             name = row["namespace"]
             size = len(row["key"]) + (0 if name in keys else 2 * len(name))
-            if keys and size > left:
+            if keys and size > room:
                 break
             keys.setdefault(name, []).append(row["key"])
-            count, left = count + 1, left - size
+            count, room = count + 1, room - size
         if keys:
             patterns = {name: re.escape(name) for name in keys}
             data: dict[str, Any] = {"data-collections": [*patterns.values()]}
-            if left >= 0:  # else the only key is too long, and the whole collection is read
+            if room >= 0:  # else the only key is too long, and the whole collection is read
                 data["additional-conditions"] = [
                     {"data-collection": pattern, "filter": filter_of(keys[name])}
                     for name, pattern in patterns.items()

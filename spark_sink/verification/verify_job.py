@@ -87,12 +87,12 @@ class Outcome:
 
     def add(self, differences: DataFrame, shown: int) -> None:
         """Count differences, and show up to `shown` differences in all."""
-        kept = differences.persist(StorageLevel.MEMORY_AND_DISK)
+        persisted = differences.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            self.count += kept.count()
-            self.first += [row.asDict() for row in kept.take(max(0, shown - len(self.first)))]
+            self.count += persisted.count()
+            self.first += [row.asDict() for row in persisted.take(max(0, shown - len(self.first)))]
         finally:
-            kept.unpersist()
+            persisted.unpersist()
 
     def __str__(self) -> str:
         outcome = f"{self.count} differences" if self.count else "no difference"
@@ -316,11 +316,11 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
 
 def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     """Return the tables that are lost, or older than batch `done`, which is complete."""
-    kept: dict[str, Batch] = {}
+    by_table: dict[str, Batch] = {}
     for name, log in logs.items():
         with suppress(StreamError):  # which the comparison of the table reports
-            kept[name] = log.state().batch
-    return lacking_tables(kept, done)
+            by_table[name] = log.state().batch
+    return lacking_tables(by_table, done)
 
 
 def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:
