@@ -60,9 +60,11 @@ def run_jobs(
         with router_beside(settings), ExitStack() as held:
             jobs = settings.jobs()
             starts = [
-                _Start.prepared(settings, stop, jobs, number, held, once=once)
+                _Start.checked(settings, stop, jobs, number, held, once=once)
                 for number in range(len(jobs))
             ]
+            for start in starts:
+                start.take_over()
             held.enter_context(quiet_stop(stop))
             if spark is None:
                 spark = held.enter_context(job_session("run", settings.conf))
@@ -106,30 +108,30 @@ def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mappi
     return record, given
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Start:
-    """A start of one of the jobs of some settings, which `prepared` has checked.
+    """A start of one of the jobs of some settings.
+
+    `checked` refuses what cannot start, while an earlier start may run. `take_over` ends that.
 
     Args:
         name: the job's collection, if it has jobs beside it, otherwise empty.
+        job: the job, which `take_over` gives the epoch of this start.
         options: of the source.
         trigger: the time from the start of one batch to the next; None for a single batch.
-        epoch: of this start.
     """
 
     settings: JobSettings
     stop: StopRequest
     name: str
-    folder: JobFolder
-    record: JobRecord
+    job: JobQuery
     options: Mapping[str, str]
     trigger: str | None
-    epoch: int
     metrics: JobMetrics
     router: RouterReport
 
     @classmethod
-    def prepared(
+    def checked(
         cls,
         settings: JobSettings,
         stop: StopRequest,
@@ -139,32 +141,36 @@ class _Start:
         *,
         once: bool,
     ) -> Self:
-        """Check one of the jobs, and restore what a crash has left, before Spark starts.
+        """Check one of the jobs, before Spark starts; its folder is locked until `held` is closed.
 
-        The folder is locked until `held` is closed. With `once` a snapshot alone is read. A start
-        that cannot continue the job does not end one that runs. Raises SourceError.
+        With `once` a snapshot alone is read. Raises SourceError.
         """
-        folder, wanted = jobs[number]
-        name = wanted.namespaces[0] if len(jobs) > 1 else ""
+        folder, record = jobs[number]
+        name = record.namespaces[0] if len(jobs) > 1 else ""
         with lines_of_job(name):
             if once:
-                wanted.options["snapshotMode"] = "initial_only"
-            record, options = _checked(settings, wanted)
+                record.options["snapshotMode"] = "initial_only"
+            record, options = _checked(settings, record)
             held.enter_context(folder.locked())
             folder.mend(record)
-            with suppress(StreamError):  # a damaged checkpoint, which is restored below
+            with suppress(StreamError):  # a damaged checkpoint, which `take_over` restores
                 folder.require_continues(record, once=once)
             metrics = JobMetrics()
             if settings.metrics_port is not None:
                 held.enter_context(metrics.serve(settings.metrics_port + number))
             router = held.enter_context(RouterReport(folder.address, options))
-            epoch = take_over(folder)
-            restore_checkpoint(folder)
-            folder.begin(record, once=once)
-            replace_lost_batch(folder, settings.uri)
+        job = JobQuery(folder, record, settings.uri, keep_files=settings.keep_files)
         trigger = None if once else settings.trigger
-        started = epoch, metrics, router
-        return cls(settings, stop, name, folder, record, options, trigger, *started)
+        return cls(settings, stop, name, job, options, trigger, metrics, router)
+
+    def take_over(self) -> None:
+        """End an earlier start, and restore what a crash has left. Raises SourceError."""
+        folder = self.job.folder
+        with lines_of_job(self.name):
+            self.job.epoch = take_over(folder)
+            restore_checkpoint(folder)
+            folder.begin(self.job.record, once=self.trigger is None)
+            replace_lost_batch(folder, self.settings.uri)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
@@ -177,19 +183,17 @@ class _Start:
         return None
 
     def _run_query(self, spark: SparkSession) -> None:
-        settings, folder = self.settings, self.folder
-        metrics, router = self.metrics, self.router
-        verifier = findings = None
+        settings, job, folder = self.settings, self.job, self.job.folder
+        verifier = None
         if settings.verify_every is not None:
-            verifier = Verifier(spark, folder, self.options, settings, metrics.add_round)
-            findings = verifier.findings
-        job = JobQuery(folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
-        once = self.trigger is None
-        report = ProgressReport((metrics, router), written=job.written, once=once)
+            verifier = Verifier(spark, folder, self.options, settings, self.metrics.add_round)
+            job.findings = verifier.findings
+        listeners, once = (self.metrics, self.router), self.trigger is None
+        report = ProgressReport(listeners, written=job.written, once=once)
 
         def report_all(running: StreamingQuery) -> None:
             report(running)
-            router.turn()
+            self.router.turn()
 
         query = job.start(spark, self.trigger)
         try:

@@ -133,6 +133,18 @@ def test_a_start_that_cannot_continue_does_not_end_the_one_that_runs(
     assert "takes over" not in events
 
 
+def test_a_job_beside_one_that_cannot_start_does_not_end_the_one_that_runs(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "take_over", lambda _: events.append("takes over"))
+    (tmp_path / "jobs.yaml").write_text("collections:\n  shop.good:\n  shop.bad:\n")
+    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
+    with JobFolder(str(tmp_path / "job" / "shop.bad")).locked():
+        result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+    assert "shop.bad is running" in result.output
+    assert "takes over" not in events
+
+
 PIPELINE = '--option=pipeline=[{"$match": {"operationType": "insert"}}]'
 
 
