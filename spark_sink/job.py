@@ -24,7 +24,7 @@ from spark_sink.jobs.history.seeking import replace_lost_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
-from spark_sink.jobs.query_run import quiet_stop, run_until_stopped
+from spark_sink.jobs.orderly_stop import quiet_stop, run_until_stopped
 from spark_sink.jobs.report.metrics import JobMetrics
 from spark_sink.jobs.report.progress import ProgressReport
 from spark_sink.jobs.report.router_report import RouterReport

@@ -23,7 +23,7 @@ from spark_sink.folders import Folder
 from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT
-from spark_sink.jobs.query_run import STOP_TIMEOUT
+from spark_sink.jobs.orderly_stop import STOP_TIMEOUT
 from spark_sink.jobs.report.progress import printed_progress
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog

@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 import spark_sink.cli as command
 import spark_sink.job as running
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.jobs import query_run, router_beside
+from spark_sink.jobs import orderly_stop, router_beside
 from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import JobQuery
@@ -355,7 +355,7 @@ def test_a_clock_that_is_set_back_ends_the_job(
     """Spark starts batches by the clock, so it waits until the clock shows the same time again."""
 
     def tick() -> bool:
-        monkeypatch.setattr(query_run.time, "time", lambda: before() - 3600)
+        monkeypatch.setattr(orderly_stop.time, "time", lambda: before() - 3600)
         return False
 
     before = time.time

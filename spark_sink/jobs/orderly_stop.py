@@ -1,4 +1,4 @@
-"""Runs a job's query until it fails, or until a signal stops it."""
+"""Runs a job's query until it fails, or until a signal stops it after the batch in progress."""
 
 from __future__ import annotations
 
