@@ -19,7 +19,7 @@ from bench.suite import Column, Options, Table, medians
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 CHANGES = 10_000
 SIZES = (100_000, 1_000_000, 10_000_000)

@@ -16,7 +16,8 @@ from bench.current_tables import Event, apply, insert, key_of, stage_events, upd
 from bench.kernel import memory
 from bench.suite import Column, Options, Table, medians
 from spark_sink.tables.current_table import CurrentTable, Upsert
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.parquet_parts import PartFile
+from spark_sink.tables.table_state import Batch
 
 FILES = (100, 1_000, 10_000, 100_000)
 BATCHES, FILE_BYTES = 5, 100_000_000
@@ -57,7 +58,7 @@ def make_table(folder: str, count: int) -> int:
     apply(Path(folder), [insert(middle, random.Random(count))], 0)
     table = CurrentTable(folder)
     reports = [file_report(number) for number in range(count) if number != count // 2]
-    table.log.replace(reports, table.form.file_schema, table.state.document)
+    table.log.replace(reports, table.form.file_schema, table.state)
     DeltaTable(table.address).create_checkpoint()
     return middle
 
@@ -92,7 +93,7 @@ def committed_kilobytes(address: str) -> float:
     return sum(file.stat().st_size for file in files if "checkpoint" not in file.name) / 1000
 
 
-def file_report(number: int) -> dict[str, Any]:
+def file_report(number: int) -> PartFile:
     """Return what a task reports of a file that it has written."""
     moment = datetime.fromtimestamp(1_700_000_000 + number, UTC).isoformat()
     same = {"namespace": "shop.orders", "database": "shop", "collection": "orders"}
@@ -103,10 +104,6 @@ def file_report(number: int) -> dict[str, Any]:
         "maxValues": {**same, "key": key_of(number * ROWS + ROWS - 1)},
         "nullCount": dict.fromkeys((*same, "key"), 0),
     }
-    return {
-        "path": f"keyRange={number:012x}/part-{number:032x}.parquet",
-        "size": FILE_BYTES,
-        "partition": {"keyRange": f"{number:012x}"},
-        "modified": 1_700_000_000_000 + number,
-        "stats": stats,
-    }
+    path = f"keyRange={number:012x}/part-{number:032x}.parquet"
+    partition = {"keyRange": f"{number:012x}"}
+    return PartFile(path, FILE_BYTES, partition, 1_700_000_000_000 + number, stats)

@@ -71,8 +71,7 @@ def _wrong(error: Any, command: str) -> str:
     if param is None:
         return f"{message.removesuffix('.')}: {command} --help lists the arguments"
     if message:
-        message = message.removeprefix("Value error, ").replace("Input should", "must")
-        return f"{param.opts[0]}: {message}"
+        return f"{param.opts[0]}: {message.removeprefix('Value error, ')}"
     return f"{param.opts[0]} is missing. It is {param.help[0].lower()}{param.help[1:]}"
 
 
@@ -82,7 +81,7 @@ def _cause(error: Exception) -> str | None:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
-        from spark_sink.jobs.query_run import cause_of
+        from spark_sink.jobs.failures import cause_of
     except ModuleNotFoundError as missing:
         error = missing
     if isinstance(error, ModuleNotFoundError):
@@ -357,7 +356,7 @@ def compact(out: Out) -> None:
 
     The job may run meanwhile.
     """
-    from spark_sink.jobs.maintenance import compact_tables
+    from spark_sink.jobs.compaction import compact_tables
     from spark_sink.jobs.report.progress import printed_progress
 
     line = None

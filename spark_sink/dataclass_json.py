@@ -86,11 +86,11 @@ class NewerVersionError(ValueError):
         )
 
 
-def from_document(kind: type[_Kind], document: Any, *, shared: bool = False) -> _Kind:
+def from_document(kind: type[_Kind], document: Any) -> _Kind:
     """Return the value of a dataclass that `to_document` wrote.
 
-    A `shared` document has the fields of several dataclasses. Raises NewerVersionError for a field
-    of none, and KeyError, TypeError or ValueError for anything else that is not a value's document.
+    Raises NewerVersionError for a field that the dataclass does not have, and KeyError, TypeError
+    or ValueError for anything else that is not a value's document.
     """
     arguments, known = {}, _fields(cast("Any", kind))
     for name, (field, read) in known.items():
@@ -98,14 +98,9 @@ def from_document(kind: type[_Kind], document: Any, *, shared: bool = False) -> 
             content = document[name]
             arguments[field.name] = None if content is None else read(content)
     value = kind(**arguments)
-    if not shared and (unknown := sorted(document.keys() - known)):
+    if unknown := sorted(document.keys() - known):
         raise NewerVersionError(unknown[0])
     return value
-
-
-def names_in(kind: type) -> set[str]:
-    """Return the names that the fields of a dataclass have in documents."""
-    return {*_fields(cast("Any", kind))}
 
 
 def to_json(value: Any) -> str:
@@ -151,7 +146,7 @@ def _reader(hint: Any) -> Callable[[Any], Any]:
             return position_from
         (only,) = kinds  # a union of others is `tagged`
         return _reader(only)
-    if get_origin(hint) is Mapping:
+    if get_origin(hint) in (dict, Mapping):
         each_of = _reader(kinds[1])
         return lambda document: {name: each_of(value) for name, value in document.items()}
     if get_origin(hint) in (list, tuple):

@@ -48,6 +48,8 @@ class Folder:
                 "or file",
                 error,
             ) from None
+        self.address = address
+        """As it was given."""
         self.files = fs.SubTreeFileSystem(root, files)
         """The folder as a file system of its own."""
 

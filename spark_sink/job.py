@@ -17,13 +17,14 @@ from pyspark.sql.streaming.query import StreamingQuery
 
 from spark_sink.console import lines_of_job, say
 from spark_sink.errors import SourceError, StreamError
+from spark_sink.jobs.compaction import compaction_beside
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.history.recovery import restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import JobQuery
 from spark_sink.jobs.job_settings import JobSettings, load_job_settings
-from spark_sink.jobs.maintenance import compaction_beside
-from spark_sink.jobs.query_run import cause_of, quiet_stop, run_until_stopped
+from spark_sink.jobs.orderly_stop import quiet_stop, run_until_stopped
 from spark_sink.jobs.report.metrics import JobMetrics
 from spark_sink.jobs.report.progress import ProgressReport
 from spark_sink.jobs.report.router_report import RouterReport
@@ -35,7 +36,7 @@ from spark_sink.jobs.table_commits import take_over
 from spark_sink.session.spark_session import job_session, register
 from spark_sink.source.option_checks import warn_of_unmatched_names
 from spark_sink.stream.router_client import require_cluster
-from spark_sink.verification.rounds import Verifier
+from spark_sink.verification.rounds import Verifier, require_document_filters
 from spark_sink.verification.verify_job import Outcome, verify_job
 
 _POLL_SECONDS = 0.2
@@ -59,9 +60,11 @@ def run_jobs(
         with router_beside(settings), ExitStack() as held:
             jobs = settings.jobs()
             starts = [
-                _Start.prepared(settings, stop, jobs, number, held, once=once)
+                _Start.checked(settings, stop, jobs, number, held, once=once)
                 for number in range(len(jobs))
             ]
+            for start in starts:
+                start.take_over()
             held.enter_context(quiet_stop(stop))
             if spark is None:
                 spark = held.enter_context(job_session("run", settings.conf))
@@ -98,36 +101,37 @@ def _run_together(
 def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
     """Return a record with the cluster's id, and the source's options, which are checked."""
     given = record.source_options(settings.uri)
+    if settings.verify_every is not None:
+        require_document_filters(given)
     record = replace(record, cluster=require_cluster(given))
     warn_of_unmatched_names(given)
     return record, given
 
 
-@dataclass(frozen=True)
+@dataclass
 class _Start:
-    """A start of one of the jobs of some settings, which `prepared` has checked.
+    """A start of one of the jobs of some settings.
+
+    `checked` refuses what cannot start, while an earlier start may run. `take_over` ends that.
 
     Args:
-        number: that of the job in the settings, from 0.
         name: the job's collection, if it has jobs beside it, otherwise empty.
+        job: the job, which `take_over` gives the epoch of this start.
         options: of the source.
         trigger: the time from the start of one batch to the next; None for a single batch.
-        epoch: of this start.
     """
 
     settings: JobSettings
     stop: StopRequest
-    number: int
     name: str
-    folder: JobFolder
-    record: JobRecord
+    job: JobQuery
     options: Mapping[str, str]
     trigger: str | None
-    epoch: int
+    metrics: JobMetrics
     router: RouterReport
 
     @classmethod
-    def prepared(
+    def checked(
         cls,
         settings: JobSettings,
         stop: StopRequest,
@@ -137,28 +141,36 @@ class _Start:
         *,
         once: bool,
     ) -> Self:
-        """Check one of the jobs, and restore what a crash has left, before Spark starts.
+        """Check one of the jobs, before Spark starts; its folder is locked until `held` is closed.
 
-        The folder is locked until `held` is closed. With `once` a snapshot alone is read. A start
-        that cannot continue the job does not end one that runs. Raises SourceError.
+        With `once` a snapshot alone is read. Raises SourceError.
         """
-        folder, wanted = jobs[number]
-        name = wanted.namespaces[0] if len(jobs) > 1 else ""
+        folder, record = jobs[number]
+        name = record.namespaces[0] if len(jobs) > 1 else ""
         with lines_of_job(name):
             if once:
-                wanted.options["snapshotMode"] = "initial_only"
-            record, options = _checked(settings, wanted)
+                record.options["snapshotMode"] = "initial_only"
+            record, options = _checked(settings, record)
             held.enter_context(folder.locked())
             folder.mend(record)
-            with suppress(StreamError):  # a damaged checkpoint, which is restored below
+            with suppress(StreamError):  # a damaged checkpoint, which `take_over` restores
                 folder.require_continues(record, once=once)
+            metrics = JobMetrics()
+            if settings.metrics_port is not None:
+                held.enter_context(metrics.serve(settings.metrics_port + number))
             router = held.enter_context(RouterReport(folder.address, options))
-            epoch = take_over(folder)
-            restore_checkpoint(folder)
-            folder.begin(record, once=once)
-            replace_lost_batch(folder, settings.uri)
+        job = JobQuery(folder, record, settings.uri, keep_files=settings.keep_files)
         trigger = None if once else settings.trigger
-        return cls(settings, stop, number, name, folder, record, options, trigger, epoch, router)
+        return cls(settings, stop, name, job, options, trigger, metrics, router)
+
+    def take_over(self) -> None:
+        """End an earlier start, and restore what a crash has left. Raises SourceError."""
+        folder = self.job.folder
+        with lines_of_job(self.name):
+            self.job.epoch = take_over(folder)
+            restore_checkpoint(folder)
+            folder.begin(self.job.record, once=self.trigger is None)
+            replace_lost_batch(folder, self.settings.uri)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
@@ -171,30 +183,27 @@ class _Start:
         return None
 
     def _run_query(self, spark: SparkSession) -> None:
-        settings, folder, router = self.settings, self.folder, self.router
-        metrics = JobMetrics()
-        verifier = findings = None
+        settings, job, folder = self.settings, self.job, self.job.folder
+        verifier = None
         if settings.verify_every is not None:
-            verifier = Verifier(spark, folder, self.options, settings, metrics.add_round)
-            findings = verifier.findings
-        job = JobQuery(folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
-        port = settings.metrics_port
-        report = ProgressReport((metrics, router), written=job.written)
+            verifier = Verifier(spark, folder, self.options, settings, self.metrics.add_round)
+            job.findings = verifier.findings
+        listeners, once = (self.metrics, self.router), self.trigger is None
+        report = ProgressReport(listeners, written=job.written, once=once)
 
         def report_all(running: StreamingQuery) -> None:
             report(running)
-            router.turn()
+            self.router.turn()
 
-        with nullcontext() if port is None else metrics.serve(port + self.number):
-            query = job.start(spark, self.trigger)
-            try:
-                report.begin(folder.checkpoint.last_committed())
-                with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
-                    run_until_stopped(query, self.stop, report_all)
-            except BaseException:
-                with suppress(Exception):  # the session may be gone
-                    query.stop()  # in a session of the caller it would go on without the lock
-                raise
+        query = job.start(spark, self.trigger)
+        try:
+            report.begin(folder.checkpoint.last_committed())
+            with verifier or nullcontext(), compaction_beside(folder, settings.maintain):
+                run_until_stopped(query, self.stop, report_all)
+        except BaseException:
+            with suppress(Exception):  # the session may be gone
+                query.stop()  # in a session of the caller it would go on without the lock
+            raise
         report.end(folder.checkpoint.last_committed())
 
 

@@ -17,7 +17,7 @@ from pymongo.errors import OperationFailure
 
 from router.tools.tail import cause_and_remedy
 from spark_sink.errors import stream_refused
-from spark_sink.jobs.query_run import cause_of
+from spark_sink.jobs.failures import cause_of
 from tests.harness.routers import run_command
 
 ROOT = Path(__file__).parents[1]

@@ -149,8 +149,8 @@ class JobFolder:
         inside = checkpoint.address == f"{self.address}/checkpoint"
         address = "" if inside else checkpoint.address
         cluster = record.cluster or old.cluster
-        kept = replace(record, checkpoint=address, cluster=cluster, since=since)
-        self._write(replace(kept, columns=old.columns))
+        started = replace(record, checkpoint=address, cluster=cluster, since=since)
+        self._write(replace(started, columns=old.columns))
 
     def _write(self, record: JobRecord) -> None:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))

@@ -44,7 +44,7 @@ from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import namespaces_in
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 # Events of a batch and of a task: a batch costs Spark about as much whatever its size, and tasks
 # hold no more rows than a file's row group.
@@ -86,13 +86,13 @@ class JobQuery:
         available, and end. Raises OptionError for an invalid schema.
         """
         advance = {} if self.findings is None else _IDLE_ADVANCE
-        given = {**advance, **self.record.source_options(self.uri)}
-        form = self._form(given)
+        source = {**advance, **self.record.source_options(self.uri)}
+        form = self._form(source)
         if self.record.snapshot.policy.streams:  # a snapshot alone has no signals
-            given = {"signalFolder": self.folder.signals, **given}
-        options, schema = _with_schema(job_options(given, tasks_by_cores(spark)))
+            source = {"signalFolder": self.folder.signals, **source}
+        options, schema = _with_schema(job_options(source, tasks_by_cores(spark)))
         rows = dated_schema(arrow_schema(schema))
-        options[TABLES] = to_json(self._task_tables(parse_options(given).scope))
+        options[TABLES] = to_json(self._task_tables(parse_options(source).scope))
         spark.dataSource.register(JobSource)
         reader = JobSource(dict(options)).streamReader(StructType())  # an old Spark refuses itself
         commits = TableCommits(

@@ -15,7 +15,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    model_validator,
+)
 
 from spark_sink.errors import OptionError
 from spark_sink.options.parsers import DEFAULT_URI
@@ -50,6 +58,14 @@ def seconds_of(text: Any) -> Any:
     if not match or not int(match[1]):
         raise ValueError(f"{text!r} is not a time: write 90s, 30m, 1h or 1d")
     return float(match[1]) * {"s": 1, "m": 60, "h": 3600, "d": 86400}[match[2][0]]
+
+
+def interval_of(text: str) -> str:
+    """Return the time between two batches, which Spark reads. Raises ValueError."""
+    part = r"\d+ +(millisecond|second|minute|hour|day)s?"
+    if not re.fullmatch(rf"{part}( +{part})*", text.strip()):
+        raise ValueError(f"{text!r} is not a time: write 500 milliseconds, 10 seconds or 1 minute")
+    return text.strip()
 
 
 Pairs = Annotated[dict[str, str], BeforeValidator(pairs_of)]
@@ -163,7 +179,7 @@ class JobSettings(CollectionSettings):
     uri: str = Field(default_factory=lambda: os.environ.get("MERGEROUTER_URI") or DEFAULT_URI)
     """The router's connection string. With a password, set the variable MERGEROUTER_URI instead.
     Default: mongodb://127.0.0.1:27020."""
-    trigger: str = "10 seconds"
+    trigger: Annotated[str, AfterValidator(interval_of)] = "10 seconds"
     """Time from the start of one batch to the next. Default: 10 seconds."""
     conf: Pairs = {}
     """NAME=VALUE: a setting of Spark. May be repeated."""

@@ -34,7 +34,6 @@ from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import schema_for
 from spark_sink.source.tasks import Task, TaskPartition
 from spark_sink.tables.executors import REPORT, reported
-from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import newest_state
 
 FORMAT = "mergerouter-job"
@@ -89,7 +88,7 @@ class JobOutput(Output):
         if self._current is None:
             return {}, ()
         if self._seen is None or self._seen[0] != start:
-            state = TableState.of(newest_state(self._current))
+            state = newest_state(self._current)
             self._seen = start, state.unread, state.lost
         return self._seen[1:]
 

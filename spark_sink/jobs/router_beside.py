@@ -15,7 +15,9 @@ from pathlib import Path
 
 from pymongo.uri_parser import parse_uri
 
+from spark_sink.console import say
 from spark_sink.errors import OptionError, SourceError
+from spark_sink.folders import Folder, is_local
 from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.stream.router_client import require_cluster
 
@@ -29,8 +31,8 @@ def router_beside(settings: JobSettings) -> Iterator[None]:
     """Run `mergerouter serve` beside the job for the block, unless a router answers at its `uri`.
 
     Without `configdb` and `router_config` none is started. The router listens on 127.0.0.1, on the
-    URI's port. Raises OptionError if `uri` does not name one local port, and SourceError if the
-    router does not start.
+    URI's port. Raises OptionError if `uri` does not name one local port, SourceError if the router
+    does not start, and OSError if its log cannot be written.
     """
     names = {"config": "router_config", "configdb": "configdb", "upstream": "upstream"}
     given = {f"--{flag}": getattr(settings, name) for flag, name in names.items()}
@@ -44,8 +46,24 @@ def router_beside(settings: JobSettings) -> Iterator[None]:
             "the job's router runs on this machine: --uri must name one port of 127.0.0.1"
         )
     port = str(nodes[0][1])
-    with _running([sys.executable, "-m", "router.cli", "serve", "--port", port, *flags]):
+    command = [sys.executable, "-m", "router.cli", "serve", "--port", port, *flags]
+    with _running(command, _log_of(settings)):
         yield
+
+
+def _log_of(settings: JobSettings) -> Path:
+    """Return the file for the router's log, and print its name; that of the run before is kept.
+
+    It is in the job's folder, or in that of the checkpoint; if both are remote, in a new one.
+    """
+    places = [place for place in (settings.out, settings.checkpoint) if place and is_local(place)]
+    folder = Folder(places[0]).files.base_path if places else tempfile.mkdtemp("-mergerouter")
+    log = Path(folder) / "router.log"
+    log.parent.mkdir(parents=True, exist_ok=True)
+    if log.exists():
+        log.replace(log.with_suffix(".log.1"))
+    say(f"a router runs beside the job; its log is {log}")
+    return log
 
 
 def _answers(uri: str) -> bool:
@@ -65,34 +83,35 @@ def _end_with_parent() -> None:
 
 
 @contextmanager
-def _running(command: list[str]) -> Iterator[None]:
-    """Run a router for the block, once it listens. Raises SourceError."""
-    with tempfile.TemporaryDirectory(prefix="mergerouter-own-") as folder:
-        log = Path(folder) / "router.log"
-        with log.open("wb") as output:
-            # A session of its own: Ctrl-C ends the job first, which then ends its router.
-            process = subprocess.Popen(  # noqa: S603
-                command,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=_end_with_parent,
-            )
+def _running(command: list[str], log: Path) -> Iterator[None]:
+    """Run a router for the block, once it listens, with its output in `log`.
+
+    Raises SourceError if it does not start, and OSError.
+    """
+    with log.open("wb") as output:
+        # A session of its own: Ctrl-C ends the job first, which then ends its router.
+        process = subprocess.Popen(  # noqa: S603
+            command,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,
+        )
+    try:
+        deadline = time.monotonic() + _START_SECONDS
+        while b'"Waiting for connections"' not in log.read_bytes():
+            if process.poll() is not None or time.monotonic() > deadline:
+                cause = _cause(log.read_text(errors="replace"))
+                raise SourceError(f"the job's own router does not start: {cause}")
+            time.sleep(0.1)
+        yield
+    finally:
+        process.terminate()
         try:
-            deadline = time.monotonic() + _START_SECONDS
-            while b'"Waiting for connections"' not in log.read_bytes():
-                if process.poll() is not None or time.monotonic() > deadline:
-                    cause = _cause(log.read_text(errors="replace"))
-                    raise SourceError(f"the job's own router does not start: {cause}")
-                time.sleep(0.1)
-            yield
-        finally:
-            process.terminate()
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
+            process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def _cause(log: str) -> str:

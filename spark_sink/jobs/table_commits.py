@@ -38,7 +38,7 @@ from spark_sink.tables.prepare import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 
 def take_over(folder: JobFolder) -> int:
@@ -150,7 +150,7 @@ class TableCommits:
         """
         newest = {}
         for name in {*self._tables, QUARANTINE, NOTIFICATIONS} - {CURRENT}:
-            before = self._table(name).state().get("written", {}).get(name, -1)
+            before = self._table(name).state().batch.written.get(name, -1)
             newest[name] = batch.number if name in filled else before
         return replace(batch, written={name: n for name, n in newest.items() if n >= 0})
 
@@ -195,10 +195,10 @@ def _notifications(end: Offset) -> pa.Table:
     """Return the notifications of a batch, which its offset contains."""
     notifications = [
         {
-            **e,
-            "additional_data": [*e["additional_data"].items()],
-            "timestamp": e["timestamp"] * 1000,
+            **notification,
+            "additional_data": [*notification["additional_data"].items()],
+            "timestamp": notification["timestamp"] * 1000,
         }
-        for e in end.snapshots.notifications
+        for notification in end.snapshots.notifications
     ]
     return pa.Table.from_pylist(notifications, NOTIFICATION_COLUMNS)

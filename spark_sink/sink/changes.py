@@ -176,14 +176,14 @@ def passes(changes: Iterable[Change]) -> Iterator[list[Change]]:
         identifier = bson.encode(
             {"_": change.key.get("_id", dict(change.key))}, codec_options=CELLS
         )
-        kept = by_document.setdefault((change.namespace, identifier), [])
-        if kept and not change.token > kept[-1].token:
+        earlier = by_document.setdefault((change.namespace, identifier), [])
+        if earlier and not change.token > earlier[-1].token:
             continue
         if change.may_move:
-            kept[:] = [replace(change, may_miss=change.is_update) for change in kept]
+            earlier[:] = [replace(change, may_miss=change.is_update) for change in earlier]
         elif not change.is_update:
-            kept.clear()
-        kept.append(change)
+            earlier.clear()
+        earlier.append(change)
     for group in zip_longest(*by_document.values()):
         yield [change for change in group if change is not None]
 
@@ -192,8 +192,8 @@ def key_in(document: bytes, paths: Iterable[str]) -> dict[str, Any]:
     """Return the values at the dotted paths of a key in a document; None where it has none."""
     fields = fields_of(document)
     values = [(path, value_at(fields, path.encode())) for path in paths]
-    kept = ((path.encode(), value) for path, value in values if value is not None)
-    return dict.fromkeys(paths) | bson.decode(document_of(kept), CODEC)
+    present = ((path.encode(), value) for path, value in values if value is not None)
+    return dict.fromkeys(paths) | bson.decode(document_of(present), CODEC)
 
 
 def _encodable(value: Any) -> Any:

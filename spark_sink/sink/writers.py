@@ -100,9 +100,9 @@ class DocumentWriter:
 
     def _write(self, collection: Collection[dict[str, Any]], changes: list[Change]) -> None:
         whole = [change for change in changes if not change.is_update]
-        for left in reversed(range(_ATTEMPTS)):
+        for further in reversed(range(_ATTEMPTS)):
             if whole:
-                whole = self._write_whole(collection, whole, last=not left)
+                whole = self._write_whole(collection, whole, last=not further)
         self._update(collection, [change for change in changes if change.is_update])
 
     def _write_whole(
@@ -144,16 +144,16 @@ class DocumentWriter:
     def _update(self, collection: Collection[Any], changes: list[Change]) -> None:
         """Update documents: by their fields where all paths are plain, otherwise as a whole."""
         requests: list[tuple[Change, _Request]] = []
-        left = []
+        whole = []
         for change in changes:
             assignment = self._assignment(change)
             if assignment is None:
-                left.append(change)
+                whole.append(change)
             else:
                 requests.append((change, UpdateOne(self._guarded(change), assignment)))
         missed = self._write_updates(collection, requests)
-        left += (change for change in missed if not self._may_miss(change))
-        requests = self._rewrites(collection, left)
+        whole += (change for change in missed if not self._may_miss(change))
+        requests = self._rewrites(collection, whole)
         for _ in range(_ATTEMPTS):
             requests = self._rewrites(collection, self._write_updates(collection, requests))
         if requests:
@@ -244,8 +244,8 @@ class DocumentWriter:
                 return None
         token = bson.encode({self.options.token_field: change.token})
         own = self.options.token_field.encode()
-        kept = [field for field in fields if field[0].partition(b".")[0] != own]
-        return {"$set": RawBSONDocument(document_of([*kept, *fields_of(token).items()]))}
+        others = [field for field in fields if field[0].partition(b".")[0] != own]
+        return {"$set": RawBSONDocument(document_of([*others, *fields_of(token).items()]))}
 
     def _has(self, collection: Collection[dict[str, Any]], change: Change) -> bool:
         """Return whether the document contains the change, or a later one."""

@@ -56,8 +56,8 @@ from spark_sink.tables.staged_changes import (
 )
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import is_whole, read_rows, scan
-from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import Batch, restored_error
+from spark_sink.tables.table_state import Batch, TableState
+from spark_sink.tables.version_states import restored_error
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -147,14 +147,14 @@ class CurrentTable:
     def _read_version(self, form: TableForm | None) -> None:
         """Read the version of the log, for a batch that writes a form. Raises OptionError."""
         if self.log.exists:
-            document = self.log.state()
-            if "keys" not in document:
+            state = self.log.state()
+            if not state.keys:
                 raise OptionError(
                     f"the Delta table at {self.address} is no current table: write to another "
                     "folder"
                 )
             self._stored = TableForm.of(self.log.schema, self.log.statistics_columns)
-            self.state = TableState.of(document)
+            self.state = state
         self.form = _form_after(self.address, self._stored, form or self._stored or TableForm())
         """The columns of the next version."""
 
@@ -169,7 +169,7 @@ class CurrentTable:
         log = DeltaLog(target)
         if not log.exists:
             raise OptionError(f"there is no current table at {target}: correct the path")
-        return cls(target, log.state().get("keys", ("_id",)), form=form)
+        return cls(target, log.state().keys or ("_id",), form=form)
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the version, without KEY_RANGE."""
@@ -183,7 +183,7 @@ class CurrentTable:
         """
         self.reload()
         was_restored = not is_whole(self.log)
-        if was_restored and (batch is None or batch.query == self.log.state().get("query")):
+        if was_restored and (batch is None or batch.query == self.log.state().batch.query):
             raise restored_error(self.address)
         remove_interrupted(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
@@ -321,16 +321,17 @@ class CurrentTable:
             session = spark if work > _DRIVER_BYTES else None
             reports = run_tasks(session, MergeReport, tasks, "files merged")
             merged += zip(pending, reports, strict=True)
-            wanted = [StructType.fromJson(e.wanted) for _, e in merged if e.wanted is not None]
+            schemas = (report.wanted for _, report in merged)
+            wanted = [StructType.fromJson(schema) for schema in schemas if schema is not None]
             before, form = form, reduce(TableForm.grown, wanted, form)
             if form == before:
                 return form, merged
             rewrites = form.rewrites(before)
             stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
             for _, report in stale:
-                Folder(self.address).remove(*(part["path"] for part in report.parts))
+                Folder(self.address).remove(*(part.path for part in report.parts))
                 if upsert.quarantine is not None:
-                    problems = (problem["path"] for problem in report.problems)
+                    problems = (problem.path for problem in report.problems)
                     Folder(upsert.quarantine.address).remove(*problems)
             merged = [] if rewrites else [pair for pair in merged if pair[1].wanted is None]
             pending = [merge for merge, _ in stale]
@@ -357,19 +358,20 @@ class CurrentTable:
         checksum = sum((report.added for report in reports), state.checksum)
         replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged))
         parts = [part for report in reports for part in report.parts]
-        new = {part["partition"][KEY_RANGE] for part in parts}
+        new = {part.partition[KEY_RANGE] for part in parts}
         state = replace(
             state,
             checksum=checksum - plan.changes.removed,
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
+            batch=state.batch if batch is None else batch,
         )
-        if not (replaced or parts or state != self.state or batch is not None):
+        if not (replaced or parts or state != self.state):
             return
         names = [name for name in form.statistics_columns if name in form.file_schema.names]
         # A column loses statistics before the commit, or gets them after it: no file lacks any.
         before = log.statistics_columns if log.exists else names
         log.set_statistics_columns([name for name in before if name in names])
-        log.replace(parts, form.file_schema, state.document, batch, replaced)
+        log.replace(parts, form.file_schema, state, replaced)
         log.set_statistics_columns(names)
         self.state, self._stored, self.form = state, form, form
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:

@@ -96,24 +96,24 @@ def unread_after(
 
     The end of a snapshot removes the collections that the snapshot has read after their token.
     """
-    left = dict(unread)
+    remaining = dict(unread)
     for event in events:
         here = (event.database or "", event.collection or "")
         if event.kind == SNAPSHOT_END:
-            before = [name for name, token in left.items() if token < event.token]
+            before = [name for name, token in remaining.items() if token < event.token]
             ended = [name for name in before if event.has_read(name)]
         elif event.kind == "dropDatabase":
-            names = (name for name in left if not isinstance(name, ScopeGain))
+            names = (name for name in remaining if not isinstance(name, ScopeGain))
             ended = [name for name in names if name[0] == event.database]
         else:
             ended = [here]
         for name in ended:
-            left.pop(name, None)
+            remaining.pop(name, None)
         if event.kind in ("drop", "rename"):
-            left[event.target or here] = event.token
+            remaining[event.target or here] = event.token
     return {
         part: token
-        for part, token in left.items()
+        for part, token in remaining.items()
         if isinstance(part, ScopeGain) or in_scope(*part)
     }
 

@@ -15,8 +15,9 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 from urllib.parse import unquote
 
@@ -34,31 +35,27 @@ from deltalake.transaction import (
 from pyarrow import fs
 from pyspark.sql.types import StructType
 
-from spark_sink.dataclass_json import from_document, to_document
 from spark_sink.errors import FULL_DISK, OptionError, StreamError
 from spark_sink.folders import Folder, absolute
-from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import (
     WITH_STATISTICS,
+    PartFile,
     Parts,
     RowFilter,
-    checksum_of,
+    TableFile,
     numbered,
-    partition_in,
 )
+from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.version_states import (
     APPLICATION,
     RESTORE,
     STATE,
-    Batch,
     StateFiles,
     commit_path,
     restored_error,
 )
 
-CHECKSUM = "checksum"
-"""The field of a state with the checksum of the table's rows."""
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
 _FILES_KEPT, _COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
@@ -87,10 +84,12 @@ _REARRANGING = {"OPTIMIZE", "VACUUM START", "VACUUM END"}
 """The operations of commits that keep all rows, and the partitions that they are in."""
 _UNREAD_FEATURES = {"deletionVectors", "columnMapping"}
 """The features of tables that other programs may turn on, and that pyarrow's reader ignores."""
+_DROP = (
+    "drop it in Spark with ALTER TABLE name DROP FEATURE {} TRUNCATE HISTORY, now and again a "
+    "day later (docs/limitations.md#of-the-tables)"
+)
 _COLUMN_MAPPING = "delta.columnMapping.mode"
 """The property of a table whose files may have other names for its columns."""
-_OF_COLUMNS = ("min.", "max.", "null_count.")
-"""The prefixes that statistics of columns have in what the log says about files."""
 _NO_FILES = pa.schema(
     [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
 ).empty_table()
@@ -126,7 +125,7 @@ class DeltaLog:
         self._statistics_columns = statistics_columns
         self._epoch = epoch
         self._states = StateFiles(self.address)
-        self._state: tuple[int | None, dict[str, Any]] = None, {}
+        self._state: tuple[int | None, TableState] = None, TableState()
         self._deleted: set[str] = set()
         self._table = self._opened()
 
@@ -229,8 +228,9 @@ class DeltaLog:
             unread.add("columnMapping")
         for feature in sorted(unread):
             raise StreamError(
-                f"the table at {self.address} has the feature {feature} of Delta, with which its "
-                f"rows cannot be read here: run ALTER TABLE name DROP FEATURE {feature} in Spark"
+                f"version {table.version()} of the table at {self.address} has the feature "
+                f"{feature} of Delta, with which its rows cannot be read here: "
+                f"{_DROP.format(feature)}"
             )
 
     @property
@@ -271,11 +271,11 @@ class DeltaLog:
         Raises StreamError if another start of the job has written a batch: one with this number, a
         later one, or one that this batch does not follow.
         """
-        number, last = self._transaction(batch.query), Batch.of(self.state())
+        number, last = self._transaction(batch.query), self.state().batch
         is_later = number is None or number < batch.number
-        if is_later and (last is None or not batch.offset or batch.may_follow(last)):
+        if is_later and (not last.query or not batch.offset or batch.may_follow(last)):
             return False
-        if is_later or last is None or not last.is_same(batch):
+        if is_later or not last.is_same(batch):
             remedy = (
                 "run one process for each --out. Start the job again; it continues where the "
                 "tables are"
@@ -288,8 +288,8 @@ class DeltaLog:
             )
         return True
 
-    def state(self) -> dict[str, Any]:
-        """Return the state of the version; empty if no batch and no change has given it one.
+    def state(self) -> TableState:
+        """Return the state of the version; TableState() if no commit has given it one.
 
         Raises StreamError if it is lost.
         """
@@ -301,25 +301,19 @@ class DeltaLog:
 
     def batch(self) -> Batch:
         """Return the newest batch. Raises StreamError if there is none."""
-        batch = Batch.of(self.state())
-        if batch is None:
+        batch = self.state().batch
+        if not batch.query:
             raise StreamError(
                 f"the table at {self.address} has no batch, so no job has written it: correct the "
                 "path, or restore the folder with all its files"
             )
         return batch
 
-    @property
-    def checksum(self) -> Checksum:
-        """The checksum of the rows that a job has written to the table, as the state says."""
-        document = self.state().get(CHECKSUM)
-        return from_document(Checksum, document) if document else NO_ROWS
-
-    def at(self, version: int, state: Mapping[str, Any]) -> DeltaLog:
+    def at(self, version: int, state: TableState) -> DeltaLog:
         """Return an older version to read; its commit has `state`.
 
         Raises DeletedVersionError if its commit or one of its files has been deleted, and
-        StreamError.
+        StreamError, also if a feature of Delta that it had hides rows from pyarrow.
         """
         log = DeltaLog(self.address, self.partitions)
         assert log._table is not None
@@ -330,11 +324,12 @@ class DeltaLog:
                 # It is of one kind for all reasons: this raises OSError where the storage fails.
                 Folder(self.address).has(commit_path(version))
                 raise self._deleted_version_error(version, error) from None
+            log._require_readable(log._table)
             replaced = log.paths() - self.paths()
             existing = self._existing(replaced, f"replaced files of {self.name} looked up")
             if sum(map(len, existing)) < len(replaced):
                 raise self._deleted_version_error(version)
-        log._state = log._transaction(APPLICATION), dict(state)
+        log._state = log._transaction(APPLICATION), state
         return log
 
     def _deleted_version_error(self, version: int, cause: object = None) -> DeletedVersionError:
@@ -351,18 +346,23 @@ class DeltaLog:
             return _NO_FILES
         return pa.table(self._table.get_add_actions(True))
 
-    def actions(self, chosen: RowFilter = ()) -> list[dict[str, Any]]:
-        """Return the same as a document for each file, with its relative `path`.
-
-        The statistics of columns are left out, and so are files that by these have no chosen row.
-        """
+    def files_with(self, chosen: RowFilter = ()) -> list[TableFile]:
+        """Return the files without those that, by their statistics, have no chosen row."""
         files = self.files()
         for condition in chosen:
             if isinstance(condition, tuple):
                 files = _with_rows(files, *condition)
-        names = [name for name in files.column_names if not name.startswith(_OF_COLUMNS)]
-        rows = files.select(names).to_pylist()
-        return [{**row, "path": unquote(row["path"])} for row in rows]
+        columns = {name: f"partition.{name}" for name in self.partitions}
+        names = ["path", "size_bytes", "modification_time", *columns.values()]
+        return [
+            TableFile(
+                unquote(row["path"]),
+                row["size_bytes"],
+                {name: row[column] for name, column in columns.items()},
+                row["modification_time"],
+            )
+            for row in (files.select(names).to_pylist() if files.num_rows else ())
+        ]
 
     def paths(self) -> set[str]:
         """Return the relative paths of the files."""
@@ -372,14 +372,14 @@ class DeltaLog:
         """Return the number of rows, by the statistics of files."""
         return int(pc.sum(self.files()["num_records"]).as_py() or 0)
 
-    def append(self, parts: Sequence[Mapping[str, Any]], schema: pa.Schema, batch: Batch) -> None:
+    def append(self, parts: Sequence[PartFile], schema: pa.Schema, batch: Batch) -> None:
         """Commit files with the rows of a batch, unless the table has the batch already.
 
         An interrupted attempt may have committed them to this table, and not yet to another one.
         Raises StreamError.
 
         Args:
-            parts: files that `parquet_parts` has written.
+            parts: files that tasks have written.
             schema: of all columns; new columns are added to the table. Raises OptionError if other
                 columns have another type than in the table.
         """
@@ -387,8 +387,8 @@ class DeltaLog:
         if not self.has(batch):
             if self._table is not None:
                 self._add_columns(schema)
-            checksum = to_document(self.checksum + checksum_of(parts))
-            self._write(parts, schema, {CHECKSUM: checksum, **batch.fields}, batch)
+            checksum = sum((part.checksum for part in parts), self.state().checksum)
+            self._write(parts, schema, TableState(checksum=checksum, batch=batch))
 
     def append_rows(self, rows: pa.Table, batch: Batch) -> None:
         """Append rows, if there are any, with the number of the batch; see `append`."""
@@ -402,33 +402,29 @@ class DeltaLog:
 
     def amend(self, batch: Batch) -> None:
         """Change what the state says about the newest batch."""
-        self._write([], pa.schema([]), {**self.state(), **batch.fields}, batch)
+        self._write([], pa.schema([]), replace(self.state(), batch=batch))
 
     def replace(
         self,
-        parts: Sequence[Mapping[str, Any]],
+        parts: Sequence[PartFile],
         schema: pa.Schema,
-        state: Mapping[str, Any],
-        batch: Batch | None = None,
+        state: TableState,
         replaced: Collection[str] = (),
     ) -> None:
         """Commit files instead of those whose partition is one of `replaced`.
 
-        The same commit sets the schema and the state. Without a batch the state keeps its batch.
+        The same commit sets the schema and the state.
         """
         filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
-        before = batch or Batch.of(self.state())
-        said = {} if before is None else before.fields
-        self._write(parts, schema, {**state, **said}, batch, filters)
+        self._write(parts, schema, state, filters)
 
     def _write(
         self,
-        parts: Sequence[Mapping[str, Any]],
+        parts: Sequence[PartFile],
         schema: pa.Schema,
-        state: Mapping[str, Any],
-        batch: Batch | None,
+        state: TableState,
         filters: Any = None,
     ) -> None:
         """Commit files and a state, instead of the files that filters of partitions select."""
@@ -436,11 +432,11 @@ class DeltaLog:
         with self.stream_errors():
             number = self._states.write(state)
         transactions = [Transaction(APPLICATION, number)]
-        if batch is not None:
-            transactions.append(Transaction(batch.query, batch.number))
+        if state.batch.query:
+            transactions.append(Transaction(state.batch.query, state.batch.number))
         # delta-rs would commit beside a compaction of the files that it replaces.
         retries = 0 if filters else None
-        properties = CommitProperties({STATE: state}, retries, transactions)
+        properties = CommitProperties({STATE: state.document}, retries, transactions)
         if self._table is None:
             self._create(actions, schema, properties)
             return
@@ -461,7 +457,7 @@ class DeltaLog:
                         continue
                     raise
                 break
-        self._state = number, dict(state)
+        self._state = number, state
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
             with self.stream_errors():
@@ -477,10 +473,8 @@ class DeltaLog:
         names = {commit["operation"] for commit in self._table.history(later)} if later else {""}
         return names <= _REARRANGING
 
-    def exchange(
-        self, former: Collection[Mapping[str, Any]], parts: Sequence[Mapping[str, Any]]
-    ) -> bool:
-        """Commit files instead of those that the actions `former` describe, with the same rows.
+    def exchange(self, former: Collection[TableFile], parts: Sequence[PartFile]) -> bool:
+        """Commit files instead of the `former` ones, with the same rows.
 
         Return False and commit nothing if another commit has removed one of the former files: its
         rows are deleted, or in other files. The commit is valid only for the version in which all
@@ -493,7 +487,7 @@ class DeltaLog:
             paths = self.paths()
             if actions and all(action.path in paths for action in actions):
                 return True  # the store has committed without a reply
-            if not all(file["path"] in paths for file in former):
+            if not all(file.path in paths for file in former):
                 return False
             assert self._table is not None
             with self.stream_errors(), suppress(CommitFailedError):
@@ -527,8 +521,8 @@ class DeltaLog:
             if full:
                 removed |= {*self._orphans(self._table)}
             # The log names files for a while after this object or another program has deleted them.
-            left, count = removed - self._deleted, 0
-            for old in self._existing(left, f"old files of {self.name} deleted"):
+            undeleted, count = removed - self._deleted, 0
+            for old in self._existing(undeleted, f"old files of {self.name} deleted"):
                 Folder(self.address).remove(*old)
                 count += len(old)
         self._deleted = removed
@@ -615,6 +609,12 @@ class DeltaLog:
         try:
             yield
         except CommitFailedError as error:
+            if "Unsupported table features" in str(error):
+                raise StreamError(
+                    f"the table at {self.address} has a feature of Delta with which it cannot be "
+                    f"written here: {_DROP.format('feature')}",
+                    error,
+                ) from None
             self._fail_overtaken(error)
         except SchemaMismatchError:
             raise
@@ -653,25 +653,21 @@ def _schema(schema: pa.Schema) -> Schema:
     return Schema.from_arrow(pa.schema([field.with_nullable(True) for field in schema]))
 
 
-def _removal(action: Mapping[str, Any]) -> RemoveAction:
+def _removal(file: TableFile) -> RemoveAction:
     """Return what a commit says about a file that others with the same rows replace."""
-    values = partition_in(action).items()
+    values = file.partition.items()
     texts = {name: None if value is None else str(value) for name, value in values}
-    now = int(time.time() * 1000)
-    return RemoveAction(action["path"], False, now, action["size_bytes"], texts)
+    return RemoveAction(file.path, False, int(time.time() * 1000), file.size, texts)
 
 
-def _action(part: Mapping[str, Any], *, changes: bool = True) -> AddAction:
-    """Return what a commit says about a file that `parquet_parts` has written.
-
-    `changes` says whether its rows are new.
-    """
+def _action(part: PartFile, *, changes: bool = True) -> AddAction:
+    """Return what a commit says about a new file; `changes` says whether its rows are new."""
     return AddAction(
-        path=part["path"],
-        size=part["size"],
-        partition_values=part["partition"],
-        modification_time=part["modified"],
+        path=part.path,
+        size=part.size,
+        partition_values=dict(part.partition),
+        modification_time=part.modified,
         data_change=changes,
         # delta-rs reads an escaped character of the last plane as another one.
-        stats=json.dumps(part["stats"], ensure_ascii=False),
+        stats=json.dumps(part.stats, ensure_ascii=False),
     )

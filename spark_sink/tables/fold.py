@@ -87,8 +87,8 @@ class _Content(Enum):
 
 
 @dataclass
-class _State:
-    """The versions of one key seen so far."""
+class _NextRow:
+    """What becomes of one key: made of its row, and of the events after it, in order."""
 
     database: str
     collection: str
@@ -220,15 +220,15 @@ class Fold:
         """Return the next rows of the table, and the events that cannot be applied."""
         rows: list[tuple[Any, ...]] = []
         size, later = 0, cache(partial(token_in, self.complete_in))
-        for state in _states(batches, self.keeps_deleted):
-            in_collection = later(state.database, state.collection)
-            problem = state.problem(max(self.complete_from, in_collection))
-            document = state.document if problem is None else state.event
+        for row in _next_rows(batches, self.keeps_deleted):
+            in_collection = later(row.database, row.collection)
+            problem = row.problem(max(self.complete_from, in_collection))
+            document = row.document if problem is None else row.event
             if document is None:
                 continue
-            version = (state.database, state.collection, state.key, state.token)
-            is_deleted = state.content is _Content.DELETED
-            rows.append((*version, state.document_key, document, problem, is_deleted))
+            version = (row.database, row.collection, row.key, row.token)
+            is_deleted = row.content is _Content.DELETED
+            rows.append((*version, row.document_key, document, problem, is_deleted))
             size += len(document)
             if len(rows) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
                 yield _folded(zip(*rows, strict=True))
@@ -253,25 +253,25 @@ class Fold:
         return _folded(rows.select(_GIVEN.names).columns)
 
 
-def _states(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_State]:
-    state: _State | None = None
+def _next_rows(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterator[_NextRow]:
+    row: _NextRow | None = None
     for batch in batches:
         for database, collection, key, token, document_key, kind, payload in rows_in(batch):
             identity = (database, collection, key)
             if kind == INAPPLICABLE:
                 content = _Content.INAPPLICABLE
-                yield _State(*identity, token=token, content=content, event=payload)
+                yield _NextRow(*identity, token=token, content=content, event=payload)
                 continue
-            if state is None or (state.database, state.collection, state.key) != identity:
-                if state is not None:
-                    yield state
-                state = _State(*identity, keeps_deleted)
+            if row is None or (row.database, row.collection, row.key) != identity:
+                if row is not None:
+                    yield row
+                row = _NextRow(*identity, keeps_deleted)
             if kind == EVENT:
-                state.apply_event(token, document_key, payload)
+                row.apply_event(token, document_key, payload)
             else:
-                state.apply_row(token, document_key, payload, deleted=kind == DELETED_ROW)
-    if state is not None:
-        yield state
+                row.apply_row(token, document_key, payload, deleted=kind == DELETED_ROW)
+    if row is not None:
+        yield row
 
 
 def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:

@@ -145,7 +145,8 @@ class KeyRanges:
 
     def without(self, indexes: Collection[int]) -> KeyRanges:
         """Return the ranges of the files that are not in the ranges with these indexes."""
-        return KeyRanges(self._files, [e for n, e in enumerate(self._ranges) if n not in indexes])
+        ranges = [files for index, files in enumerate(self._ranges) if index not in indexes]
+        return KeyRanges(self._files, ranges)
 
     def _of_range(self, index: int, name: str) -> list[Any]:
         """Return a column of the files of a range."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date, datetime
@@ -25,16 +25,9 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from spark_sink.dataclass_json import from_document, to_document
 from spark_sink.folders import Folder
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import UNIQUE_COLUMNS
-
-PartFile = dict[str, Any]
-"""A file that was written: its path relative to the table, its size in bytes, the values of the
-partition columns (partition), Delta's statistics (stats), and when it was written, in milliseconds
-since 1970 (modified). The `checksum` is a document; the checksums of a task's files
-add up to that of its rows."""
 
 BATCH = "batch"
 """The column with the number of a row's batch, in tables to which batches are appended."""
@@ -65,7 +58,6 @@ _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f")
 _LAST_TEXT = "\U0010ffff"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
-Partition = tuple[str | None, ...]
 # Rows that a scan has in memory.
 _ROWS_PER_READ = 10_000
 _FORMAT = ds.ParquetFileFormat()
@@ -73,6 +65,34 @@ _VIEWS = {pa.string_view(), pa.binary_view()}
 RowFilter = Sequence[tuple[str, str, Any] | pc.Expression]
 """Conditions that the rows of a result fulfil. Those that are a column, one of the operators ==, <,
 <=, > and >=, and a value also exclude whole files, by the statistics in the log."""
+
+
+@dataclass(frozen=True)
+class TableFile:
+    """A file of a table.
+
+    Args:
+        path: relative to the table.
+        size: in bytes.
+        partition: the values of the partition columns, by name.
+        modified: when it was written, in milliseconds since 1970.
+    """
+
+    path: str
+    size: int
+    partition: Mapping[str, Any]
+    modified: int
+
+
+@dataclass(frozen=True)
+class PartFile(TableFile):
+    """A file that a task has written: its statistics as Delta has them, and its rows' checksum."""
+
+    stats: dict[str, Any]
+    checksum: Checksum = NO_ROWS
+
+
+_Partition = tuple[str | None, ...]
 
 
 class Parts:
@@ -113,9 +133,9 @@ class Parts:
             "write_statistics": [n for n in names if n in statistics_columns or n not in unique],
         }
         self._folder = Folder(root)
-        self._pending: dict[Partition, list[pa.Table]] = defaultdict(list)
+        self._pending: dict[_Partition, list[pa.Table]] = defaultdict(list)
         self._pending_bytes = 0
-        self._open: dict[Partition, _Part] = {}
+        self._open: dict[_Partition, _Part] = {}
         self._paths: list[str] = []
         self._done: list[PartFile] = []
 
@@ -153,8 +173,8 @@ class Parts:
         done, self._done = self._done, []
         return done
 
-    def _divided(self, rows: pa.Table) -> Iterator[tuple[Partition, pa.Table]]:
-        parts: list[tuple[Partition, pa.Table]] = [((), rows)] if rows.num_rows else []
+    def _divided(self, rows: pa.Table) -> Iterator[tuple[_Partition, pa.Table]]:
+        parts: list[tuple[_Partition, pa.Table]] = [((), rows)] if rows.num_rows else []
         for name in self._partitions:
             parts = [
                 ((*values, None if value is None else str(value)), chosen)
@@ -176,7 +196,7 @@ class Parts:
         self._pending_bytes = 0
         self._end([key for key, part in self._open.items() if part.size >= FILE_BYTES])
 
-    def _part(self, partition: Partition) -> _Part:
+    def _part(self, partition: _Partition) -> _Part:
         values = dict(zip(self._partitions, partition, strict=True))
         folders = [f"{name}={_folder_name(value)}" for name, value in values.items()]
         path = "/".join([*folders, f"part-{uuid.uuid4().hex}.parquet"])
@@ -184,7 +204,7 @@ class Parts:
         stream = self._folder.create(path)
         return _Part(path, values, stream, self._stored, self._form, summed=self._summed)
 
-    def _end(self, partitions: Sequence[Partition]) -> None:
+    def _end(self, partitions: Sequence[_Partition]) -> None:
         for partition in partitions:
             self._done.append(self._open.pop(partition).close(self._statistics_columns))
 
@@ -233,30 +253,14 @@ class _Part:
         self._writer.close()
         size = self.size
         self._stream.close()
-        return {
-            "path": self._path,
-            "size": size,
-            "partition": self._values,
-            "modified": int(time.time() * 1000),
-            "stats": statistics(self._written[0], statistics_columns),
-            "checksum": to_document(self._checksum),
-        }
+        stats = statistics(self._written[0], statistics_columns)
+        now = int(time.time() * 1000)
+        return PartFile(self._path, size, self._values, now, stats, self._checksum)
 
 
 def numbered(rows: pa.Table, batch: int) -> pa.Table:
     """Return rows with the number of their batch as BATCH."""
     return rows.append_column(BATCH, pa.repeat(pa.scalar(batch, pa.int64()), rows.num_rows))
-
-
-def partition_in(action: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of the partition columns from what a table's log says about a file."""
-    head = "partition."
-    return {name.removeprefix(head): v for name, v in action.items() if name.startswith(head)}
-
-
-def checksum_of(parts: Iterable[Mapping[str, Any]]) -> Checksum:
-    """Return the checksum of all rows of files."""
-    return sum((from_document(Checksum, part["checksum"]) for part in parts), NO_ROWS)
 
 
 def statistics(metadata: pq.FileMetaData, columns: Sequence[str]) -> dict[str, Any]:

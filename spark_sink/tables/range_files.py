@@ -129,7 +129,7 @@ def _with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> 
     """
     if parents_of(first) != parents_of(last):
         return part
-    stats = part["stats"]
+    stats = part.stats
     least, greatest = (place.rpartition("\0")[2] for place in (first, last))
     is_exact = cut_place(first) > end
     stats["minValues"][column] = least[: KEY_CHARACTERS - 1 if is_exact else KEY_CHARACTERS]

@@ -17,11 +17,12 @@ from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of
-from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan, partition_in
+from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableFile, TableScan
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.version_states import PARTITIONS, newest_in, restored_error
+from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import newest_in, restored_error
 
 # Bytes of files for one task.
 _SCAN_BYTES = 64 * 1024 * 1024
@@ -31,20 +32,20 @@ def scans_of(
     log: DeltaLog,
     columns: Sequence[str],
     chosen: RowFilter = (),
-    files: Iterable[Mapping[str, Any]] | None = None,
+    files: Iterable[TableFile] | None = None,
 ) -> list[TableScan]:
     """Return scans of columns of a version, which leave out files without a `chosen` row.
 
-    `files` are the files to read, as `DeltaLog.actions` describes them; None for all files.
+    `files` are the files to read; None for all of the version.
     """
     portions: list[list[tuple[str, Mapping[str, Any]]]] = []
     size = _SCAN_BYTES
-    for action in log.actions(chosen) if files is None else files:
+    for file in log.files_with(chosen) if files is None else files:
         if size >= _SCAN_BYTES:
             portions.append([])
             size = 0
-        size += action["size_bytes"]
-        portions[-1].append((action["path"], partition_in(action)))
+        size += file.size
+        portions[-1].append((file.path, file.partition))
     schema = arrow_schema(log.schema)
     terms = [
         pq.filters_to_expression([term]) if isinstance(term, tuple) else term for term in chosen
@@ -96,7 +97,7 @@ def is_whole(log: DeltaLog, name: str = "") -> bool:
     StreamError.
     """
     state, newest = log.state(), None
-    if state and log.version is not None:
+    if state != TableState() and log.version is not None:
         with log.stream_errors():
             newest = newest_in(Folder(log.address), log.version)
     return _has_rows_of(log, state, name) if newest is None else newest == state
@@ -108,11 +109,11 @@ def require_whole(log: DeltaLog, name: str = "") -> None:
         raise restored_error(log.address)
 
 
-def _has_rows_of(log: DeltaLog, state: Mapping[str, Any], name: str) -> bool:
+def _has_rows_of(log: DeltaLog, state: TableState, name: str) -> bool:
     """Return whether the files fit a state, also after others have compacted them."""
     if KEY_RANGE in log.partitions:
-        return bool(partition_digest(partitions_of(log.files())) == state.get(PARTITIONS, 0))
-    newest = state.get("written", {}).get(name)
+        return bool(partition_digest(partitions_of(log.files())) == state.partitions)
+    newest = state.batch.written.get(name)
     return newest is None or any(
         rows.num_rows for rows in scan(log, [BATCH], [(BATCH, "==", newest)])
     )

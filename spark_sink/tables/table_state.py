@@ -1,4 +1,4 @@
-"""The state of a version of a current table, which `version_states` writes beside its files."""
+"""The state of a version of a table, which `version_states` writes beside its files."""
 
 from __future__ import annotations
 
@@ -21,20 +21,70 @@ from spark_sink.snapshot.unread import (
     tokens_document,
     tokens_from,
 )
+from spark_sink.source.offsets import Offset
 from spark_sink.tables.ddl_events import DdlEvent, collections_of
 from spark_sink.tables.staged_changes import ChangeReport
 
 _TOKENS = stored(write=tokens_document, read=tokens_from)
 # The most bytes of keys for which lost documents are read one by one: about a thousand documents.
 _LOST_BYTES = 50_000
+_CLUSTER_TIME = "clusterTime"
+"""The field of a document with the time of `through`, for readers of the commits."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """A micro-batch: the id of its query, its number, and the offset at its end.
+
+    Without an id it is none: `Batch()` is that of a table to which no query has written.
+
+    Args:
+        begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
+        verified: what the last verification of the table has found.
+        written: by the name of a table to which the job appends, the newest batch that has rows in
+            it; a table without that batch is lost, or is an older copy.
+    """
+
+    query: str = ""
+    number: int = -1
+    offset: Mapping[str, Any] = field(default_factory=dict)
+    begin: Mapping[str, Any] = field(default_factory=dict)
+    verified: Mapping[str, Any] = field(default_factory=dict)
+    written: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def end(self) -> Offset | None:
+        """The offset at its end; None if it is unknown. Raises StreamError if it is none."""
+        return Offset.of(self.offset, in_table=True) if self.offset else None
+
+    def wrote(self, name: str) -> Batch:
+        """Return this batch, which has rows in the table with that name."""
+        return replace(self, written={**self.written, name: self.number})
+
+    def is_same(self, other: Batch) -> bool:
+        """Return whether both have the same number and, as far as known, the same events."""
+        numbered = (self.query, self.number) == (other.query, other.number)
+        begins = self.begin and other.begin and self.begin != other.begin
+        return numbered and self.offset == other.offset and not begins
+
+    def may_follow(self, last: Batch) -> bool:
+        """Return whether a table whose newest batch is `last` may get this later one.
+
+        It must be of the same query; the next batch must begin where `last` ends, if that is known.
+        """
+        is_next = self.number == last.number + 1
+        begins_there = not (is_next and self.begin) or self.begin == last.offset
+        return self.query == last.query and begins_there
 
 
 @dataclass(frozen=True)
 class TableState:
-    """The state of a version of a current table: its keys, and where it is in the stream.
+    """The state of a version of a table: its newest batch, and the checksum of its rows.
+
+    That of a current table says further where the table is in the stream, and what it lacks.
 
     Args:
-        keys: the fields that identify a document; none if there is no current table.
+        keys: the fields that identify a document; none if the table is no current one.
         through: the token of the last applied event.
         complete_from: the token from which on the table has every document that an update changes.
         complete_in: the same for collections that a later snapshot has read.
@@ -43,6 +93,7 @@ class TableState:
         partitions: `partition_digest` of all key ranges, by which a restored version is recognised.
         lost: the documents that must be read again because of the last batch; if there are many,
             their collections are unread instead.
+        batch: the newest batch that the table has.
     """
 
     keys: tuple[str, ...] = ()
@@ -53,26 +104,28 @@ class TableState:
     checksum: Checksum = NO_ROWS
     partitions: int = 0
     lost: tuple[LostDocument, ...] = ()
+    batch: Batch = Batch()
 
     @classmethod
-    def of(cls, state: Mapping[str, Any]) -> TableState:
-        """Return what the state of a table's version says, beside its batch.
+    def of(cls, document: Mapping[str, Any], address: str) -> TableState:
+        """Return the state in a document of the table at an address.
 
         Raises StreamError if a newer version of this package has written it.
         """
+        fields = {name: value for name, value in document.items() if name != _CLUSTER_TIME}
         try:
-            return from_document(cls, state, shared=True)
+            return from_document(cls, fields)
         except NewerVersionError as error:
-            raise StreamError(f"the state of a table cannot be read: {error}") from None
+            raise StreamError(f"the table at {address}: {error}") from None
 
     def with_lost(self, lost: Iterable[LostDocument]) -> TableState:
         """Return the state of a table that has lost these documents in a batch."""
         each_once = dict.fromkeys(lost)
-        kept = [one for one in each_once if not token_in(self.unread, *one.namespace)]
-        if sum(len(document.key) for document in kept) <= _LOST_BYTES:
-            return replace(self, lost=tuple(kept))
-        kept.sort(key=lambda document: document.token)
-        since: CollectionTokens = {document.namespace: document.token for document in kept}
+        alone = [one for one in each_once if not token_in(self.unread, *one.namespace)]
+        if sum(len(document.key) for document in alone) <= _LOST_BYTES:
+            return replace(self, lost=tuple(alone))
+        alone.sort(key=lambda document: document.token)
+        since: CollectionTokens = {document.namespace: document.token for document in alone}
         return replace(self, unread={**self.unread, **since}, lost=())
 
     @property
@@ -86,7 +139,7 @@ class TableState:
         """The state for a commit, with the cluster time of `through` for readers."""
         document: dict[str, Any] = to_document(self)
         if self.through:
-            document["clusterTime"] = cluster_time_of(self.through).as_datetime().isoformat()
+            document[_CLUSTER_TIME] = cluster_time_of(self.through).as_datetime().isoformat()
         return document
 
     def after(self, read: ChangeReport, ddl_events: Sequence[DdlEvent]) -> TableState:

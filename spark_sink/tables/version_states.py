@@ -1,8 +1,7 @@
 """The states of a Delta table's versions, which are recorded beside its files and in its commits.
 
-A state is a JSON document in the table's folder `_mergerouter`, whose name readers of Delta tables
-and their clean-up ignore. It has the fields of the newest batch; that of a current table has those
-of `table_state.TableState`, too. It is written before the commit, which has its number as the
+A `TableState` is a JSON document in the table's folder `_mergerouter`, whose name readers of Delta
+tables and their clean-up ignore. It is written before the commit, which has its number as the
 application transaction `mergerouter`. Transactions survive the checkpoints of Delta's log, whoever
 makes them, and the clean-up of commits. The numbers are random, so that two writers of one version
 never write the same file.
@@ -19,25 +18,16 @@ import json
 import math
 import re
 import secrets
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import Any
 
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from spark_sink.dataclass_json import (
-    NewerVersionError,
-    from_document,
-    names_in,
-    stored,
-    to_document,
-)
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
-from spark_sink.source.offsets import Offset
 from spark_sink.tables.table_state import TableState
 
 APPLICATION = "mergerouter"
@@ -51,82 +41,21 @@ _LOG = "_delta_log"
 _NUMBERS = 2**62
 # No reader needs a state that is older than the newest version's by more than this.
 _KEPT = timedelta(hours=1)
-PARTITIONS = "partitions"
-"""The field of a current table's state with the digest of the version's partitions."""
-
-
-@dataclass(frozen=True)
-class Batch:
-    """A micro-batch: the id of its query, its number, and the offset at its end.
-
-    Args:
-        begin: the offset at its beginning; empty for a query's first batch, and if it is unknown.
-        verified: what the last verification of the table has found.
-        written: by the name of a table to which the job appends, the newest batch that has rows in
-            it; a table without that batch is lost, or is an older copy.
-    """
-
-    query: str
-    number: int = field(metadata=stored("batch"))
-    offset: Mapping[str, Any] = field(default_factory=dict)
-    begin: Mapping[str, Any] = field(default_factory=dict)
-    verified: Mapping[str, Any] = field(default_factory=dict)
-    written: Mapping[str, int] = field(default_factory=dict)
-
-    @property
-    def fields(self) -> dict[str, Any]:
-        """The fields that a table's state has from the batch, without empty ones."""
-        document: dict[str, Any] = to_document(self)
-        return document
-
-    @classmethod
-    def of(cls, state: Mapping[str, Any]) -> Batch | None:
-        """Return the batch in a state; None if there is none."""
-        return from_document(cls, state, shared=True) if "query" in state else None
-
-    def wrote(self, name: str) -> Batch:
-        """Return this batch, which has rows in the table with that name."""
-        return replace(self, written={**self.written, name: self.number})
-
-    def is_same(self, other: Batch) -> bool:
-        """Return whether both have the same number and, as far as known, the same events."""
-        numbered = (self.query, self.number) == (other.query, other.number)
-        begins = self.begin and other.begin and self.begin != other.begin
-        return numbered and self.offset == other.offset and not begins
-
-    def may_follow(self, last: Batch) -> bool:
-        """Return whether a table whose newest batch is `last` may get this later one.
-
-        It must be of the same query; the next batch must begin where `last` ends, if that is known.
-        """
-        is_next = self.number == last.number + 1
-        begins_there = not (is_next and self.begin) or self.begin == last.offset
-        return self.query == last.query and begins_there
-
-
-_FIELDS = names_in(Batch) | names_in(TableState) | {"clusterTime"}
-"""The fields of states."""
-
-
-def end_of(state: Mapping[str, Any]) -> Offset | None:
-    """Return the end of the newest batch in a state; None if that is unknown."""
-    return Offset.of(state["offset"], in_table=True) if state.get("offset") else None
 
 
 class StateFiles:
     """The files with the states of a Delta table at an address, a path or a URI."""
 
     def __init__(self, address: str) -> None:
-        self._address = address
         self._folder = Folder(address)
 
-    def write(self, state: Mapping[str, Any]) -> int:
+    def write(self, state: TableState) -> int:
         """Write the state of a version that is to be committed; return its number. OSError."""
         number = secrets.randbelow(_NUMBERS)
-        self._folder.write(_path(number), json.dumps(state))
+        self._folder.write(_path(number), json.dumps(state.document))
         return number
 
-    def read(self, number: int) -> dict[str, Any]:
+    def read(self, number: int) -> TableState:
         """Return a state.
 
         Raises StreamError if its file is lost, or of a newer version of this package; and OSError.
@@ -134,12 +63,11 @@ class StateFiles:
         text = self._folder.text(_path(number))
         if text is None:
             raise StreamError(
-                f"the table at {self._address} has lost its file {_path(number)}, which says where "
-                "it is in the stream: restore the file from a backup, or remove a table current "
-                "for job rebuild to make it again"
+                f"the table at {self._folder.address} has lost its file {_path(number)}, which "
+                "says where it is in the stream: restore the file from a backup, or remove a table "
+                "current for job rebuild to make it again"
             )
-        state: dict[str, Any] = json.loads(text)
-        return _known(self._address, state)
+        return TableState.of(json.loads(text), self._folder.address)
 
     def clean(self, newest: int) -> None:
         """Remove the states that are older than that of the newest version by an hour. OSError.
@@ -152,19 +80,12 @@ class StateFiles:
             self._folder.remove(*old)
 
 
-def _known(address: str, state: dict[str, Any]) -> dict[str, Any]:
-    """Return the state of a table. Raises StreamError if it has a field of a newer version."""
-    for name in sorted(state.keys() - _FIELDS):
-        raise StreamError(f"the table at {address}: {NewerVersionError(name)}")
-    return state
-
-
 def _path(number: int) -> str:
     return f"{_FOLDER}/{number}.json"
 
 
-def newest_state(address: str) -> dict[str, Any]:
-    """Return the state of a table's newest version; empty if there is none.
+def newest_state(address: str) -> TableState:
+    """Return the state of a table's newest version; that of no version if there is none.
 
     It is found without delta-rs, and fast also for a large log: in the newest commit that has a
     state, or in a checkpoint. Raises StreamError if it cannot be read.
@@ -172,11 +93,11 @@ def newest_state(address: str) -> dict[str, Any]:
     folder = Folder(address)
     try:
         for _, state in states_in(folder, _newest_version(folder, _last_checkpoint(folder))):
-            return _known(address, state)
+            return state
         names = sorted((file.base_name for file in folder.listed(_LOG)), reverse=True)
         newest = next((name for name in names if re.fullmatch(r"\d{20}\.json", name)), "-1")
         for _, state in states_in(folder, int(newest[:20])):  # the hint was missing, or wrong
-            return _known(address, state)
+            return state
         for name in (n for n in names if ".checkpoint." in n and n.endswith(".parquet")):
             for transaction in _transactions_in(folder, name):
                 if transaction["appId"] == APPLICATION:
@@ -185,7 +106,7 @@ def newest_state(address: str) -> dict[str, Any]:
         raise StreamError(
             f"the table at {address} cannot be read: correct the path or the access to it", error
         ) from None
-    return {}
+    return TableState()
 
 
 def _last_checkpoint(folder: Folder) -> int:
@@ -227,33 +148,37 @@ def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, An
         yield version, next((info["commitInfo"] for info in infos if "commitInfo" in info), {})
 
 
-def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, TableState]]:
     """Return versions and the states in their commits, from `newest` downwards.
 
-    Those before a deleted commit are left out. Raises OSError.
+    Those before a deleted commit are left out. Raises OSError, and StreamError for the state of a
+    newer version of this package.
     """
-    return ((n, info[STATE]) for n, info in _commits_in(folder, newest) if STATE in info)
+    for version, info in _commits_in(folder, newest):
+        if STATE in info:
+            yield version, TableState.of(info[STATE], folder.address)
 
 
-def newest_in(folder: Folder, newest: int) -> dict[str, Any] | None:
+def newest_in(folder: Folder, newest: int) -> TableState | None:
     """Return the newest state in commits that no restore has undone.
 
-    `newest` is the table's version. The result is empty if a restore has undone all known states,
-    and None if the commits that are kept have neither a state nor a restore. Raises OSError.
+    `newest` is the table's version. The result is that of no version if a restore has undone all
+    known states, and None if the commits that are kept have neither a state nor a restore. Raises
+    OSError and StreamError.
     """
-    latest: dict[str, Any] | None = None
+    latest: TableState | None = None
     kept, until = newest, math.inf
     for version, info in _commits_in(folder, newest):
         if version > kept or info.get("timestamp", 0) > until:
             continue
         if info.get("operation") == RESTORE:
-            given, latest = info["operationParameters"], {}
-            if given.get("version") is None:
-                until = int(given.get("datetime", 0))
+            restored, latest = info["operationParameters"], TableState()
+            if restored.get("version") is None:
+                until = int(restored.get("datetime", 0))
             else:
-                kept = int(given["version"])
+                kept = int(restored["version"])
         elif STATE in info:
-            return dict(info[STATE])
+            return TableState.of(info[STATE], folder.address)
     return latest
 
 

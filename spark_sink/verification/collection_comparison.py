@@ -40,7 +40,6 @@ from spark_sink.tables.ddl_events import unread_after
 from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.tables.key_ranges import KeyRanges
 from spark_sink.tables.places import KEY_COLUMNS
-from spark_sink.tables.version_states import end_of
 from spark_sink.verification.range_tasks import (
     DIFFERENCES,
     DOCUMENTS,
@@ -148,12 +147,12 @@ class Comparison:
     ) -> None:
         forms = ("documentSchema", "unknownFields", "documents")
         given = {n: text for n, text in named_options(options).items() if n not in forms}
-        self._given = {**given, "documents": "raw"}
+        self._source = {**given, "documents": "raw"}
         tasks, self._rate = tasks_by_cores(spark), rate
         rows = tasks * _TASK_ROWS
         self._step_rows = rows if rate is None else max(1, min(rows, int(rate * _STEP_SECONDS)))
         keys = {TASKS: str(tasks), "snapshotChunkRows": str(-(-self._step_rows // tasks))}
-        self._options = parse_options({**self._given, **keys})
+        self._options = parse_options({**self._source, **keys})
         self._spark, self._most = spark, most
         self._table = CurrentTable.existing(target)
         self.selection = json.dumps(document_options(options), sort_keys=True)
@@ -168,11 +167,11 @@ class Comparison:
         is kept in the file `name` of a folder. `wait` is called with seconds; if it returns True,
         the comparison stops there.
         """
-        kept = Folder(folder)
-        before = self._interrupted(kept.text(name), name)
+        files = Folder(folder)
+        before = self._interrupted(files.text(name), name)
         rows, begun = 0 if before is None else before.rows, time.monotonic()
         for compared in self.steps(before):
-            kept.write(name, to_json(compared))
+            files.write(name, to_json(compared))
             REPORT_PROGRESS.get()(
                 "rows and keys verified", compared.rows, 2 * self._table.log.count()
             )
@@ -181,7 +180,7 @@ class Comparison:
                 if wait(max(0.0, due - time.monotonic())) and not compared.ended:
                     return compared
             rows, begun = compared.rows, time.monotonic()
-        kept.remove(name)  # so that the next comparison begins again
+        files.remove(name)  # so that the next comparison begins again
         return compared
 
     def _interrupted(self, text: str | None, name: str) -> Compared | None:
@@ -274,7 +273,7 @@ class Comparison:
         documents.count()  # reads all of them before the end is chosen
         end = after(client.with_retries(client.present)).time
         upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
-        reader = self._spark.read.format("mergerouter").options(**self._given)
+        reader = self._spark.read.format("mergerouter").options(**self._source)
         changes = _held(held, reader.options(mode="changes", **upto).load())
         advance = Advance(table.state.keys, changes)
         left = advance.of_table(wanted.mapInArrow(range_tasks.table_rows, ROWS))
@@ -293,9 +292,9 @@ class Comparison:
 
 def _held(held: ExitStack, rows: DataFrame) -> DataFrame:
     """Return rows that are computed once, and kept until the stack is closed."""
-    kept = rows.persist(_KEPT)
-    held.callback(kept.unpersist)
-    return kept
+    persisted = rows.persist(_KEPT)
+    held.callback(persisted.unpersist)
+    return persisted
 
 
 def _start(table: CurrentTable) -> dict[str, str]:
@@ -305,7 +304,7 @@ def _start(table: CurrentTable) -> dict[str, str]:
     may have left events out. Until a snapshot has ended, the table lacks what follows its last
     event, so they begin there.
     """
-    through, offset = table.state.through, end_of(table.log.state())
+    through, offset = table.state.through, table.log.state().batch.end
     if offset is None or offset.is_in_snapshot or offset.sought is not None:
         return {"startAfter": through}
     if isinstance(offset.position, AtTime) and key_of(offset.position) > through:

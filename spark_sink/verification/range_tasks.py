@@ -103,19 +103,19 @@ class RangeTasks:
         They have about `most` rows. `ranges` are those of the files. A range with more rows, or
         with an unknown number, is compared alone and in parts.
         """
-        tasks, left, reached = list[Callable[[], MadeRows]](), most, place
+        tasks, room, reached = list[Callable[[], MadeRows]](), most, place
         small = replace(self, files=())  # which these tasks do not need
         for index in range(ranges.index(place), len(ranges)):
             key_range = ranges[index]
             if not key_range.paths or key_range.last <= place:
                 continue
             size = most + 1 if key_range.rows is None else key_range.rows
-            if tasks and size > left:
+            if tasks and size > room:
                 break
             tasks.append(
                 partial(small.compare_rows, key_range.paths, place, most if size > most else None)
             )
-            left, reached = left - size, key_range.last
+            room, reached = room - size, key_range.last
         return reached, tasks
 
     def compare_rows(self, paths: Sequence[str], after: str, most: int | None) -> MadeRows:
@@ -214,15 +214,15 @@ class RangeTasks:
         A cell that another program has emptied is an empty value.
         """
         if self.form.keeps_deleted and not deleted:
-            kept = ~pc.field(DELETED)
-            chosen = kept if chosen is None else chosen & kept
+            is_live = ~pc.field(DELETED)
+            chosen = is_live if chosen is None else chosen & is_live
         chosen_columns = [*map(self.form.column, names)]
         files = [(path, dict[str, Any]()) for path in paths]
         for batch in TableScan(self.address, self.form.file_schema, chosen_columns, files, chosen):
-            made = dict(zip(names, batch.columns, strict=True))
-            for name in made.keys() - {"documentKey"}:
-                made[name] = pc.fill_null(made[name], _EMPTY.get(name, ""))
-            rows = pa.table(made)
+            columns = dict(zip(names, batch.columns, strict=True))
+            for name in columns.keys() - {"documentKey"}:
+                columns[name] = pc.fill_null(columns[name], _EMPTY.get(name, ""))
+            rows = pa.table(columns)
             yield rows.append_column(_PLACE, places_of(rows))
 
     def _suspects_in(
@@ -359,12 +359,12 @@ def column_differences(form: TableForm, batches: Iterable[pa.RecordBatch]) -> Ma
     formed = FormedRows(form)
     for batch in batches:
         rows = pa.Table.from_batches([batch])
-        stored, made = formed.from_file(rows), formed.from_file(rows, again=True)
+        stored, expected = formed.from_file(rows), formed.from_file(rows, again=True)
         fields: dict[int, list[str]] = {}
-        for name in made.column_names:
-            if stored[name] == made[name]:
+        for name in expected.column_names:
+            if stored[name] == expected[name]:
                 continue
-            both = zip(stored[name].to_pylist(), made[name].to_pylist(), strict=True)
+            both = zip(stored[name].to_pylist(), expected[name].to_pylist(), strict=True)
             for row, (left, right) in enumerate(both):
                 if str(_bare(left)) != str(_bare(right)):
                     fields.setdefault(row, []).append(name)

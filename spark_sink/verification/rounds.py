@@ -21,10 +21,10 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.console import say
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import after
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.job_tables import CURRENT
-from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.report.status import verified_line
 from spark_sink.jobs.table_commits import Findings
 from spark_sink.options.stream_options import parse_options
@@ -32,7 +32,8 @@ from spark_sink.signals.channels import send
 from spark_sink.signals.signal import EXECUTE
 from spark_sink.snapshot.plan import filter_of
 from spark_sink.tables.prepare import EVENT
-from spark_sink.tables.version_states import end_of, newest_state
+from spark_sink.tables.table_state import TableState
+from spark_sink.tables.version_states import newest_state
 from spark_sink.verification.collection_comparison import ROUND, Comparison, document_options
 
 # The most differences of a round that are repaired, and shown.
@@ -44,17 +45,25 @@ _POLL_SECONDS = 0.5
 _RETRY_SECONDS = 30.0
 
 
+def require_document_filters(options: Mapping[str, str]) -> None:
+    """Raise OptionError if a pipeline decides which documents the tables of a source have."""
+    if parse_options(options).lacks_snapshot_filters:
+        raise OptionError(
+            "--verify-every reads documents, and the stages of option 'pipeline' work on "
+            "events: set option snapshotFilters, which selects documents ({} is all)"
+        )
+
+
 class Verifier:
     """Compares the current table of a job, in a thread of its own, until it is stopped.
 
     Args:
-        options: of the source, with `uri`.
+        options: of the source, with `uri`, that `require_document_filters` has accepted.
         settings: with `verify_every`; `repair` requests a snapshot of the keys that differ, and
             removes documents that are gone.
         done: called after each round with the time through which it has verified, in seconds since
             1970, and the numbers of rows compared and of keys that differ.
 
-    Raises OptionError if a pipeline decides which documents the table has.
     """
 
     def __init__(
@@ -65,11 +74,6 @@ class Verifier:
         settings: JobSettings,
         done: Callable[[int, int, int], None] = lambda *_: None,
     ) -> None:
-        if parse_options(options).lacks_snapshot_filters:
-            raise OptionError(
-                "--verify-every reads documents, and the stages of option 'pipeline' work on "
-                "events: set option snapshotFilters, which selects documents ({} is all)"
-            )
         self._options = {"uri": options["uri"], **document_options(options)}
         self._spark = spark
         self._folder = folder
@@ -79,7 +83,7 @@ class Verifier:
         self._ending = threading.Event()
         run = copy_context().run
         self._thread = threading.Thread(target=run, args=(self._run,), name="verifier", daemon=True)
-        verified = newest_state(self._address).get("verified", {})
+        verified = newest_state(self._address).batch.verified
         self.findings = Findings(self._address, verified)
         """What the last complete round has found, and what its repair removes."""
 
@@ -122,8 +126,8 @@ class Verifier:
             self._remove(extra, compared.through)
             others = [row for row in compared.first if row["difference"] != "extra"]
             now = len(extra) + self._request(others)
-            if left := compared.count - now:
-                say(f"repair: {now:,} differences now, {left:,} in the next rounds")
+            if later := compared.count - now:
+                say(f"repair: {now:,} differences now, {later:,} in the next rounds")
         self.findings.verified = {
             "through": compared.begin,
             "rows": compared.rows,
@@ -148,18 +152,18 @@ class Verifier:
         There is one signal, so that the query never refuses one of many. Return the number of
         differences that it has room for.
         """
-        keys, count, left = dict[str, list[str]](), 0, _SIGNAL_CHARACTERS
+        keys, count, room = dict[str, list[str]](), 0, _SIGNAL_CHARACTERS
         for row in differences:
             name = row["namespace"]
             size = len(row["key"]) + (0 if name in keys else 2 * len(name))
-            if keys and size > left:
+            if keys and size > room:
                 break
             keys.setdefault(name, []).append(row["key"])
-            count, left = count + 1, left - size
+            count, room = count + 1, room - size
         if keys:
             patterns = {name: re.escape(name) for name in keys}
             data: dict[str, Any] = {"data-collections": [*patterns.values()]}
-            if left >= 0:  # else the only key is too long, and the whole collection is read
+            if room >= 0:  # else the only key is too long, and the whole collection is read
                 data["additional-conditions"] = [
                     {"data-collection": pattern, "filter": filter_of(keys[name])}
                     for name, pattern in patterns.items()
@@ -168,7 +172,7 @@ class Verifier:
         return count
 
 
-def _is_whole(state: Mapping[str, Any]) -> bool:
+def _is_whole(state: TableState) -> bool:
     """Return whether a table with a state has all documents, so that no snapshot completes it."""
-    offset = end_of(state)
-    return offset is not None and not offset.is_in_snapshot and not state.get("unread")
+    offset = state.batch.end
+    return offset is not None and not offset.is_in_snapshot and not state.unread

@@ -90,49 +90,51 @@ def events_of(
     return Events(rows.where(F.col("token") >= first), first, whole)
 
 
-def bronze_differences(kept: DataFrame, events: Events) -> DataFrame:
+def bronze_differences(stored: DataFrame, events: Events) -> DataFrame:
     """Return how rows of bronze differ from the events.
 
     Columns: token, namespace, operationType; the difference, which is "missing" or DOUBLED in the
     rows, "extra" for a row that the stream lacks, or "different"; and the `fields` that differ.
     """
-    kept = kept.where(~F.col("token").rlike(MARKS) & (F.col("token") >= events.first))
+    stored = stored.where(~F.col("token").rlike(MARKS) & (F.col("token") >= events.first))
     shown = ["token", "namespace", "operationType"]
-    differing = _differences(kept, _dated(events.rows), ["token"], shown, events.whole)
+    differing = _differences(stored, _dated(events.rows), ["token"], shown, events.whole)
     return _of_one_version(differing).orderBy("token")
 
 
-def message_differences(kept: DataFrame, events: Events, options: Mapping[str, str]) -> DataFrame:
+def message_differences(stored: DataFrame, events: Events, options: Mapping[str, str]) -> DataFrame:
     """Return how rows of a table of messages differ from the messages of the events.
 
     `options` are those of the messages. Columns: token, index, topic, and those of
     `bronze_differences`.
     """
-    rows = [field for field in kept.schema.fields if field.name in MESSAGE_ROWS.names]
+    rows = [field for field in stored.schema.fields if field.name in MESSAGE_ROWS.names]
     schema = StructType(rows).add(_CERTAIN, "boolean")
-    made = events.rows.mapInArrow(partial(_made, dict(options), schema), schema)
+    expected = events.rows.mapInArrow(partial(_made, dict(options), schema), schema)
     is_event = ~F.col("token").rlike(MARKS) & (F.col("token") >= events.first)
     without_clock = F.regexp_replace("value", _CLOCK, "")
-    kept, made = (
-        rows.where(is_event).withColumn("value", without_clock) for rows in (kept, _dated(made))
+    stored, expected = (
+        rows.where(is_event).withColumn("value", without_clock)
+        for rows in (stored, _dated(expected))
     )
     shown = ["token", "index", "topic"]
-    return _differences(kept, made, ["token", "index"], shown, events.whole).drop("times")
+    return _differences(stored, expected, ["token", "index"], shown, events.whole).drop("times")
 
 
-def transaction_differences(kept: DataFrame, events: Events) -> DataFrame:
+def transaction_differences(stored: DataFrame, events: Events) -> DataFrame:
     """Return how the rows of a table of transactions differ from those of the events.
 
     A transaction may have several rows. Columns: id, and those of `bronze_differences`.
     """
     schema = StructType(
-        [field for field in kept.schema.fields if field.name in TRANSACTION_COLUMNS.names]
+        [field for field in stored.schema.fields if field.name in TRANSACTION_COLUMNS.names]
     )
     counted = events.rows.select(*COUNT_COLUMNS).mapInArrow(_counted, schema)
-    kept, counted = (
-        _whole_transactions(rows).where(F.col("token") >= events.first) for rows in (kept, counted)
+    stored, counted = (
+        _whole_transactions(rows).where(F.col("token") >= events.first)
+        for rows in (stored, counted)
     )
-    return _differences(kept, counted, ["id"], ["id"], events.whole).drop("times")
+    return _differences(stored, counted, ["id"], ["id"], events.whole).drop("times")
 
 
 def _dated(rows: DataFrame) -> DataFrame:
@@ -177,22 +179,22 @@ def _whole_transactions(rows: DataFrame) -> DataFrame:
 
 
 def _differences(
-    kept: DataFrame, sent: DataFrame, keys: Sequence[str], shown: Sequence[str], whole: str
+    stored: DataFrame, sent: DataFrame, keys: Sequence[str], shown: Sequence[str], whole: str
 ) -> DataFrame:
     """Return how rows with equal `keys` differ in the columns that both sides have.
 
     Columns: `shown`, difference, fields, and `times`, how often the table has a row.
     """
-    names = [name for name in sent.columns if name in kept.columns and name != "shard"]
+    names = [name for name in sent.columns if name in stored.columns and name != "shard"]
     extra = [_CERTAIN] if _CERTAIN in sent.columns else []
-    kept, sent = _comparable(kept), _comparable(sent)
-    left = kept.groupBy(*keys).agg(
-        F.count("*").alias("times"), F.first(F.struct(*names)).alias("kept")
+    stored, sent = _comparable(stored), _comparable(sent)
+    of_table = stored.groupBy(*keys).agg(
+        F.count("*").alias("times"), F.first(F.struct(*names)).alias("stored")
     )
     certain = [F.col(name) for name in extra]
-    right = sent.select(*keys, F.struct(*names).alias("sent"), *certain)
-    pairs = left.join(right, list(keys), "full_outer").drop(*keys)
-    unequal = pairs.where(~F.col("kept").eqNullSafe(F.col("sent")) | (F.col("times") > 1))
+    of_stream = sent.select(*keys, F.struct(*names).alias("sent"), *certain)
+    pairs = of_table.join(of_stream, list(keys), "full_outer").drop(*keys)
+    unequal = pairs.where(~F.col("stored").eqNullSafe(F.col("sent")) | (F.col("times") > 1))
     kinds = [field for field in sent.schema.fields if field.name in shown]
     schema = StructType(kinds).add("difference", "string")
     schema = schema.add("fields", ArrayType(StringType())).add("times", "long")
@@ -215,7 +217,7 @@ def _described(
         pairs = ((row, _difference(row, whole)) for row in batch.to_pylist())
         differing = [
             {
-                **{name: (pair["sent"] or pair["kept"])[name] for name in shown},
+                **{name: (pair["sent"] or pair["stored"])[name] for name in shown},
                 "difference": difference[0],
                 "fields": difference[1],
                 "times": pair["times"],
@@ -228,30 +230,30 @@ def _described(
 
 def _difference(pair: Mapping[str, Any], whole: str) -> tuple[str, list[str]] | None:
     """Return how the rows of a pair differ, and in which fields; None if they do not."""
-    kept, sent = pair["kept"], pair["sent"]
-    if kept is None:
+    stored, sent = pair["stored"], pair["sent"]
+    if stored is None:
         return "missing", []
     if sent is None:
         return "extra", []
     if pair["times"] > 1:
         return DOUBLED, []
-    fields = _differing_columns(kept, sent, certain=pair.get(_CERTAIN) is not False)
+    fields = _differing_columns(stored, sent, certain=pair.get(_CERTAIN) is not False)
     return ("different", fields) if fields and sent["token"] > whole else None
 
 
 def _differing_columns(
-    kept: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool
+    stored: Mapping[str, Any], sent: Mapping[str, Any], *, certain: bool
 ) -> list[str]:
     """Return the names of the columns that differ; images count only if `certain`."""
-    names = [name for name in sent if kept[name] != sent[name]]
+    names = [name for name in sent if stored[name] != sent[name]]
     if certain:
         return names
-    left = {*_IMAGES, "value"}
-    if "event" in names and kept["event"] is not None:
-        events = [fields_of(row["event"]) for row in (kept, sent)]
+    ignored = {*_IMAGES, "value"}
+    if "event" in names and stored["event"] is not None:
+        events = [fields_of(row["event"]) for row in (stored, sent)]
         rest = [{k: v for k, v in fields.items() if k.decode() not in _IMAGES} for fields in events]
-        left |= {"event"} if rest[0] == rest[1] else set()
-    return [name for name in names if name not in left]
+        ignored |= {"event"} if rest[0] == rest[1] else set()
+    return [name for name in names if name not in ignored]
 
 
 def _of_one_version(differing: DataFrame) -> DataFrame:

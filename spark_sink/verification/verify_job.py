@@ -20,6 +20,7 @@ from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
 from spark_sink.jobs.checkpoint import LoggedBatch
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.history.job_history import snapshot_ends
 from spark_sink.jobs.history.recovery import lacking_tables
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -31,7 +32,6 @@ from spark_sink.jobs.job_tables import (
     QUARANTINE,
     TRANSACTIONS,
 )
-from spark_sink.jobs.query_run import cause_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.checksum import NO_ROWS, Checksum
@@ -44,7 +44,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from spark_sink.verification.collection_comparison import COMMAND, Comparison, document_options
 from spark_sink.verification.range_tasks import DIFFERENCES, column_differences, rows_checksum
 from spark_sink.verification.stream_comparison import (
@@ -87,12 +87,12 @@ class Outcome:
 
     def add(self, differences: DataFrame, shown: int) -> None:
         """Count differences, and show up to `shown` differences in all."""
-        kept = differences.persist(StorageLevel.MEMORY_AND_DISK)
+        persisted = differences.persist(StorageLevel.MEMORY_AND_DISK)
         try:
-            self.count += kept.count()
-            self.first += [row.asDict() for row in kept.take(max(0, shown - len(self.first)))]
+            self.count += persisted.count()
+            self.first += [row.asDict() for row in persisted.take(max(0, shown - len(self.first)))]
         finally:
-            kept.unpersist()
+            persisted.unpersist()
 
     def __str__(self) -> str:
         outcome = f"{self.count} differences" if self.count else "no difference"
@@ -191,7 +191,7 @@ class _Verification:
         """Compare the checksum of a table's rows with that of those that were written."""
         log, outcome = self.logs[name], self.outcomes[name]
         with self._failures(name):
-            rows = log.checksum.rows
+            rows = log.state().checksum.rows
             if difference := checksum_difference(self.spark, log):
                 outcome.first.append(difference)
                 outcome.count += 1
@@ -308,7 +308,7 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     names = [name for name in log.schema.names if name != KEY_RANGE]
     tasks = [partial(rows_checksum, part) for part in scans_of(log, names)]
     checksum = sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS)
-    written = log.checksum
+    written = log.state().checksum
     if checksum == written:
         return None
     return {"difference": "checksum", "rows": checksum.rows, "written": written.rows}
@@ -316,11 +316,11 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
 
 def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
     """Return the tables that are lost, or older than batch `done`, which is complete."""
-    kept: dict[str, Batch | None] = {}
+    by_table: dict[str, Batch] = {}
     for name, log in logs.items():
         with suppress(StreamError):  # which the comparison of the table reports
-            kept[name] = Batch.of(log.state())
-    return lacking_tables(kept, done)
+            by_table[name] = log.state().batch
+    return lacking_tables(by_table, done)
 
 
 def _first_tokens(name: str, log: DeltaLog, rows: DataFrame) -> Iterator[str]:

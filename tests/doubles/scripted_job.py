@@ -29,7 +29,7 @@ from spark_sink.rows.event_rows import EventRows
 from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.doubles.table_changes import RandomChanges
 
 RECORD = JobRecord(

@@ -23,7 +23,7 @@ from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS, ChangeReport, ChangeStage
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 DATABASE = "shop"
 

@@ -59,7 +59,7 @@ class Start(threading.Thread):
         except SourceError as error:
             ended = str(error)
         except FileNotFoundError as error:
-            removed = "/current/_changes/" in str(error)  # which query_run tells as another start
+            removed = "/current/_changes/" in str(error)  # which `failures` tells as another start
             ended = "another start has removed staged changes" if removed else str(error)
         finally:
             self.ended = ended

@@ -2,6 +2,8 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from pymongo.errors import OperationFailure
@@ -69,11 +71,17 @@ def test_an_unreachable_cluster_is_a_retriable_error_until_it_starts(cluster: Te
         )
 
 
-def settings_of(uri: str, **more: str) -> JobSettings:
-    return JobSettings.model_validate({"out": "x", "uri": uri, **more})
+@pytest.fixture
+def settings_of(tmp_path: Path) -> Callable[..., JobSettings]:
+    def settings(uri: str, **more: str) -> JobSettings:
+        return JobSettings.model_validate({"out": str(tmp_path), "uri": uri, **more})
+
+    return settings
 
 
-def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
+def test_a_router_runs_for_the_block(
+    cluster: TestCluster, settings_of: Callable[..., JobSettings]
+) -> None:
     uri = f"mongodb://127.0.0.1:{free_port()}/"
     upstream = cluster.mongos_uri.rstrip("/")
     with router_beside(settings_of(uri, configdb=cluster.configdb, upstream=upstream)):
@@ -85,7 +93,9 @@ def test_a_router_runs_for_the_block(cluster: TestCluster) -> None:
         require_cluster({"uri": uri})
 
 
-def test_the_cause_is_told_where_it_does_not_start() -> None:
+def test_the_cause_is_told_where_it_does_not_start(
+    settings_of: Callable[..., JobSettings],
+) -> None:
     with (
         pytest.raises(SourceError, match=r"does not start: sharding\.configDB: must be setName"),
         router_beside(settings_of("mongodb://127.0.0.1:27999", configdb="localhost:1")),
@@ -93,7 +103,7 @@ def test_the_cause_is_told_where_it_does_not_start() -> None:
         pass
 
 
-def test_it_is_for_this_machine() -> None:
+def test_it_is_for_this_machine(settings_of: Callable[..., JobSettings]) -> None:
     with (
         pytest.raises(OptionError, match=r"--uri must name one port of 127\.0\.0\.1"),
         router_beside(settings_of("mongodb://127.0.0.1:1,127.0.0.1:2", configdb="cfg/h:1")),

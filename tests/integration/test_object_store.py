@@ -11,11 +11,11 @@ from deltalake import DeltaTable
 
 from spark_sink.dataclass_json import from_json, to_json
 from spark_sink.errors import StreamError
-from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch, TableState
 from tests.doubles.table_changes import RandomChanges, change_rows
 from tests.doubles.two_starts import check_two_starts, pause_starts
 from tests.harness.object_store import BUCKET, ObjectStore, object_store
@@ -55,7 +55,10 @@ def test_a_batch_that_meets_an_outage_is_written_once(store: ObjectStore) -> Non
     documents = {(row["collection"], bson.decode(row["document"])["_id"]): row for row in found}
     assert len(documents) == len(found)
     assert {k: bson.decode(row["document"]) for k, row in documents.items()} == stream.collections
-    assert [each["mergerouter"]["batch"] for each in DeltaTable(address).history()] == [1, 0]
+    assert [each["mergerouter"]["batch"]["number"] for each in DeltaTable(address).history()] == [
+        1,
+        0,
+    ]
 
 
 @pytest.mark.usefixtures("store")
@@ -69,13 +72,16 @@ def test_of_two_starts_on_a_store_no_event_is_lost_or_doubled(
 
 def test_of_two_writers_to_a_store_one_fails(store: ObjectStore) -> None:
     address = f"s3://{BUCKET}/job/bronze"
-    DeltaLog(address).append_rows(pa.table({"token": ["a"]}), Batch("q", 0))
+    first = Batch("q", 0)
+    DeltaLog(address).append_rows(pa.table({"token": ["a"]}), first)
     one, another = DeltaLog(address), DeltaLog(address)
-    one.replace([], pa.schema([("token", pa.string())]), {"through": "b"})
+    one.replace([], pa.schema([("token", pa.string())]), TableState(complete_from="b", batch=first))
     with pytest.raises(StreamError, match="written by another query"):
-        another.replace([], pa.schema([("token", pa.string())]), {"through": "c"})
+        another.replace(
+            [], pa.schema([("token", pa.string())]), TableState(complete_from="c", batch=first)
+        )
     another = DeltaLog(address.replace("s3://", "s3a://"))
-    assert another.state() == {"through": "b", **Batch("q", 0).fields}
+    assert another.state() == TableState(complete_from="b", batch=first)
     assert another.count() == 1
 
 

@@ -17,7 +17,7 @@ from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.harness.until import wait_for
 
 Row = dict[str, Any]
@@ -97,9 +97,9 @@ class TableQuery:
         self.options = options
         self.reader = MergerouterStreamReader(options, begun)
         self._target, self._most, self._findings = target, most, findings
-        last = DeltaLog(target).state()
-        self.offset: Row = last.get("offset") or self.reader.initialOffset()
-        self._number: int = last.get("batch", -1)
+        last = DeltaLog(target).state().batch
+        self.offset: Row = {**last.offset} or self.reader.initialOffset()
+        self._number = last.number
         self.operations: list[str | None] = []
         self.notified: list[tuple[str, str, str]] = []
 

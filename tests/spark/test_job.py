@@ -88,6 +88,13 @@ def test_a_job_writes_a_snapshot_and_changes_and_stops_on_a_signal(
                 updates += 1
                 time.sleep(0.05)
             assert beside.returncode == 0
+
+        def updated() -> bool:
+            return sum(row["operationType"] == "update" for row in rows_of(folder)) == updates
+
+        # Bronze gets a batch first: this one is in progress. After a signal no other batch is sure
+        # to be read, or to be committed.
+        query.wait_for(updated)
         query.process.send_signal(signal.SIGINT)  # for which Spark has a handler of its own
         assert query.process.wait(WAIT) == 0, (folder / "log").read_text()
         told = (folder / "log").read_text().splitlines()
@@ -207,9 +214,9 @@ def test_a_batch_that_is_repeated_is_in_the_tables_once(
     # As if killed after the tables were written, and before Spark has committed the batch.
     last, sent = forget_last_commit(tmp_path), messages_in(tmp_path)
     for name in (*DEFAULT_TABLES, MESSAGES):
-        state = DeltaLog(str(tmp_path / name)).state()
-        assert state["batch"] == last
-        assert state["offset"] == JobFolder(str(tmp_path)).checkpoint.offset(last)
+        batch = DeltaLog(str(tmp_path / name)).state().batch
+        assert batch.number == last
+        assert batch.offset == JobFolder(str(tmp_path)).checkpoint.offset(last)
     run_job(spark, shop, tmp_path, tables, options=chosen, messages=messages)
     assert (tmp_path / "checkpoint" / "commits" / str(last)).exists()
     # As if the checkpoint were lost: the tables have what it said.

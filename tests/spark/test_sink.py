@@ -14,7 +14,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.query_run import cause_of
+from spark_sink.jobs.failures import cause_of
 from spark_sink.sink.changes import (
     Change,
     WriteOptions,

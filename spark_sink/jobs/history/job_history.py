@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, groupby
-from operator import itemgetter
 from typing import Any
 
 import bson
@@ -34,9 +33,9 @@ from spark_sink.tables.fold import COMMIT_SECONDS
 from spark_sink.tables.parquet_parts import BATCH, RowFilter
 from spark_sink.tables.table_rows import require_whole, scan
 from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import commit_path, end_of, states_in
+from spark_sink.tables.version_states import commit_path, states_in
 
-Versions = Mapping[str, tuple[int, dict[str, Any]]]
+Versions = Mapping[str, tuple[int, TableState]]
 """The numbers of versions and their states, by table."""
 
 
@@ -49,7 +48,7 @@ class PastBatch:
 
     number: int
     end: Offset
-    state: Mapping[str, Any]
+    state: TableState
 
     @property
     def is_complete(self) -> bool:
@@ -59,9 +58,9 @@ class PastBatch:
         """
         if self.end.snapshots.requests or self.end.snapshots.reading or self.end.sought:
             return False
-        table = TableState.of(self.state)
-        marks = [mark for mark in (table.complete_from, *table.complete_in.values()) if mark]
-        return not table.unread and all(cluster_time_of(mark) <= cut_of(self.end) for mark in marks)
+        state = self.state
+        marks = [mark for mark in (state.complete_from, *state.complete_in.values()) if mark]
+        return not state.unread and all(cluster_time_of(mark) <= cut_of(self.end) for mark in marks)
 
 
 class JobHistory:
@@ -101,7 +100,7 @@ class JobHistory:
             number = batch.number
             REPORT_PROGRESS.get()("batches before the time read", read, number + read)
             versions = self._versions(number) if batch.is_complete else {}
-            newest = {name: state[BATCH] for name, (_, state) in versions.items()}
+            newest = {name: state.batch.number for name, (_, state) in versions.items()}
             if all(newest.get(name) == number for name in self._whole):
                 yield batch, versions
 
@@ -159,8 +158,8 @@ class JobHistory:
         )
 
     def _states(
-        self, name: str, is_before: Callable[[Mapping[str, Any]], bool]
-    ) -> Iterator[tuple[int, dict[str, Any]]]:
+        self, name: str, is_before: Callable[[TableState], bool]
+    ) -> Iterator[tuple[int, TableState]]:
         """Return versions of a table by its present query, the newest first, and their states.
 
         The first is the newest one whose state `is_before`, as the states of all older ones are. A
@@ -169,17 +168,17 @@ class JobHistory:
         all, the newest version remains.
         """
         log, newest = self.logs[name], self.logs[name].state()
-        folder, query, version = Folder(log.address), newest.get("query"), -1
+        folder, query, version = Folder(log.address), newest.batch.query, -1
 
         def is_later(version: int) -> bool:
-            _, state = next(states_in(folder, version), (0, {"query": None}))
-            return state.get("query") == query and not is_before(state)
+            _, state = next(states_in(folder, version), (0, TableState()))
+            return state.batch.query == query and not is_before(state)
 
         with log.stream_errors():
             every = range(0 if log.version is None or not query else log.version + 1)
             first = bisect_left(every, True, key=is_later)
             for version, state in states_in(folder, first - 1):
-                if state.get("query") != query:
+                if state.batch.query != query:
                     return
                 yield version, state
             if version < 0 and 0 < first == len(every) and is_before(newest):
@@ -188,21 +187,21 @@ class JobHistory:
     def _before(self, cut: Timestamp) -> Iterator[PastBatch]:
         """Return the batches that end before a cut, the newest first."""
 
-        def is_before(state: Mapping[str, Any]) -> bool:
-            end = end_of(state)
+        def is_before(state: TableState) -> bool:
+            end = state.batch.end
             if end is not None and end.sought is not None:  # it leaves out the events after that
                 return cut_of(Offset(end.sought)) < cut
             return end is None or end.time is None or cut_of(end) <= cut
 
         for name in self._whole[:1]:
             walk = (state for _, state in self._states(name, is_before))
-            for number, (state, *_) in groupby(walk, itemgetter(BATCH)):
-                if (end := end_of(state)) is not None and end.time is not None:
+            for number, (state, *_) in groupby(walk, lambda state: state.batch.number):
+                if (end := state.batch.end) is not None and end.time is not None:
                     yield PastBatch(number, end, state)
 
     def _require_reached(self) -> None:
         """Raise StreamError unless the tables have all events of the time."""
-        ends = (end_of(self.logs[name].state()) for name in self._whole)
+        ends = (self.logs[name].state().batch.end for name in self._whole)
         reached = [end.position for end in ends if end is not None and end.time is not None]
         first = min(reached, key=key_of, default=None)
         if first is None or key_of(first) < key_of(after(self._time)):
@@ -246,10 +245,10 @@ class JobHistory:
         """
         versions = {}
         for name, log in self.logs.items():
-            version = next(self._states(name, lambda state: state[BATCH] <= batch), None)
+            version = next(self._states(name, lambda state: state.batch.number <= batch), None)
             if version is not None:
                 versions[name] = version
-            elif log.state().get("query") and not Folder(log.address).has(commit_path(0)):
+            elif log.state().batch.query and not Folder(log.address).has(commit_path(0)):
                 raise self.no_versions_error()
         return versions
 

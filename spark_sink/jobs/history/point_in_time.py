@@ -37,7 +37,7 @@ from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
-from spark_sink.tables.version_states import Batch, end_of
+from spark_sink.tables.table_state import Batch
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
     """
     ends = [end["readUntil"] for end in snapshot_ends(log) if not end.get("requested")]
     begins = record.snapshot.policy.at_first and not record.snapshot.custom
-    end = end_of(log.state())
+    end = log.state().batch.end
     if not ends and begins and (end is None or not end.is_in_snapshot):
         raise StreamError(
             f"the table at {log.address} does not have the snapshot any more with which the job "

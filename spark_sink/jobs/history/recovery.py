@@ -32,7 +32,7 @@ from spark_sink.tables.executors import run_tasks
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, remove_interrupted, stage_rows
 from spark_sink.tables.table_rows import require_whole
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 
 def restore_checkpoint(folder: JobFolder) -> int | None:
@@ -48,8 +48,8 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
     if not folder.exists:
         return None
     folder.checkpoint.remove_checksums()
-    kept = _batches(folder)
-    newest = [batch for batch in kept.values() if batch]
+    by_table = _batches(folder)
+    newest = [batch for batch in by_table.values() if batch.query]
     last = max((batch.number for batch in newest), default=-1)
     queries = {batch.query for batch in newest}
     why, done = _reason_to_restore(folder, newest, last)
@@ -58,7 +58,7 @@ def restore_checkpoint(folder: JobFolder) -> int | None:
             f"the tables of the job in {folder.address} are not of one query: restore the folder "
             "from a backup, or start the job in another one"
         )
-    if lacking := lacking_tables(kept, done):
+    if lacking := lacking_tables(by_table, done):
         raise _lacks_batches(folder, lacking[0])
     if not why or not newest:
         return None
@@ -106,30 +106,27 @@ def _reason_to_restore(folder: JobFolder, newest: Sequence[Batch], last: int) ->
     return "of another start" if is_other else "", done
 
 
-def lacking_tables(kept: Mapping[str, Batch | None], done: int) -> list[str]:
+def lacking_tables(by_table: Mapping[str, Batch], done: int) -> list[str]:
     """Return the names of tables that lack a batch, if the batches up to `done` are complete.
 
-    `kept` has the newest batch of each table by name, None for one without batches.
+    `by_table` has the newest batch of each table by name.
     """
-    needed = dict.fromkeys(kept.keys() & {*ALL_BATCHES}, done)
-    for name, number in (
-        (n, b) for batch in kept.values() if batch for n, b in batch.written.items()
-    ):
+    needed = dict.fromkeys(by_table.keys() & {*ALL_BATCHES}, done)
+    for name, number in (pair for batch in by_table.values() for pair in batch.written.items()):
         needed[name] = max(needed.get(name, -1), number if number <= done else -1)
-    newest = {name: batch.number for name, batch in kept.items() if batch}
-    return [name for name, number in needed.items() if newest.get(name, -1) < number]
+    return [n for n, number in needed.items() if by_table.get(n, Batch()).number < number]
 
 
-def _batches(folder: JobFolder) -> dict[str, Batch | None]:
-    """Return the newest batch of each table of a job, by name; None for one without batches.
+def _batches(folder: JobFolder) -> dict[str, Batch]:
+    """Return the newest batch of each table of a job, by name.
 
     Raises StreamError if an older version of a table was restored.
     """
-    by_table: dict[str, Batch | None] = {}
+    by_table: dict[str, Batch] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFICATIONS: None}:
         log = DeltaLog(folder.table(name))
         require_whole(log, name if name in (BRONZE, MESSAGES) else "")
-        by_table[name] = Batch.of(log.state())
+        by_table[name] = log.state().batch
     return by_table
 
 
@@ -160,17 +157,17 @@ def rebuild_table(
     has such a table, and StreamError if bronze has not reached the time, or begins later. Without
     `spark` the work is done in this process.
     """
-    made = JobFolder(into or folder.address)
-    if DeltaLog(made.table(CURRENT)).exists:
+    target = JobFolder(into or folder.address)
+    if DeltaLog(target.table(CURRENT)).exists:
         raise OptionError(f"there is a table in {into} already: give another folder with --into")
     if not DeltaLog(folder.table(BRONZE)).exists:
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
     scans, batch, scope = bronze_at(folder, time)
-    table = CurrentTable(made.table(CURRENT), form=table_form(folder.record()))
+    table = CurrentTable(target.table(CURRENT), form=table_form(folder.record()))
     remove_interrupted(table.address, 1)  # files of an interrupted attempt
     tasks = [partial(stage_rows, part, table.address, table.state.keys) for part in scans]
     staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
-    quarantine = DeltaLog(made.table(QUARANTINE))
+    quarantine = DeltaLog(target.table(QUARANTINE))
     if quarantine.exists:  # it has the events that the lost table could not apply
         quarantine.append([], arrow_schema(UNAPPLIED), batch)
     table.apply_staged(spark, Upsert(ChangeReport.total(staged), batch, quarantine, scope))

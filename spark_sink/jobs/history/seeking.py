@@ -27,7 +27,6 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.version_states import Batch, end_of
 
 # How far the clock of this machine may be behind that of the cluster.
 _AHEAD_SECONDS = 60
@@ -138,8 +137,8 @@ def _last_whole(folder: JobFolder) -> LoggedBatch | None:
     A batch writes its notifications last: with them it is whole, though Spark did not note that.
     """
     batches, query = folder.checkpoint.batches(), folder.checkpoint.query()
-    notified = Batch.of(DeltaLog(folder.table(NOTIFICATIONS)).state())
-    if query is not None and notified is not None and notified.query == query:
+    notified = DeltaLog(folder.table(NOTIFICATIONS)).state().batch
+    if query is not None and notified.query == query:
         for batch in batches[-1:]:
             if batch.committed is None and batch.number == notified.number:
                 folder.checkpoint.write(query, {batch.number: batch.offset}, batch.number)
@@ -152,7 +151,7 @@ def _reached(folder: JobFolder, before: Offset) -> list[Position]:
     A batch of a seek has no events, so another seek may take its place.
     """
     states = (DeltaLog(folder.table(name)).state() for name in (*APPENDED, CURRENT))
-    ends = filter(None, map(end_of, states))
+    ends = filter(None, (state.batch.end for state in states))
     return [before.position, *(end.sought or end.position for end in ends)]
 
 
@@ -160,6 +159,6 @@ def _note_end(folder: JobFolder, number: int, offset: Mapping[str, Any]) -> None
     """Change the offset at the end of a batch in the tables that already have the batch."""
     for name in (*APPENDED, CURRENT):
         log = DeltaLog(folder.table(name))
-        batch = Batch.of(log.state())
-        if batch is not None and batch.number == number:
+        batch = log.state().batch
+        if batch.number == number:
             log.amend(replace(batch, offset=offset))

@@ -15,6 +15,7 @@ from pyspark.sql.streaming.listener import (
     StreamingQueryListener,
 )
 
+from spark_sink.errors import OptionError
 from spark_sink.jobs.report.progress import BatchProgress, batch_progress, reached
 
 _OPERATIONS = {"c": "create", "u": "update", "d": "delete", "r": "snapshot"}
@@ -68,9 +69,14 @@ class JobMetrics:
     def serve(self, port: int) -> ExitStack:
         """Offer the metrics over HTTP on 127.0.0.1, until the result is closed, if it is.
 
-        Raises OSError if the port is in use.
+        Raises OptionError if the port is in use.
         """
-        server, thread = start_http_server(port, "127.0.0.1", self.registry)
+        try:
+            server, thread = start_http_server(port, "127.0.0.1", self.registry)
+        except OSError as error:
+            raise OptionError(
+                f"--metrics-port {port} cannot be opened: choose another port", error
+            ) from None
         served = ExitStack()
         for end in (thread.join, server.server_close, server.shutdown):  # the last one first
             served.callback(end)

@@ -164,6 +164,7 @@ class ProgressReport:
         clock: the present, in seconds since 1970.
         written: what the batches have written, by their numbers; entries up to the last reported
             batch are removed, since Spark keeps the reports of the last batches only.
+        once: whether the query reads a snapshot alone.
     """
 
     def __init__(
@@ -172,8 +173,10 @@ class ProgressReport:
         clock: Callable[[], float] = time.time,
         *,
         written: MutableMapping[int, WrittenBatch],
+        once: bool = False,
     ) -> None:
         self._written = written
+        self._once = once
         self._listeners = listeners
         self._clock = clock
         self._reported = -1
@@ -191,7 +194,10 @@ class ProgressReport:
             self._reach(int(last.end.time.time), waits=False)
 
     def end(self, last: LoggedBatch | None) -> None:
-        """Print that the query was stopped, or has written all that there is."""
+        """Print that the query was stopped, or, of a snapshot alone, that it has read all."""
+        if self._once and last is not None and not last.end.is_in_snapshot:
+            self._line(f"the snapshot is complete with batch {last.number}")
+            return
         where = "before the first batch" if last is None else f"after batch {last.number}"
         self._line(f"stopped {where}; the next start continues")
 

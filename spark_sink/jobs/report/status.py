@@ -47,7 +47,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         "snapshot": None,
         "requestedSnapshots": [],
         "through": None,
-        "verified": current.state().get("verified"),
+        "verified": current.state().batch.verified or None,
         "quarantinedEvents": DeltaLog(folder.table(QUARANTINE)).count(),
         "rescuedDocuments": _rescued(current),
     }

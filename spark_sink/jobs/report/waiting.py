@@ -21,8 +21,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.signal import LOG
 from spark_sink.snapshot.unread import unread_names
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import end_of, newest_state
+from spark_sink.tables.version_states import newest_state
 
 # Seconds between two reads of the tables.
 _POLL_SECONDS = 0.5
@@ -97,7 +96,7 @@ class _Tables:
         self._folder = folder
         names = folder.record().tables if folder.exists else ()
         self._states = {name: newest_state(folder.table(name)) for name in names}
-        ends = {n: end_of(state) for n, state in self._states.items() if n in ALL_BATCHES}
+        ends = {n: state.batch.end for n, state in self._states.items() if n in ALL_BATCHES}
         last = None if ends else folder.checkpoint.last_committed()
         self._ends = ends or {"the job": None if last is None else last.end}
 
@@ -122,9 +121,9 @@ class _Tables:
                     moment = cut.as_datetime().isoformat(timespec="seconds")
                     text = f"{moment} ({cut.time},{cut.inc})"
                 yield f"{name} has reached {text}"
-            elif name == CURRENT and (lacks := TableState.of(self._states[name]).unread_or_lost):
+            elif name == CURRENT and (lacks := self._states[name].unread_or_lost):
                 yield f"{name} must read {unread_names(lacks)} again"
-        written = [state.get("written", {}) for state in self._states.values()]
+        written = [state.batch.written for state in self._states.values()]
         for name, number in (pair for by_name in written for pair in by_name.items()):
-            if name in self._states and self._states[name].get("batch", -1) < number:
+            if name in self._states and self._states[name].batch.number < number:
                 yield f"{name} lacks batch {number}"

@@ -239,7 +239,7 @@ def test_a_router_takes_key_file_and_user_from_a_configuration_file(
     )
     uri = f"mongodb://{ROOT}:{ROOT}@{address}/"
     with (
-        router_beside(JobSettings(out="x", uri=uri, router_config=str(config))),
+        router_beside(JobSettings(out=str(tmp_path / "job"), uri=uri, router_config=str(config))),
         Client(uri) as client,
         client.shop.orders.watch() as stream,
     ):

@@ -30,7 +30,7 @@ from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.doubles.scripted_job import SIX, Script, check_tables, documents_in, follow
 from tests.doubles.scripted_member import event_token
 from tests.doubles.two_starts import check_two_starts, pause_starts
@@ -103,7 +103,7 @@ def test_a_table_that_was_restored_is_not_continued(
         restore_checkpoint(folder)
     # The newest version, restored in turn, has all batches.
     restored.restore(2)
-    assert DeltaLog(folder.table(table)).state()["batch"] == 2
+    assert DeltaLog(folder.table(table)).state().batch.number == 2
     assert restore_checkpoint(folder) == (None if has_checkpoint else 2)
 
 

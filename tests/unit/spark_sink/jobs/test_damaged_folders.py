@@ -10,8 +10,8 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_sink.errors import SourceError, StreamError
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.jobs.query_run import cause_of
 from spark_sink.tables import current_table
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.verification.verify_job import verify_job

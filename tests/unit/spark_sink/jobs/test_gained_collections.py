@@ -30,8 +30,8 @@ from spark_sink.source.tasks import SnapshotTask, SourceEvent
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.staged_changes import ChangeReport
-from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import Batch, commit_path
+from spark_sink.tables.table_state import Batch, TableState
+from spark_sink.tables.version_states import commit_path
 from tests.doubles.table_changes import documents_in, staged
 
 OLD = Scope("shop", ("old",))

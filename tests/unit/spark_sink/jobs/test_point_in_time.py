@@ -27,7 +27,7 @@ from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.selections import MissingDocuments, ScopeGain
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 
 SECOND = 1_700_000_000
 _SESSION = Binary.from_uuid(uuid.UUID(int=7))

@@ -6,6 +6,7 @@ import re
 import socket
 import sys
 from contextlib import closing
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,7 @@ from prometheus_client import generate_latest
 
 from spark_sink.dataclass_json import to_document
 from spark_sink.jobs.checkpoint import LoggedBatch
-from spark_sink.jobs.query_run import cause_of
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.report.metrics import JobMetrics, ProgressListener
 from spark_sink.jobs.report.progress import (
     BatchProgress,
@@ -28,6 +29,7 @@ from spark_sink.jobs.report.progress import (
 )
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
+from spark_sink.source.offsets import Offset
 from tests.doubles.query_progress import THROUGH, offset_at, progress
 
 ROOT = Path(__file__).parents[4]
@@ -121,6 +123,22 @@ def test_an_idle_job_keeps_up_with_its_stream_and_tells_when_that_stands_still(
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "Spark has started: the job begins",
         "stopped before the first batch; the next start continues",
+    ]
+
+
+def test_the_end_of_a_snapshot_alone_promises_nothing(capsys: pytest.CaptureFixture[str]) -> None:
+    """Its next start is refused."""
+    report = ProgressReport((), written={}, once=True)
+    end = Offset.of(json.loads(offset_at(0)))
+    unfinished = replace(
+        end,
+        snapshots=SnapshotQueue(requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME)),)),
+    )
+    for offset in (unfinished, end):
+        report.end(LoggedBatch(3, offset.document, None))
+    assert capsys.readouterr().err.splitlines() == [
+        "stopped after batch 3; the next start continues",
+        "the snapshot is complete with batch 3",
     ]
 
 

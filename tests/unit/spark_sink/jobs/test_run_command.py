@@ -1,6 +1,7 @@
 """`mergerouter job run`, without Spark: what it starts, prints and ends with."""
 
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -17,10 +18,10 @@ from typer.testing import CliRunner, Result
 import spark_sink.cli as command
 import spark_sink.job as running
 from spark_sink.errors import OptionError, SourceError
-from spark_sink.jobs import query_run, router_beside
+from spark_sink.jobs import orderly_stop, router_beside
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_query import JobQuery
-from spark_sink.jobs.query_run import cause_of
 from spark_sink.jobs.report.progress import WrittenBatch
 from spark_sink.jobs.report.router_report import RouterReport
 from spark_sink.jobs.stop_request import StopRequest
@@ -65,7 +66,7 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     happened: list[str] = []
 
     class Router:
-        def __init__(self, command: list[str]) -> None:
+        def __init__(self, command: list[str], _log: Path) -> None:
             happened.append(" ".join(command[3:]))
 
         def __enter__(self) -> "Router":
@@ -132,6 +133,50 @@ def test_a_start_that_cannot_continue_does_not_end_the_one_that_runs(
     assert "takes over" not in events
 
 
+def test_a_job_beside_one_that_cannot_start_does_not_end_the_one_that_runs(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(running, "take_over", lambda _: events.append("takes over"))
+    (tmp_path / "jobs.yaml").write_text("collections:\n  shop.good:\n  shop.bad:\n")
+    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
+    with JobFolder(str(tmp_path / "job" / "shop.bad")).locked():
+        result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+    assert "shop.bad is running" in result.output
+    assert "takes over" not in events
+
+
+PIPELINE = '--option=pipeline=[{"$match": {"operationType": "insert"}}]'
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        (["--trigger", "1 moment"], "trigger: '1 moment' is not a time: write 500 milliseconds"),
+        (["--metrics-port", "{port}"], "--metrics-port {port} cannot be opened: choose another"),
+        (
+            ["--verify-every=1h", "--option=snapshotMode=no_data", PIPELINE],
+            "snapshotFilters, which",
+        ),
+    ],
+)
+def test_a_start_with_wrong_settings_does_not_end_the_one_that_runs(
+    flags: list[str],
+    told: str,
+    events: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(running, "take_over", lambda _: events.append("takes over"))
+    with socket.create_server(("127.0.0.1", 0)) as busy:
+        port = str(busy.getsockname()[1])
+        result = run(
+            tmp_path, "--configdb", "cfg/h:1", *(flag.replace("{port}", port) for flag in flags)
+        )
+    assert told.replace("{port}", port) in result.output
+    assert result.exit_code == 2
+    assert "takes over" not in events
+
+
 @pytest.mark.parametrize(
     ("cause", "told"),
     [
@@ -141,6 +186,18 @@ def test_a_start_that_cannot_continue_does_not_end_the_one_that_runs(
 )
 def test_a_file_that_a_storage_does_not_return_is_not_lost(cause: str, told: str) -> None:
     assert told in cause_of(OSError(cause))
+
+
+def test_the_log_of_the_own_router_is_in_the_jobs_folder(tmp_path: Path) -> None:
+    (tmp_path / "job").mkdir()
+    (tmp_path / "job" / "router.log").write_text("of the run before")
+    flags = ["--configdb", "localhost:1", "--uri", "mongodb://127.0.0.1:27998"]
+    result = run(tmp_path, *flags)
+    log = tmp_path / "job" / "router.log"
+    assert f"its log is {log}\n" in result.output
+    assert "must be setName" in result.output
+    assert "must be setName" in log.read_text()
+    assert log.with_suffix(".log.1").read_text() == "of the run before"
 
 
 def test_without_a_router_the_cause_is_told(events: list[str], tmp_path: Path) -> None:
@@ -298,7 +355,7 @@ def test_a_clock_that_is_set_back_ends_the_job(
     """Spark starts batches by the clock, so it waits until the clock shows the same time again."""
 
     def tick() -> bool:
-        monkeypatch.setattr(query_run.time, "time", lambda: before() - 3600)
+        monkeypatch.setattr(orderly_stop.time, "time", lambda: before() - 3600)
         return False
 
     before = time.time

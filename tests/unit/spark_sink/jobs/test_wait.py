@@ -25,7 +25,7 @@ from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"
@@ -46,7 +46,7 @@ def folder(tmp_path: Path, script: Script) -> JobFolder:
 
 
 def reached(folder: JobFolder, script: Script) -> int:
-    return script.before(DeltaLog(folder.table("bronze")).state()["offset"])
+    return script.before(DeltaLog(folder.table("bronze")).state().batch.offset)
 
 
 def lacking(folder: JobFolder, to: str | Timestamp) -> str:

@@ -20,7 +20,7 @@ from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.data_source import MergerouterDataSource
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
-from spark_sink.tables.version_states import end_of
+from spark_sink.tables.table_state import Batch
 from tests.doubles.event_history import event_token
 
 URI = "mongodb://app:secret@127.0.0.1:27020"
@@ -263,7 +263,7 @@ def test_an_offset_of_another_source_is_refused():
     with pytest.raises(StreamError, match="checkpointLocation"):
         Offset.of({"files": 3})
     with pytest.raises(StreamError, match=r"the state of a table has no offset .*from a backup"):
-        end_of({"offset": {"files": 3}})
+        assert Batch("q", 1, {"files": 3}).end
 
 
 @pytest.mark.parametrize("path", [(), ("snapshots",), ("snapshots", "requests", 0)])

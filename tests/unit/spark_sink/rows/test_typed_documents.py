@@ -51,7 +51,7 @@ from spark_sink.rows.inferred_schema import extends, grown, merged, schema_of
 from spark_sink.rows.row_schema import ddl_of, document_schema, schema_from_json
 from spark_sink.rows.typed_documents import InferredDocuments, TypedDocuments
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.unit.spark_sink.documents import documents
 
 NOON = datetime(2024, 2, 29, 12, 0, 0, 5000, tzinfo=UTC)

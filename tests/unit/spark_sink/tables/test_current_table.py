@@ -1,6 +1,7 @@
 """Batches that are applied to a current table, without Spark, and killed at each step."""
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -25,13 +26,13 @@ from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.key_ranges import KeyRanges, Merge, merges_of
+from spark_sink.tables.parquet_parts import PartFile, TableFile
 from spark_sink.tables.places import KEY_RANGE, places_of
 from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import require_whole
-from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch, TableState
 from tests.doubles.table_changes import (
     DATABASE,
     STEPS,
@@ -51,7 +52,7 @@ def check_ranges(folder: Path) -> int:
     """Check that files are ordered, and that the log tells their ranges; return their number."""
     log, before = DeltaLog(str(folder)), ""
     ranges = KeyRanges.of(log.files())
-    assert log.state()["partitions"] == partition_digest(partitions_of(log.files()))
+    assert log.state().partitions == partition_digest(partitions_of(log.files()))
     actions = {each["path"]: each for each in log.files().to_pylist()}
     assert len(ranges) == max(1, len(actions))
     for number, (first, last, path) in enumerate(ranges.files()):
@@ -233,7 +234,7 @@ def test_files_share_collections_only_as_the_log_can_tell(tmp_path: Path) -> Non
     before = {each["path"] for each in actions}
     [event] = [stream.change(499)]
     apply(folder, [event], 3)
-    assert len(before - {each["path"] for each in DeltaLog(str(folder)).actions()}) == 1
+    assert len(before - {each.path for each in DeltaLog(str(folder)).files_with()}) == 1
 
 
 @pytest.mark.usefixtures("small")
@@ -402,14 +403,10 @@ def test_a_file_that_others_have_written_without_statistics_may_have_any_key(
     stats: dict[str, Any] = {"numRecords": middle["num_records"]}
     for bound, kind in (("minValues", "min"), ("maxValues", "max")):
         stats[bound] = {name: middle[f"{kind}.{name}"] for name in known}
-    other = {
-        "path": middle["path"].replace("part-", "other-"),
-        "size": middle["size_bytes"],
-        "partition": {KEY_RANGE: middle[f"partition.{KEY_RANGE}"]},
-        "modified": 1,
-        "stats": stats,
-    }
-    assert DeltaLog(str(folder)).exchange([middle], [other])
+    partition = {KEY_RANGE: middle[f"partition.{KEY_RANGE}"]}
+    file = TableFile(middle["path"], middle["size_bytes"], partition, 1)
+    renamed = {**asdict(file), "path": middle["path"].replace("part-", "other-")}
+    assert DeltaLog(str(folder)).exchange([file], [PartFile(**renamed, stats=stats)])
     apply(folder, stream.changes(100, keys=400), 1)
     apply(folder, [stream.change(number, n=1) for number in range(100, 400)], 2)
     assert documents_in(folder) == stream.collections

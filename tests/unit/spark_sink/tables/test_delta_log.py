@@ -1,5 +1,6 @@
 """Delta tables of files that tasks have written, read back by readers of other projects."""
 
+import json
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -14,13 +15,14 @@ from deltalake import DeltaTable, TableFeatures, write_deltalake
 from deltalake.exceptions import CommitFailedError, DeltaError
 
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs import maintenance
-from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs import compaction
+from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.tables import delta_log
 from spark_sink.tables.delta_log import DeletedVersionError, DeltaLog
-from spark_sink.tables.parquet_parts import Parts
+from spark_sink.tables.parquet_parts import PartFile, Parts
 from spark_sink.tables.table_rows import scan
-from spark_sink.tables.version_states import Batch, StateFiles, newest_state
+from spark_sink.tables.table_state import Batch, TableState
+from spark_sink.tables.version_states import StateFiles, newest_state
 
 SCHEMA = pa.schema(
     [
@@ -57,7 +59,7 @@ def written(
     rows: list[dict[str, Any]],
     partitions: Sequence[str] = ("bucket",),
     schema: pa.Schema = SCHEMA,
-) -> list[dict[str, Any]]:
+) -> list[PartFile]:
     """Write rows as a task does; the writer reaches it pickled, the rows in batches."""
     parts = Parts(str(address), schema, partitions)
     for batch in pa.Table.from_pylist(rows, schema).to_batches(max_chunksize=7):
@@ -73,6 +75,10 @@ def batch(number: int, query: str = "q") -> Batch:
     return Batch(query, number, {"_data": f"82{number}"})
 
 
+def of(complete_from: str, newest: Batch = Batch()) -> TableState:  # noqa: B008 - it is frozen
+    return TableState(complete_from=complete_from, batch=newest)
+
+
 def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
     rows, log = rows_of(range(40)), DeltaLog(str(tmp_path), ("namespace", "bucket"))
     parts = written(tmp_path, rows, ("namespace", "bucket"))
@@ -80,8 +86,8 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
     assert len(parts) == 4  # the names and the buckets are those of the number modulo 4
     table = DeltaTable(tmp_path).to_pyarrow_table()
     assert sorted(table.to_pylist(), key=lambda row: row["token"]) == rows
-    assert all((tmp_path / each["path"]).is_file() for each in log.actions())
-    named = [each["partition.namespace"] for each in log.actions()]
+    assert all((tmp_path / each.path).is_file() for each in log.files_with())
+    named = [each.partition["namespace"] for each in log.files_with()]
     assert [named.count(name) for name in NAMES] == [1, 1, 1, 1]
     assert log.count() == 40
     for operator, number, count in (
@@ -90,8 +96,8 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
         chosen = [("token", operator, f"82{number:06}"), pa.compute.field("bucket").is_valid()]
         found = [token for rows in scan(log, ["token"], chosen) for token in rows["token"]]
         assert len(found) == count
-    assert log.actions([("token", ">", "82000040")]) == []
-    assert len(log.actions([("fullDocument", "==", "none")])) == 4  # it has no statistics
+    assert log.files_with([("token", ">", "82000040")]) == []
+    assert len(log.files_with([("fullDocument", "==", "none")])) == 4  # it has no statistics
     # A reader leaves out files by the statistics.
     pruned = DeltaTable(tmp_path).file_uris(file_pruning_predicate=[("token", "=", "82000000")])
     assert len(pruned) == 1
@@ -103,27 +109,26 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
 
 def test_one_commit_replaces_buckets_and_sets_the_state(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
-    log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, {"through": "a"})
+    log.replace(written(tmp_path, rows_of(range(10))), SCHEMA, of("a"))
     reader = DeltaTable(tmp_path)
     log.replace(
         written(tmp_path, rows_of([100], bucket=1)),
         SCHEMA,
-        {"through": "b"},
-        batch(4),
+        of("b", batch(4)),
         replaced=["1"],
     )
     assert tokens_of(tmp_path) == [*(f"82{number:06}" for number in range(0, 10, 2)), "82000100"]
-    assert DeltaLog(str(tmp_path)).state() == {"through": "b", **batch(4).fields}
+    assert DeltaLog(str(tmp_path)).state() == of("b", batch(4))
     assert log.has(batch(4))
     assert not log.has(batch(5))
     assert not log.has(Batch("another query", 1))
     with pytest.raises(StreamError, match="another start has written it"):
         log.has(batch(5, "another query"))
     # A bucket that becomes empty, and a state without rows.
-    log.replace([], SCHEMA, {"through": "c"}, replaced=["0"])
-    log.replace([], SCHEMA, {"through": "d"})
+    log.replace([], SCHEMA, of("c", batch(4)), replaced=["0"])
+    log.replace([], SCHEMA, of("d", batch(4)))
     assert tokens_of(tmp_path) == ["82000100"]
-    assert log.state() == {"through": "d", **batch(4).fields}
+    assert log.state() == of("d", batch(4))
     assert reader.to_pyarrow_table().num_rows == 10  # readers of a version keep it
 
 
@@ -133,7 +138,7 @@ def test_a_batch_is_appended_once(tmp_path: Path) -> None:
         log.append(written(tmp_path, rows_of([number])), SCHEMA, batch(number))
     [orphan] = written(tmp_path, rows_of([9]))  # by a task that ran twice
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in range(3)]
-    file = tmp_path / orphan["path"]
+    file = tmp_path / orphan.path
     os.utime(file, (time.time() - 86400,) * 2)
     log.vacuum(full=True)
     assert file.exists()  # a commit may still name it
@@ -146,7 +151,7 @@ def test_a_batch_is_appended_once(tmp_path: Path) -> None:
     again = DeltaLog(str(tmp_path))
     assert [again.has(batch(number)) for number in (2, 3)] == [True, False]
     assert again.batch() == batch(2)
-    assert again.checksum.rows == 3
+    assert again.state().checksum.rows == 3
 
 
 OTHERS = {
@@ -179,7 +184,9 @@ def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_pa
     wider = SCHEMA.append(pa.field("wider", pa.string()))
     commits: dict[str, Callable[[], None]] = {
         "append": lambda: earlier.append(parts, SCHEMA, batch(1)),
-        "replace": lambda: earlier.replace(parts, SCHEMA, {}, batch(1), replaced=["0"]),
+        "replace": lambda: earlier.replace(
+            parts, SCHEMA, TableState(batch=batch(1)), replaced=["0"]
+        ),
         "statistics": lambda: earlier.set_statistics_columns(["token"]),
         "add columns": lambda: earlier.append(parts, wider, batch(1)),
     }
@@ -201,7 +208,7 @@ def test_new_columns_are_added_and_changed_types_are_refused(tmp_path: Path) -> 
     log.append(written(tmp_path, rows, schema=wider), wider, batch(2))
     found = DeltaTable(tmp_path).to_pyarrow_table().sort_by("token").to_pylist()
     assert [row["typed"] for row in found] == [None, {"n": 5}]
-    assert log.state()["batch"] == 2
+    assert log.state().batch.number == 2
     other = SCHEMA.set(2, pa.field("fullDocument", pa.binary()))
     with pytest.raises(OptionError, match="other types of fullDocument: start the query with"):
         log.append([], other, batch(3))
@@ -213,7 +220,7 @@ def test_compaction_and_vacuum_keep_rows_state_and_new_files(tmp_path: Path) -> 
     assert merge_small_files(table) == (6, 2)
     assert merge_small_files(table) == (2, 2)
     assert tokens_of(tmp_path) == before
-    assert log.state()["batch"] == 5
+    assert log.state().batch.number == 5
     assert log.has(batch(5))
     version = DeltaTable(tmp_path).version()
     log.vacuum(full=True)
@@ -228,7 +235,7 @@ def test_compaction_and_vacuum_keep_rows_state_and_new_files(tmp_path: Path) -> 
     assert DeltaTable(tmp_path).version() == version + 2
     assert len(list(tmp_path.rglob("*.parquet"))) == 2
     assert tokens_of(tmp_path) == before
-    assert DeltaLog(str(tmp_path)).state()["batch"] == 5
+    assert DeltaLog(str(tmp_path)).state().batch.number == 5
 
 
 def test_a_table_may_keep_its_files_for_longer_than_orphans(tmp_path: Path) -> None:
@@ -282,7 +289,9 @@ def compacts_as_others(folder: Path) -> None:
 
 def replaces(folder: Path) -> None:
     kept = written(folder, rows_of([0]))
-    DeltaLog(str(folder), ("bucket",)).replace(kept, SCHEMA, {}, batch(4), replaced=["0"])
+    DeltaLog(str(folder), ("bucket",)).replace(
+        kept, SCHEMA, TableState(batch=batch(4)), replaced=["0"]
+    )
 
 
 def deletes(folder: Path) -> None:
@@ -305,7 +314,7 @@ MEANWHILE: dict[str, tuple[Callable[[Path], None], Sequence[int], tuple[int, int
 
 # When it does: after the compaction has chosen its files, or just before it commits the new ones.
 WHEN: dict[str, tuple[Any, str]] = {
-    "chosen": (maintenance, "_small"),
+    "chosen": (compaction, "_small_files"),
     "found": (DeltaTable, "create_write_transaction"),
 }
 
@@ -337,11 +346,13 @@ def test_a_compaction_keeps_the_rows_of_what_is_committed_meanwhile(
 def test_a_batch_replaces_the_rows_that_others_compact_meanwhile(tmp_path: Path) -> None:
     table = appended(tmp_path, 4)
     compacts_as_others(tmp_path)
-    table.replace(written(tmp_path, rows_of([1, 5])), SCHEMA, {}, batch(4), replaced=["1"])
+    table.replace(
+        written(tmp_path, rows_of([1, 5])), SCHEMA, TableState(batch=batch(4)), replaced=["1"]
+    )
     assert tokens_of(tmp_path) == [f"82{number:06}" for number in (0, 1, 2, 5)]
     DeltaTable(tmp_path).alter.set_table_properties({"n": "1"}, raise_if_not_exists=False)
     with pytest.raises(StreamError, match="has been written by another query"):
-        table.replace([], SCHEMA, {}, batch(5), replaced=["1"])
+        table.replace([], SCHEMA, TableState(batch=batch(5)), replaced=["1"])
 
 
 def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
@@ -369,7 +380,7 @@ def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
         assert merge_small_files(table)[1] == len(names)
     found = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert sorted(found, key=lambda row: row["token"]) == rows
-    [part, *_] = {each["path"] for each in table.actions()}
+    [part, *_] = {each.path for each in table.files_with()}
     file = pa.parquet.ParquetFile(tmp_path / part)
     assert file.metadata.num_row_groups == 1
     DeltaTable(tmp_path).alter.set_table_properties(
@@ -399,7 +410,7 @@ def test_commits_older_than_their_retention_are_deleted_now_and_then(
     assert tokens_of(tmp_path) == ["82000001"]
     again = DeltaLog(str(tmp_path))
     assert again.has(batch(20))
-    assert again.state()["batch"] == 20
+    assert again.state().batch.number == 20
 
 
 def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
@@ -408,7 +419,11 @@ def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
     for number in range(25):
         table = pa.Table.from_pylist(rows_of([number]), SCHEMA)
         write_deltalake(tmp_path, table, mode="append")
-    assert DeltaLog(str(tmp_path)).state()["batch"] == newest_state(str(tmp_path))["batch"] == 7
+    assert (
+        DeltaLog(str(tmp_path)).state().batch.number
+        == newest_state(str(tmp_path)).batch.number
+        == 7
+    )
     table = DeltaTable(tmp_path)
     table.create_checkpoint()
     for each in (tmp_path / "_delta_log").glob("*.json"):
@@ -418,20 +433,20 @@ def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
     log.reload()
     for number in range(8, 14):
         log.append([], SCHEMA, batch(number))
-        assert newest_state(str(tmp_path))["batch"] == number
+        assert newest_state(str(tmp_path)).batch.number == number
     (tmp_path / "_delta_log" / "_last_checkpoint").write_text("{")  # the hint alone is damaged
-    assert newest_state(str(tmp_path))["batch"] == 13
-    assert newest_state(str(tmp_path / "none")) == {}
+    assert newest_state(str(tmp_path)).batch.number == 13
+    assert newest_state(str(tmp_path / "none")) == TableState()
 
 
 def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:
     states = StateFiles(str(tmp_path))
-    numbers = [states.write({"batch": number}) for number in range(3)]
+    numbers = [states.write(TableState(batch=batch(number))) for number in range(3)]
     for number in numbers[:2]:
         os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
     states.clean(numbers[2])
     again = StateFiles(str(tmp_path))
-    assert again.read(numbers[2]) == {"batch": 2}
+    assert again.read(numbers[2]).batch == batch(2)
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
         again.read(numbers[1])
 
@@ -470,8 +485,42 @@ def test_a_table_whose_files_have_deleted_rows_or_other_names_is_refused(
         getattr(TableFeatures, feature), allow_protocol_versions_increase=True
     )
     for read in (log.reload, lambda: DeltaLog(str(tmp_path))):
-        with pytest.raises(StreamError, match=f"DROP FEATURE {feature[0].lower()}{feature[1:]}"):
+        with pytest.raises(StreamError, match=f"DROP FEATURE {feature[0].lower()}{feature[1:]} T"):
             read()
+
+
+def written_by_spark(folder: Path, version: int, *features: str) -> None:
+    """Write a commit with which another program changes the features of a table."""
+    read = [feature for feature in features if feature != "checkpointProtection"]
+    protocol: dict[str, Any] = {"minReaderVersion": 1, "minWriterVersion": 2}
+    if features:
+        protocol = {"minReaderVersion": 1, "minWriterVersion": 7, "writerFeatures": features}
+    if read:
+        protocol |= {"minReaderVersion": 3, "readerFeatures": read}
+    commit = folder / "_delta_log" / f"{version:020}.json"
+    commit.write_text(json.dumps({"protocol": protocol}) + "\n")
+
+
+@pytest.mark.parametrize("feature", ["deletionVectors", "columnMapping"])
+def test_an_older_version_is_read_by_its_own_features(feature: str, tmp_path: Path) -> None:
+    DeltaLog(str(tmp_path)).append_rows(pa.table({"a": [1]}), Batch("q", 0))
+    written_by_spark(tmp_path, 1, feature)
+    written_by_spark(tmp_path, 2)
+    log = DeltaLog(str(tmp_path))
+    assert log.at(0, TableState()).count() == log.count() == 1
+    with pytest.raises(StreamError, match=f"version 1 .* has the feature {feature}"):
+        log.at(1, TableState())
+
+
+def test_a_table_that_keeps_the_history_of_a_dropped_feature_is_not_written(tmp_path: Path) -> None:
+    """So Delta Lake 4 drops one by default: the remedy must drop it with its history."""
+    DeltaLog(str(tmp_path)).append_rows(pa.table({"a": [1]}), Batch("q", 0))
+    written_by_spark(tmp_path, 1, "checkpointProtection")
+    log = DeltaLog(str(tmp_path))
+    with pytest.raises(StreamError, match=r"DROP FEATURE feature TRUNCATE HISTORY"):
+        log.append_rows(pa.table({"a": [2]}), Batch("q", 1))
+    written_by_spark(tmp_path, 2)
+    DeltaLog(str(tmp_path)).append_rows(pa.table({"a": [2]}), Batch("q", 1))
 
 
 def test_a_version_with_deleted_files_is_told_from_a_storage_that_fails(
@@ -481,24 +530,27 @@ def test_a_version_with_deleted_files_is_told_from_a_storage_that_fails(
     log = DeltaLog(str(tmp_path), ("bucket",))
     for number in range(2):
         parts = written(tmp_path, rows_of([2 * number]))
-        log.replace(parts, SCHEMA, {}, Batch("q", number), ["0"])
-    [first] = log.at(0, {}).paths()
+        log.replace(parts, SCHEMA, TableState(batch=Batch("q", number)), ["0"])
+    [first] = log.at(0, TableState()).paths()
     (tmp_path / first).unlink()
     with pytest.raises(DeletedVersionError):
-        log.at(0, {})
+        log.at(0, TableState())
 
     def fail(*_: Any) -> None:
         raise OSError("the storage does not answer")
 
     monkeypatch.setattr(DeltaLog, "_existing", fail)
     with pytest.raises(StreamError, match="does not answer") as raised:
-        log.at(0, {})
+        log.at(0, TableState())
     assert not isinstance(raised.value, DeletedVersionError)
 
 
-def test_the_state_of_a_newer_version_of_this_package_is_refused(tmp_path: Path) -> None:
+def test_the_state_of_a_newer_version_of_this_package_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the field that it does not know, it would continue at a wrong place."""
-    DeltaLog(str(tmp_path)).replace(written(tmp_path, rows_of([1])), SCHEMA, {"unread2": {}})
+    monkeypatch.setattr(TableState, "document", {"unread2": {}})
+    DeltaLog(str(tmp_path)).replace(written(tmp_path, rows_of([1])), SCHEMA, TableState())
     for read in (newest_state, lambda address: DeltaLog(address).state()):
         with pytest.raises(StreamError, match=r"newer version .* field 'unread2'"):
             read(str(tmp_path))

@@ -16,7 +16,7 @@ from deltalake.exceptions import DeltaError
 
 from spark_sink.errors import StreamError
 from spark_sink.folders import Folder
-from spark_sink.jobs.maintenance import merge_small_files
+from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.jobs.task_writer import TaskTables, TaskWriter
 from spark_sink.options.stream_options import parse_options
 from spark_sink.rows.arrow_types import arrow_schema
@@ -24,7 +24,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.staged_changes import ChangeReport
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.doubles.table_changes import RandomChanges, documents_in, staged
 
 _SPACE = 50_000

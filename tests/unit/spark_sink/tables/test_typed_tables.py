@@ -31,7 +31,7 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.doubles.table_changes import RandomChanges, killed, staged
 
 TOKENS = count(1)

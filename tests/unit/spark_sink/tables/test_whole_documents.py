@@ -14,7 +14,6 @@ from bson.objectid import ObjectId
 from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
-from spark_sink.dataclass_json import from_document
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument, tokens_document, tokens_from
@@ -153,7 +152,7 @@ def test_many_documents_that_are_lost_make_their_collection_unread() -> None:
     few = [LostDocument(*A, "1", "3"), LostDocument(*B, "2", "4")]
     state = TableState(("_id",), unread={B: "1"}).with_lost(few)
     assert (state.lost, state.unread) == (tuple(few[:1]), {B: "1"})
-    assert from_document(TableState, json.loads(json.dumps(state.document)), shared=True) == state
+    assert TableState.of(json.loads(json.dumps(state.document)), "") == state
     many = [LostDocument(*A, str(number), f"{number:05}") for number in range(20_000)]
     state = state.with_lost(many)
     assert (state.lost, state.unread) == ((), {A: "19999", B: "1"})

@@ -18,8 +18,8 @@ from deltalake import DeltaTable, write_deltalake
 from pyspark.sql.types import ArrayType, IntegerType, LongType, MapType, StringType, StructType
 
 from spark_sink.debezium.message_batches import MESSAGE_ROWS
+from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.jobs.job_tables import NOTIFICATION_COLUMNS, PARTITIONS, dated_schema
-from spark_sink.jobs.maintenance import merge_small_files
 from spark_sink.jobs.task_writer import TaskTables, TaskWriter
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
@@ -29,7 +29,7 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from spark_sink.verification.verify_job import checksum_difference
 from tests.doubles.event_history import runs_of
 from tests.doubles.table_damages import damages

@@ -12,17 +12,17 @@ import pytest
 from deltalake import DeltaTable
 
 from spark_sink.console import lines_of_job
-from spark_sink.jobs import maintenance
+from spark_sink.jobs import compaction
+from spark_sink.jobs.compaction import compact_tables, compaction_beside
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.recovery import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
-from spark_sink.jobs.maintenance import compact_tables, compaction_beside
 from spark_sink.jobs.report.progress import printed_progress
 from spark_sink.tables import delta_log, table_rows
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
-from spark_sink.tables.version_states import Batch
+from spark_sink.tables.table_state import Batch
 from tests.doubles.scripted_job import Script, check_tables, follow
 from tests.doubles.table_changes import RandomChanges, apply, documents_in
 from tests.harness.until import wait_for
@@ -33,7 +33,7 @@ def test_small_files_are_compacted_beside_a_job_and_a_failure_does_not_end_it(
 ) -> None:
     folder, printed = JobFolder(str(tmp_path)), [""]
     assert list(compact_tables(folder)) == []
-    monkeypatch.setattr(maintenance, "_PORTION_FILES", 2)
+    monkeypatch.setattr(compaction, "_PORTION_FILES", 2)
     rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
     for number in range(3):
         DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", number))
@@ -63,7 +63,7 @@ def test_a_stop_ends_a_compaction_after_the_portion_in_progress(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder, asked = JobFolder(str(tmp_path)), iter([False, False, False, True])
-    monkeypatch.setattr(maintenance, "_PORTION_FILES", 2)
+    monkeypatch.setattr(compaction, "_PORTION_FILES", 2)
     rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
     for number in range(6):
         DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", number))
@@ -134,7 +134,7 @@ def test_how_far_long_work_is_is_told_from_within(
     follow(folder.address, tmp_path / "checkpoint", script)
     for module, limit in (
         (delta_log, "_PATHS_LOOKED_UP"),
-        (maintenance, "_PORTION_FILES"),
+        (compaction, "_PORTION_FILES"),
         (table_rows, "_SCAN_BYTES"),
     ):
         monkeypatch.setattr(module, limit, 2)

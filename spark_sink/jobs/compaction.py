@@ -9,28 +9,29 @@ files (`DeltaLog.exchange`).
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import copy_context
 from itertools import takewhile
-from operator import itemgetter
+from operator import attrgetter
 from typing import Any
 
 import pyarrow as pa
 
 from spark_sink.console import say
 from spark_sink.folders import Folder
+from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import APPENDED, CURRENT
-from spark_sink.jobs.query_run import STOP_TIMEOUT, cause_of
+from spark_sink.jobs.orderly_stop import STOP_TIMEOUT
 from spark_sink.jobs.report.progress import printed_progress
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
-from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, partition_in
+from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, TableFile
 from spark_sink.tables.table_rows import scans_of
 
-_Files = Sequence[Mapping[str, Any]]
+_Files = Sequence[TableFile]
 # The most files, and bytes, that one commit replaces.
 _PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
 
@@ -94,18 +95,20 @@ def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = _never) ->
     Raises StreamError.
     """
     log.reload()
-    files = log.actions()
-    small, done = _small(files), 0
-    left, before = small, len(small) + 1
-    while 0 < len(left) < before and not is_stopped():
-        before = len(left)
-        rest = {file["path"] for file in left}
-        for portion in takewhile(lambda _: not is_stopped(), _portions(left)):
+    files = log.files_with()
+    small, done = _small_files(files), 0
+    pending, before = small, len(small) + 1
+    while 0 < len(pending) < before and not is_stopped():
+        before = len(pending)
+        rest = {file.path for file in pending}
+        for portion in takewhile(lambda _: not is_stopped(), _portions(pending)):
             rest |= _replace(log, portion)
             done += len(portion)
-            if left is small:
+            if pending is small:
                 REPORT_PROGRESS.get()(f"small files of {log.name} compacted", done, len(small))
-        left = _small(file for file in log.actions() if file["path"] in rest)  # of several portions
+        pending = _small_files(
+            file for file in log.files_with() if file.path in rest
+        )  # of several portions
     return len(files), log.files().num_rows
 
 
@@ -116,7 +119,7 @@ def _replace(log: DeltaLog, files: _Files) -> set[str]:
     """
     with log.stream_errors():
         written = _rewritten(log, files)
-    paths = {file["path"] for file in written}
+    paths = {file.path for file in written}
     if log.exchange(files, written):
         return paths
     with log.stream_errors():
@@ -135,12 +138,12 @@ def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:
         return parts.close()
 
 
-def _small(files: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _small_files(files: Iterable[TableFile]) -> list[TableFile]:
     """Return the small files of partitions with several of them, in the order of their rows."""
-    by_partition: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for file in sorted(files, key=itemgetter("modification_time")):
-        if file["size_bytes"] < FILE_BYTES // 2:
-            by_partition.setdefault(tuple(partition_in(file).values()), []).append(file)
+    by_partition: dict[tuple[Any, ...], list[TableFile]] = {}
+    for file in sorted(files, key=attrgetter("modified")):
+        if file.size < FILE_BYTES // 2:
+            by_partition.setdefault(tuple(file.partition.values()), []).append(file)
     return [file for alike in by_partition.values() if len(alike) > 1 for file in alike]
 
 
@@ -151,6 +154,6 @@ def _portions(files: _Files) -> Iterator[_Files]:
         if end - start >= _PORTION_FILES or size >= _PORTION_BYTES:
             yield files[start:end]
             start, size = end, 0
-        size += file["size_bytes"]
+        size += file.size
     if files:
         yield files[start:]
