@@ -136,6 +136,9 @@ class Membership:
             return
         if known is not None:
             self._leave(known, first_key(at))
+        self._join(shard, host, at)
+
+    def _join(self, shard: str, host: str, at: Timestamp) -> None:
         start_at = max(next_tick(at), self._start_at)
         self.open(RemoteQueue(shard, host, start_at, watermark=first_key(start_at)))
 
