@@ -84,7 +84,7 @@ class Checkpoint:
     def _whole(self, path: str) -> str | None:
         """Return the text of a file; None for no file. Raises StreamError."""
         text = self._folder.text(path)
-        if text is not None and not is_whole(path, text):
+        if text is not None and not is_complete(path, text):
             raise StreamError(
                 f"the file {self.address}/{path} is damaged: start the job, which makes the "
                 "checkpoint again from the tables"
@@ -124,7 +124,7 @@ class Checkpoint:
         return dict(sorted(times.items()))
 
 
-def is_whole(path: str, text: str) -> bool:
+def is_complete(path: str, text: str) -> bool:
     """Return whether a file of a checkpoint, such as offsets/7 or metadata, has its end.
 
     The last line is a JSON object, which is invalid if it is cut, or "-" for no offset.

@@ -163,7 +163,9 @@ async def test_the_router_adds_the_same_steps(
 ) -> None:
     """One command for each of the client's, one connection, and one delay at the end."""
     server, in_progress = Server(), FairLimit(1)
-    access: Any = SimpleNamespace(cluster=None, in_progress=in_progress, failed_delay=DELAY)
+    access: Any = SimpleNamespace(
+        cluster=SimpleNamespace(catalog="config"), in_progress=in_progress, failed_delay=DELAY
+    )
     monkeypatch.setattr(CatalogPrimary, "connect", lambda _self: server.connect())
     monkeypatch.setattr(CatalogPrimary, "serves", AsyncMock(return_value=True))
     login = Login(access, "10.0.0.1:5")

@@ -21,7 +21,7 @@ from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token, is_after
-from spark_sink.jobs.checkpoint import is_whole
+from spark_sink.jobs.checkpoint import is_complete
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.recovery import rebuild_table, restore_checkpoint
 from spark_sink.jobs.history.seeking import replace_lost_batch, seek
@@ -147,11 +147,11 @@ FILES = {
 @pytest.mark.parametrize("path", FILES)
 def test_a_file_that_is_cut_at_any_length_is_known_as_such(path: str) -> None:
     text = FILES[path]
-    assert is_whole(path, text)
-    assert is_whole(path, f"{text}\n")
+    assert is_complete(path, text)
+    assert is_complete(path, f"{text}\n")
     for length in range(len(text)):
-        assert not is_whole(path, text[:length]), text[:length]
-        assert not is_whole(path, text[:length] + "\0" * (len(text) - length))
+        assert not is_complete(path, text[:length]), text[:length]
+        assert not is_complete(path, text[:length] + "\0" * (len(text) - length))
 
 
 @pytest.mark.parametrize("path", FILES)
