@@ -7,7 +7,6 @@ import pandas
 import pytest
 from pyspark.sql import SparkSession
 
-from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_settings import JobSettings
 from spark_sink.jobs.report.metrics import JobMetrics
@@ -119,9 +118,3 @@ def test_differences_are_found_and_repaired(
     assert any(line.startswith("verified    through ") for line in told)
     assert job.query.table == collections_of(shop)
     assert metrics.registry.get_sample_value("mergerouter_job_differences") == 0
-
-
-def test_a_pipeline_needs_a_filter_of_documents(tmp_path: Path, spark: SparkSession) -> None:
-    options = {"uri": "mongodb://127.0.0.1:1", "pipeline": '[{"$match": {"ns.coll": "a"}}]'}
-    with pytest.raises(OptionError, match="--verify-every reads documents"):
-        Verifier(spark, JobFolder(str(tmp_path)), options, JobSettings(out="", verify_every="1s"))
