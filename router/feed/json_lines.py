@@ -11,10 +11,9 @@ from typing import Final
 from bson import json_util
 from bson.json_util import JSONOptions
 
-from router.request.gradual_decoding import PIECE_SIZE, pieces
+from router.request.gradual_decoding import PIECE_SIZE, decode_run, pieces
 from router.stream.event_log import cut
 from shard_client.bson.values import ARRAY, DOCUMENT
-from shard_client.wire.bson_slices import document_of
 from shard_client.wire.documents import LENIENT, decode
 
 _BYTES_A_COST: Final = 1024
@@ -64,11 +63,7 @@ async def _large_line(event: bytes, form: JSONOptions, turn: Turn) -> bytes:
                 await add(piece, name_end + 1, end)
             else:
                 await turn(1 + (end - first) // _BYTES_A_COST)
-                fields = document_of(event[first:end])
-                if kind == ARRAY:  # the decoder keeps the elements' order and ignores their names
-                    fields = document_of(b"\x04\0" + fields)
-                decoded = decode(fields, LENIENT)
-                values = decoded[""] if kind == ARRAY else decoded
+                values = decode_run(kind, event[first:end], LENIENT)
                 parts.append(json_util.dumps(values, json_options=form)[1:-1].encode())
         parts.append(closing)
 

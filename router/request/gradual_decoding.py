@@ -10,6 +10,7 @@ command for them copies their bytes. Even to free what was decoded of 16 MB woul
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
+from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 
 from router.request.accepted import OPAQUE
@@ -60,12 +61,11 @@ async def _decode(kind: int, buffer: bytes, start: int, limit: int, depth: int, 
         if piece == _CODE_WITH_SCOPE:
             raise ProtocolError(f"a code with scope of {end - first} bytes")
         if piece == RUN:
-            elements = document_of(buffer[first:end])
+            run = decode_run(kind, buffer[first:end])
             if kind == ARRAY:
-                # The decoder keeps the order of elements and ignores their names.
-                values += decode(document_of(b"\x04\0" + elements))[""]
+                values += run
             else:
-                values |= decode(elements)
+                values |= run
             await turn()
             continue
         name_end = buffer.index(0, first + 1)
@@ -78,6 +78,21 @@ async def _decode(kind: int, buffer: bytes, start: int, limit: int, depth: int, 
         else:
             values[name] = await _decode(piece, *inner)
     return values
+
+
+def decode_run(kind: int, fields: bytes, options: CodecOptions[dict[str, Any]] = CODEC) -> Any:
+    """Return the values of a run of fields of a document, as a dict, or of an array, as a list.
+
+    Args:
+        kind: the type of what has the fields: DOCUMENT or ARRAY.
+        fields: the run, as ``pieces`` shows it.
+        options: as for ``documents.decode``.
+    """
+    run = document_of(fields)
+    if kind == DOCUMENT:
+        return decode(run, options)
+    # The decoder keeps the order of elements and ignores their names.
+    return decode(document_of(b"\x04\0" + run), options)[""]
 
 
 async def _decode_pipeline(

@@ -173,8 +173,8 @@ class OpenStreams:
                 merged = await self._locate(key, request, settings, needed)
                 self._check_not_closed()
                 stream = RunningStream(request, merged, resources, ticket, partial(self._gone, key))
-                self._by_key.setdefault(key, []).append(stream)
-                identical = self._by_key[key]
+                identical = self._by_key.setdefault(key, [])
+                identical.append(stream)
                 if self._is_late(identical[0], start_at):
                     identical.insert(0, identical.pop())
                 stream.open(most, deadline)

@@ -106,9 +106,8 @@ def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = _never) ->
             done += len(portion)
             if pending is small:
                 REPORT_PROGRESS.get()(f"small files of {log.name} compacted", done, len(small))
-        pending = _small_files(
-            file for file in log.files_with() if file.path in rest
-        )  # of several portions
+        # Small files that several portions have left may be merged with each other.
+        pending = _small_files([file for file in log.files_with() if file.path in rest])
     return len(files), log.files().num_rows
 
 

@@ -9,13 +9,14 @@ import bson
 import pytest
 from bson import Timestamp
 from bson.code import Code
+from bson.codec_options import CodecOptions
 from hypothesis import given
 
 from router.request import gradual_decoding
 from router.request.gradual_decoding import PIECE_SIZE, decode_gradually
 from router.server.client_message import read_message
 from shard_client.errors import CommandError, ProtocolError
-from shard_client.wire.documents import decode
+from shard_client.wire.documents import CODEC, decode
 from shard_client.wire.frames import MORE_TO_COME, build_msg
 from tests.doubles.old_driver import build_op_query
 from tests.unit.shard_client.bson_values import documents
@@ -45,9 +46,9 @@ def test_decoding_in_pieces_gives_the_same_document(document: dict[str, Any]) ->
 async def test_the_loop_runs_between_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
 
-    def counting(encoded: bytes) -> dict[str, Any]:
+    def counting(encoded: bytes, options: CodecOptions[dict[str, Any]] = CODEC) -> dict[str, Any]:
         sizes.append(len(encoded))
-        return decode(encoded)
+        return decode(encoded, options)
 
     monkeypatch.setattr(gradual_decoding, "decode", counting)
     times = [Timestamp(number, 1) for number in range(100_000)]
