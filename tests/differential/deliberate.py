@@ -2,8 +2,8 @@
 
 from collections.abc import Sequence
 
-from tests.differential.plans import Plan, token_time
-from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading, is_invalidate
+from tests.differential.plans import Plan, is_invalidate, token_time
+from tests.differential.reading import OF_SHARD, TOKEN_NOT_FOUND, Failure, Reading
 
 _OPTIMIZED = 7182803
 _TOO_LARGE = 10334

@@ -88,11 +88,6 @@ class Reading:
         return events + [token for _, token in self.promises]
 
 
-def is_invalidate(token: str) -> bool:
-    """Return whether a token is an invalidate's: the field after txnOpIndex is true."""
-    return re.match("82.{16}2B0[24](?:29|2C0100)(?:29|2B..|2C.{4}|2D.{6})6F", token) is not None
-
-
 def _is_after(token: str, other: str) -> bool:
     """Return whether a token may follow another one.
 

@@ -23,8 +23,8 @@ from pymongo.errors import OperationFailure, PyMongoError
 from tests.differential import backlog
 from tests.differential.comparison import command_text, differ_by_shard, differences
 from tests.differential.deliberate import is_deliberate
-from tests.differential.plans import Plan, Planner, Token, token_time
-from tests.differential.reading import DeadlineError, Failure, Reader, Reading, is_invalidate
+from tests.differential.plans import Plan, Planner, Token, is_invalidate, token_time
+from tests.differential.reading import DeadlineError, Failure, Reader, Reading
 from tests.differential.workload import THEMES, Client, Workload
 
 LIVE_STREAMS = 4
