@@ -1,6 +1,5 @@
 """A change stream driven by raw commands, so that tests see whole replies."""
 
-import time
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
@@ -9,7 +8,7 @@ from pymongo.client_session import ClientSession
 from pymongo.errors import OperationFailure
 
 from tests.harness.clusters import Client
-from tests.harness.until import PATIENCE
+from tests.harness.until import Deadline
 
 Event = dict[str, Any]
 CLUSTER = {"allChangesForCluster": True}
@@ -84,10 +83,10 @@ class Stream:
 
     def until(self, done: Callable[[Self], Any], **fields: Any) -> list[Event]:
         """Read until ``done(self)`` is true; return all events so far."""
-        deadline = time.monotonic() + PATIENCE
+        deadline = Deadline()
         while not done(self):
             assert self.id, f"the stream ended with {self.events}"
-            assert time.monotonic() < deadline, f"still waiting after {self.events}"
+            deadline.check(f"more than {self.events}")
             self.more(**fields)
         return self.events
 
@@ -101,13 +100,13 @@ class Stream:
 
     def failure(self) -> dict[str, Any]:
         """Read until a getMore fails; return the whole error reply."""
-        deadline = time.monotonic() + PATIENCE
-        while time.monotonic() < deadline:
+        deadline = Deadline()
+        while True:
+            deadline.check(f"a failure after {self.events}")
             try:
                 self.more()
             except OperationFailure as error:
                 return dict(error.details or {})
-        raise AssertionError(f"no failure after {self.events}")
 
     def close(self) -> None:
         """Kill the cursor if it is still open."""

@@ -1,6 +1,5 @@
 """Every recorded case, run through the whole router: it answers as the real mongos did."""
 
-import time
 from collections.abc import AsyncIterator, Mapping
 from typing import Any
 
@@ -10,10 +9,11 @@ from bson import Int64
 
 from tests.conformance.recorded_workload import Workload
 from tests.conformance.rules import rules_of
-from tests.conformance.streams import PATIENCE, Event, Stream, kinds
+from tests.conformance.streams import Event, Stream, kinds
 from tests.harness.clusters import Client, TestCluster, on_real_servers
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess
+from tests.harness.until import Deadline
 from tests.recordings.likeness import VARIES, assert_same
 from tests.recordings.recorded import cases
 
@@ -112,10 +112,10 @@ async def test_a_conversation_gets_the_recorded_answers(
     last = readings[-1]["reply"]
     ends = not last["ok"] or last["cursor"]["id"] == 0
     events: list[Event] = []
-    deadline = time.monotonic() + PATIENCE
+    deadline = Deadline()
     asked = 0
     while asked < len(readings) or len(events) < len(recorded) or (ends and reply["ok"]):
-        assert time.monotonic() < deadline, f"still waiting after {events}"
+        deadline.check(f"more than {events}")
         more = {**readings[0]["command"], "getMore": cursor_id, "maxTimeMS": 100}
         reply = await raw.command(case["db"], more)
         asked += 1

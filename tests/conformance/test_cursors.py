@@ -9,11 +9,11 @@ from bson import Binary, Int64, Timestamp
 from pymongo.database import Database
 
 from tests.conformance.data import Documents
-from tests.conformance.streams import PATIENCE, Stream, next_tick, now, time_of
+from tests.conformance.streams import Stream, next_tick, now, time_of
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.raw_client import RawClient, get_more_in_flight
 from tests.harness.routers import RouterProcess, start_router
-from tests.harness.until import until
+from tests.harness.until import Deadline, until
 
 rule = pytest.mark.rule
 Data = Database[dict[str, Any]]
@@ -183,8 +183,9 @@ async def test_idle_cursors_time_out(cluster: TestCluster) -> None:
         async with await RawClient.connect(router.port) as raw:
             active = (await raw.command("test", OPEN))["cursor"]["id"]
             idle = (await raw.command("test", OPEN))["cursor"]["id"]
-            deadline = time.monotonic() + PATIENCE
-            while time.monotonic() < deadline:
+            deadline = Deadline()
+            while True:
+                deadline.check("the idle cursor to be closed")
                 more = {"getMore": active, "collection": "a", "maxTimeMS": 50}
                 assert (await raw.command("test", more))["ok"]
                 status = await raw.command("admin", {"serverStatus": 1})
@@ -236,4 +237,4 @@ async def test_closed_streams_leave_no_cursors_on_the_shards() -> None:
         client.db.a.drop()
         streams[1].until(lambda stream: not stream.id)
         client.admin.command("endSessions", [streams[2].session.session_id])
-        await until(lambda: open_on_shards(cluster) <= before, PATIENCE)
+        await until(lambda: open_on_shards(cluster) <= before)

@@ -10,6 +10,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
+from tests.harness.until import Deadline
+
 PREFIX = "p"
 """The connector's topic.prefix."""
 _ROOT = Path(__file__).parents[2]
@@ -90,14 +92,14 @@ class DebeziumEngine:
 
         Raises AssertionError with the end of the engine's log if nothing more comes.
         """
-        deadline = time.monotonic() + _SECONDS
+        deadline = Deadline(_SECONDS)
         while not enough(self._messages):
             seen = len(self._messages)
             ended = self._process.poll() is not None
             self._take()
             if len(self._messages) == seen:
                 assert not ended, f"the engine ended:\n{self.log()}"
-                assert time.monotonic() < deadline, f"no such message:\n{self.log()}"
+                deadline.check(f"such a message:\n{self.log()}")
                 time.sleep(0.05)
         return list(self._messages)
 

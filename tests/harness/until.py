@@ -15,13 +15,24 @@ async def until(condition: Callable[[], object], timeout: float = PATIENCE) -> N
             await asyncio.sleep(0.001)
 
 
+class Deadline:
+    """The end of a wait of ``timeout`` seconds, which begins now."""
+
+    def __init__(self, timeout: float = PATIENCE) -> None:
+        self._at = time.monotonic() + timeout
+
+    def check(self, what: object) -> None:
+        """Raise AssertionError if the wait has ended; the message names ``what``."""
+        assert time.monotonic() < self._at, f"timed out waiting for {what}"
+
+
 def wait_for(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:
     """Block until ``condition()`` is true.
 
     Raises:
         AssertionError: it is still false after ``timeout`` seconds; the message names ``what``.
     """
-    deadline = time.monotonic() + timeout
+    deadline = Deadline(timeout)
     while not condition():
-        assert time.monotonic() < deadline, f"timed out waiting for {what}"
+        deadline.check(what)
         time.sleep(0.02)

@@ -13,7 +13,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -25,7 +24,7 @@ from tests.harness.certificates import Authority
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import write_key_file
-from tests.harness.until import PATIENCE
+from tests.harness.until import Deadline
 
 ROOT = Path(__file__).parents[2]
 _NETCAT = """
@@ -173,11 +172,11 @@ def until_printed(process: subprocess.Popen[str], router: RouterProcess, text: s
         read_on.set()
 
     threading.Thread(target=read, daemon=True).start()
-    deadline = time.monotonic() + PATIENCE
+    deadline = Deadline()
     with Client(router.uri) as client:
         while not read_on.wait(0.02):
             client.shop.orders.insert_one({"written": True})
-            assert time.monotonic() < deadline, "no event was printed"
+            deadline.check("an event to be printed")
     assert text in last[0], f"the command ended after {last[0]!r}"
 
 

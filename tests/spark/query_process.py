@@ -13,6 +13,7 @@ from urllib.parse import urlparse
 
 import pyarrow.parquet as pq
 
+from tests.harness.until import Deadline
 from tests.spark.conftest import Shop
 
 REPOSITORY = Path(__file__).parents[2]
@@ -48,11 +49,11 @@ class QueryProcess:
 
     def wait_for(self, what: Callable[[], bool]) -> None:
         assert self.process is not None
-        until = time.monotonic() + WAIT
+        deadline = Deadline(WAIT)
         while not what():
             log = (self.folder / "log").read_text()
             assert self.process.poll() is None, log
-            assert time.monotonic() < until, log
+            deadline.check(f"the query:\n{log}")
             time.sleep(0.05)
 
     def batches(self, log: str) -> list[int]:

@@ -10,6 +10,7 @@ from pyspark.errors import AnalysisException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.harness.clusters import TestCluster, on_real_servers
+from tests.harness.until import Deadline
 from tests.spark.conftest import Shop
 from tests.spark.query_process import WAIT
 
@@ -75,9 +76,9 @@ def test_a_part_of_a_deployment_is_refused(
 
 def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> None:
     shop.insert(5)
-    until = time.monotonic() + WAIT
+    deadline = Deadline(WAIT)
     while shop.now().time < shop_second(shop, seconds=8):  # longer ago than a launch may take
-        assert time.monotonic() < until
+        deadline.check("the cluster time to pass")
         time.sleep(0.2)
     frame = stream(spark, shop, collection="orders")
     query = frame.writeStream.format("memory").queryName("since").start()
@@ -85,7 +86,7 @@ def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> N
         shop.insert(5)  # before the query's processes have started
         while spark.table("since").count() < 5:
             assert query.exception() is None
-            assert time.monotonic() < until
+            deadline.check("the rows since the start")
         rows = spark.table("since").collect()
     finally:
         query.stop()

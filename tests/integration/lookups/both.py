@@ -1,6 +1,5 @@
 """Streams with updateLookup, read through the router and, on real servers, through mongos."""
 
-import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ from bson.raw_bson import RawBSONDocument
 from pymongo.database import Database
 
 from tests.harness.clusters import Client, TestCluster
-from tests.harness.until import PATIENCE
+from tests.harness.until import Deadline
 
 Event = dict[str, Any]
 Data = Database[dict[str, Any]]
@@ -31,7 +30,7 @@ def drain(
 ) -> list[bytes]:
     """Read a stream until its token has passed a time; return the raw events."""
     events: list[bytes] = []
-    deadline = time.monotonic() + PATIENCE
+    deadline = Deadline()
     with client.start_session() as session:
         reply = client[database].command(dict(command), session=session, codec_options=_RAW)
         name = command["aggregate"] if command["aggregate"] != 1 else "$cmd.aggregate"
@@ -42,7 +41,7 @@ def drain(
             data = cursor["postBatchResumeToken"]["_data"]
             if Timestamp(int(data[2:10], 16), int(data[10:18], 16)) > past or not cursor["id"]:
                 break
-            assert time.monotonic() < deadline, f"still reading after {len(events)} events"
+            deadline.check(f"the end of the stream, after {len(events)} events")
             more = {"getMore": cursor["id"], "collection": name, "maxTimeMS": 100}
             more |= {k: v for k, v in command["cursor"].items() if k == "batchSize"}
             reply = client[database].command(more, session=session, codec_options=_RAW)
