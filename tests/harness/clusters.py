@@ -44,17 +44,22 @@ _NO_SERVERS = f"needs MongoDB's servers: set {REAL_SERVERS}, or use --docker"
 _START_SECONDS = 120.0
 EMBEDDED = "import typer; from embedded.cli import embedded; typer.run(embedded)"
 """The program ``mergerouter embedded``, without the router's package."""
-_OF_REAL_SERVERS = ("noop_interval", "members", "mongoses", "settings")
+_NOT_OF_REAL_SERVERS = ("server_version",)
 
 
 def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
     """Start a cluster of ``shards`` shards called shard0, shard1, …
 
-    ``options`` are flags of ``mergerouter embedded``, such as ``server_version="8.2"``. Of them
-    real servers support ``noop_interval`` (whole seconds) only. ``settings`` are both kinds'; the
-    embedded cluster takes their ``noop_interval``, key file and TLS.
+    ``options`` are flags of ``mergerouter embedded``, or arguments of ``RealCluster``: both have
+    ``noop_interval`` (whole seconds on real servers, which have a ``server_version`` of their own)
+    and ``settings``, of which the embedded cluster takes ``noop_interval``, key file and TLS.
     """
-    return _real_cluster(shards, options) or EmbeddedProcess(shards, options)
+    launcher = _launcher()
+    if launcher is None:
+        return EmbeddedProcess(shards, options)
+    for name in _NOT_OF_REAL_SERVERS:
+        options.pop(name, None)
+    return RealCluster(launcher, shards, **options)
 
 
 def real_servers_named() -> bool:
@@ -74,10 +79,10 @@ def start_real_cluster(shards: int = 3, **options: Any) -> RealCluster:
 
     ``options`` are arguments of ``RealCluster``, such as ``members=3``.
     """
-    cluster = _real_cluster(shards, options)
-    if cluster is None:
+    launcher = _launcher()
+    if launcher is None:
         pytest.skip(_NO_SERVERS)
-    return cluster
+    return RealCluster(launcher, shards, **options)
 
 
 @contextmanager
@@ -95,12 +100,6 @@ def start_real_set(
         yield servers
     finally:
         launcher.stop()
-
-
-def _real_cluster(shards: int, options: Mapping[str, Any]) -> RealCluster | None:
-    supported = {name: options[name] for name in _OF_REAL_SERVERS if name in options}
-    launcher = _launcher()
-    return None if launcher is None else RealCluster(launcher, shards, **supported)
 
 
 def _launcher() -> Launcher | None:

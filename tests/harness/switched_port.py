@@ -15,6 +15,7 @@ class SwitchedPort:
     def __init__(self, server: str | None = None) -> None:
         self.server = server
         self._open: set[socket.socket] = set()
+        self._exchanging = threading.Lock()
         switch = self
 
         class Handler(socketserver.BaseRequestHandler):
@@ -28,10 +29,11 @@ class SwitchedPort:
 
     def exchange(self, server: str | None) -> None:
         """Let ``server`` be behind the port from now on; open connections end."""
-        self.server = server
-        for each in list(self._open):
-            with suppress(OSError):
-                each.shutdown(socket.SHUT_RDWR)
+        with self._exchanging:
+            self.server = server
+            for each in self._open:
+                with suppress(OSError):
+                    each.shutdown(socket.SHUT_RDWR)
 
     def __enter__(self) -> Self:
         return self
@@ -42,18 +44,23 @@ class SwitchedPort:
         self.exchange(None)
 
     def _forward(self, client: socket.socket) -> None:
-        if self.server is None:
+        chosen = self.server
+        if chosen is None:
             return
-        host, _, port = self.server.rpartition(":")
+        host, _, port = chosen.rpartition(":")
         with socket.create_connection((host, int(port))) as server:
-            self._open |= {client, server}
+            with self._exchanging:
+                if self.server != chosen:
+                    return
+                self._open |= {client, server}
             try:
                 back = threading.Thread(target=_copy, args=(server, client), daemon=True)
                 back.start()
                 _copy(client, server)
                 back.join()
             finally:
-                self._open -= {client, server}
+                with self._exchanging:
+                    self._open -= {client, server}
 
 
 def _copy(source: socket.socket, sink: socket.socket) -> None:

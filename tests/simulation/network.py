@@ -352,6 +352,8 @@ class End(asyncio.Transport):
         self._closing = False
         self._full = False
         self._window = link.network.weather.window
+        self._rest = b""
+        """What the protocol has not taken since it paused."""
 
     def begin(self, protocol: asyncio.BaseProtocol, context: Context) -> asyncio.BaseProtocol:
         """Call ``connection_made`` at once."""
@@ -389,11 +391,8 @@ class End(asyncio.Transport):
             self.protocol.buffer_updated(count)
             if self.paused and at < len(data):
                 # The rest stays in the kernel's buffer until the protocol reads again.
-                rest, self._rest = data[at:], b""
-                self._rest = rest
+                self._rest = data[at:]
                 return
-
-    _rest = b""
 
     def end_of_file(self) -> None:
         """Handle the end of the peer's data."""
