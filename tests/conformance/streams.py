@@ -87,7 +87,7 @@ class Stream:
         deadline = time.monotonic() + PATIENCE
         while not done(self):
             assert self.id, f"the stream ended with {self.events}"
-            assert time.monotonic() < deadline, f"still waiting after {self.events}"
+            assert time.monotonic() < deadline, f"timed out waiting after {self.events}"
             self.more(**fields)
         return self.events
 
@@ -107,7 +107,7 @@ class Stream:
                 self.more()
             except OperationFailure as error:
                 return dict(error.details or {})
-        raise AssertionError(f"no failure after {self.events}")
+        raise AssertionError(f"timed out waiting for a failure after {self.events}")
 
     def close(self) -> None:
         """Kill the cursor if it is still open."""

@@ -115,7 +115,7 @@ async def test_a_conversation_gets_the_recorded_answers(
     deadline = time.monotonic() + PATIENCE
     asked = 0
     while asked < len(readings) or len(events) < len(recorded) or (ends and reply["ok"]):
-        assert time.monotonic() < deadline, f"still waiting after {events}"
+        assert time.monotonic() < deadline, f"timed out waiting after {events}"
         more = {**readings[0]["command"], "getMore": cursor_id, "maxTimeMS": 100}
         reply = await raw.command(case["db"], more)
         asked += 1

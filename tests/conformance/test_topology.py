@@ -1,6 +1,5 @@
 """Shards that are added and removed while a stream is open (docs/protocol.md#sharded-cluster)."""
 
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -8,10 +7,11 @@ import pytest
 from router.config.settings import Settings
 from router.service import process_parts
 from tests.conformance.data import Documents, shard_over_three
-from tests.conformance.streams import CLUSTER, PATIENCE, Stream, now
+from tests.conformance.streams import CLUSTER, Stream, now
 from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import start_router
+from tests.harness.until import wait_for
 
 rule = pytest.mark.rule
 
@@ -47,9 +47,8 @@ def test_streams_include_added_and_removed_shards(growing: tuple[Client, TestClu
         client.admin.command(
             "moveChunk", namespace, find={"k": 25, "_id": 1}, to=next(iter(cluster.shards))
         )
-        deadline = time.monotonic() + PATIENCE
-        while client.admin.command("removeShard", new)["state"] != "completed":
-            assert time.monotonic() < deadline
+        removal = {"removeShard": new}
+        wait_for(lambda: client.admin.command(removal)["state"] == "completed", "the removal")
         write(spread, range(60, 90))
         events = stream.past(now(client))
         assert stream.id

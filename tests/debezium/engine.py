@@ -97,7 +97,9 @@ class DebeziumEngine:
             self._take()
             if len(self._messages) == seen:
                 assert not ended, f"the engine ended:\n{self.log()}"
-                assert time.monotonic() < deadline, f"no such message:\n{self.log()}"
+                assert time.monotonic() < deadline, (
+                    f"timed out waiting for a message:\n{self.log()}"
+                )
                 time.sleep(0.05)
         return list(self._messages)
 

@@ -52,7 +52,7 @@ class QueryProcess:
         while not what():
             log = (self.folder / "log").read_text()
             assert self.process.poll() is None, log
-            assert time.monotonic() < until, log
+            assert time.monotonic() < until, f"timed out waiting:\n{log}"
             time.sleep(0.05)
 
     def batches(self, log: str) -> list[int]:

@@ -77,7 +77,7 @@ def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> N
     shop.insert(5)
     until = time.monotonic() + WAIT
     while shop.now().time < shop_second(shop, seconds=8):  # longer ago than a launch may take
-        assert time.monotonic() < until
+        assert time.monotonic() < until, "timed out waiting for the cluster's time"
         time.sleep(0.2)
     frame = stream(spark, shop, collection="orders")
     query = frame.writeStream.format("memory").queryName("since").start()
@@ -85,7 +85,7 @@ def test_now_is_when_the_query_was_started(spark: SparkSession, shop: Shop) -> N
         shop.insert(5)  # before the query's processes have started
         while spark.table("since").count() < 5:
             assert query.exception() is None
-            assert time.monotonic() < until
+            assert time.monotonic() < until, "timed out waiting for the orders"
         rows = spark.table("since").collect()
     finally:
         query.stop()

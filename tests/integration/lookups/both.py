@@ -42,7 +42,7 @@ def drain(
             data = cursor["postBatchResumeToken"]["_data"]
             if Timestamp(int(data[2:10], 16), int(data[10:18], 16)) > past or not cursor["id"]:
                 break
-            assert time.monotonic() < deadline, f"still reading after {len(events)} events"
+            assert time.monotonic() < deadline, f"timed out waiting after {len(events)} events"
             more = {"getMore": cursor["id"], "collection": name, "maxTimeMS": 100}
             more |= {k: v for k, v in command["cursor"].items() if k == "batchSize"}
             reply = client[database].command(more, session=session, codec_options=_RAW)
