@@ -19,7 +19,7 @@ REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests
 
 # A wait that expires is tried once more, since the machine may have been busy, and is reported; so is Spark's wait of ten
 # seconds for a Python process. Other failures are final.
-RETRIES := --reruns 1 --only-rerun "timed out waiting|TimeoutError|worker to connect back" -r aR
+RETRIES := --reruns 1 --only-rerun "timed out waiting|TimeoutError|TimeoutExpired|worker to connect back" -r aR
 
 # What pytest-rest leaves out: TESTS, and where there are real servers, what pytest-real has run on them. The embedded
 # cluster's own tests run on it in any case.

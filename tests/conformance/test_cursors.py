@@ -48,7 +48,7 @@ def test_batch_size_limits_a_batch(client: Client, sharded: Documents, first: in
     with Stream(client, sharded.database.name, 1, cursor=cursor) as stream:
         sharded.insert_many([{"k": k} for k in range(30)])
         for size in (1, 2, 7):
-            stream.more(batchSize=size)
+            stream.read(len(stream.events) + 1, batchSize=size)
             assert 1 <= len(stream.batch) <= size
         stream.read(20, batchSize=1)
         stream.read(30, batchSize=0)

@@ -9,7 +9,7 @@ from tests.harness.routers import start_router
 
 _LEAST_MESSAGES = 150
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("debezium")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("debezium")]
 
 
 def test_messages_are_those_of_debezium() -> None:

@@ -19,7 +19,7 @@ from tests.debezium.engine import PREFIX, DebeziumEngine, Message, reason_to_ski
 from tests.debezium.workload import DONE
 from tests.harness.clusters import start_real_cluster
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("debezium")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("debezium")]
 
 DATABASE = "transforms"
 OUTBOXES = TEXTS, _ = "texts", "outbox"

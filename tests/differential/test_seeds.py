@@ -15,7 +15,7 @@ SEEDS = range(1, 21)
 """Each theme of a workload with each way of sharing."""
 _LEAST_MOVES = 50
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")

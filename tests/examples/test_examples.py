@@ -129,7 +129,6 @@ def test_the_feed_prints_changes(router: RouterProcess, orders: Any) -> None:
         assert first[0].startswith("insert ")
 
 
-@pytest.mark.timeout(180)
 def test_spark_prints_changes(router: RouterProcess, orders: Any, tmp_path: Path) -> None:
     example = str(EXAMPLES / "follow_spark.py")
     with running(sys.executable, example, router.uri, str(tmp_path / "checkpoint")) as next_line:

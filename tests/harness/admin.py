@@ -21,6 +21,7 @@ from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
 from tests.doubles.fake_clusters import FixedChecks
 from tests.harness.facade import Facade, facade
+from tests.harness.until import PATIENCE
 
 NOW = 1795163230
 
@@ -37,7 +38,7 @@ def get(port: int, path: str, *, tls: ssl.SSLContext | None = None, **headers: s
     scheme = "http" if tls is None else "https"
     request = urllib.request.Request(f"{scheme}://127.0.0.1:{port}{path}", headers=named)
     try:
-        with urllib.request.urlopen(request, timeout=30, context=tls) as reply:
+        with urllib.request.urlopen(request, timeout=PATIENCE, context=tls) as reply:
             return Response(reply.status, dict(reply.headers), reply.read().decode())
     except urllib.error.HTTPError as error:
         with error:

@@ -87,7 +87,7 @@ class TestCluster(ABC):
         with Client(self.mongos_uri) as client:
             while (state := client.admin.command("removeShard", name))["state"] != "completed":
                 if time.monotonic() > deadline:
-                    raise RuntimeError(f"{name} does not drain: {state}")
+                    raise RuntimeError(f"timed out waiting for {name} to drain: {state}")
                 for database in state.get("dbsToMove", ()):
                     client.admin.command("movePrimary", database, to=other)
                 time.sleep(0.05)

@@ -112,7 +112,7 @@ class ReplicaSet:
         deadline = time.monotonic() + WAIT_SECONDS
         while (primary := self.primary()) in (None, other_than):
             if time.monotonic() > deadline:
-                raise RuntimeError(f"waited {WAIT_SECONDS:g} s for a primary of {self.name}")
+                raise RuntimeError(f"timed out waiting for a primary of {self.name}")
             time.sleep(0.1)
         assert primary is not None
         return primary
@@ -139,7 +139,7 @@ class ReplicaSet:
                     if states == ["PRIMARY", *["SECONDARY"] * (len(members) - 1)]:
                         return
             time.sleep(0.1)
-        raise RuntimeError(f"waited {WAIT_SECONDS:g} s for {self.name} to be healthy: {states}")
+        raise RuntimeError(f"timed out waiting for {self.name} to be healthy: {states}")
 
     # Faults.
 
@@ -286,4 +286,4 @@ def eventually(
         except PyMongoError as error:
             failure = error
         time.sleep(0.1)
-    raise RuntimeError(f"waited {WAIT_SECONDS:g} s for {what}: {failure}")
+    raise RuntimeError(f"timed out waiting for {what}: {failure}")

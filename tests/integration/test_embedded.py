@@ -134,7 +134,7 @@ def test_port_and_number_of_shards_can_be_chosen() -> None:
         assert second.mongos == f"127.0.0.1:{port}"
         assert list(second.shards) == [f"shard{i}" for i in range(5)]
         taken = subprocess.run(
-            [sys.executable, "-c", EMBEDDED, f"--port={port}"], capture_output=True, timeout=30
+            [sys.executable, "-c", EMBEDDED, f"--port={port}"], capture_output=True, timeout=120
         )
         assert taken.returncode == 48
         assert b"Cannot start" in taken.stdout

@@ -57,7 +57,7 @@ def test_drivers_can_compress_connections(
             assert stream.next()["fullDocument"]["pad"] == "x" * 10_000
 
 
-@pytest.mark.timeout(300)  # npm may first have to install the packages
+@pytest.mark.timeout(600)  # npm may first have to install the packages
 def test_node_s_driver_watches(
     router: RouterProcess, collection: Collection[dict[str, Any]], node: NodePrograms
 ) -> None:
@@ -67,7 +67,7 @@ def test_node_s_driver_watches(
     assert seen["helloStreamed"]
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_mongosh_watches(
     router: RouterProcess, collection: Collection[dict[str, Any]], node: NodePrograms
 ) -> None:

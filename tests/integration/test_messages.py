@@ -12,7 +12,7 @@ _FOR_DEVELOPERS = re.compile(
 )
 _MOST_CHARACTERS = 700
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("messages")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("messages")]
 
 
 @pytest.fixture(scope="module")

@@ -23,7 +23,7 @@ FILES = ("pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", ".gitignore")
 VERSION = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
 DAY = 86_400
 
-pytestmark = [pytest.mark.timeout(300), pytest.mark.xdist_group("distribution")]
+pytestmark = [pytest.mark.timeout(600), pytest.mark.xdist_group("distribution")]
 
 
 def build(source: Path, out: Path, *kinds: str) -> list[Path]:
@@ -143,12 +143,12 @@ def test_the_router_starts_there_and_ends(installed: Installed, workers: str) ->
     )
     try:
         port = next(ready(router))["adminPort"]
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/healthz", timeout=60) as answer:
             assert (answer.status, answer.read()) == (200, b"ok\n")
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=10) as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/", timeout=60) as answer:
             assert b"<html" in answer.read()
         router.send_signal(signal.SIGTERM)
-        assert router.wait(30) == 0
+        assert router.wait(120) == 0
     finally:
         router.kill()
         router.communicate()

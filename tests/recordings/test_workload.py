@@ -34,7 +34,7 @@ _TOKEN = re.compile("82[0-9A-F]{30,}")
 _ADDRESS = re.compile(r"127.0.0.1:\d+")
 _SIZE = re.compile(r"size: \d+ \(0x[0-9A-F]+\)")
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 Event = dict[str, Any]
 

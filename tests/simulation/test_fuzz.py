@@ -20,7 +20,7 @@ from shard_client.wire.frames import build_msg
 from tests.simulation.driver import DriverCursor, ask
 from tests.simulation.world import World, visit
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 _FEW = settings(
     max_examples=60, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck)

@@ -65,7 +65,6 @@ class Reader:
         self._cursor.vanish()
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
     async def write(reader: Reader, numbers: range) -> None:
@@ -101,7 +100,6 @@ def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
     "Cursor replies", "getMore returns at once if it has an event and nothing more is ready"
 )
 @pytest.mark.rule("Sharded cluster", "idle members do not delay events")
-@pytest.mark.timeout(60)
 def test_an_event_after_a_quiet_hour_is_delivered_as_quickly() -> None:
     async def body(world: World) -> None:
         reader = Reader(world)

@@ -6,6 +6,7 @@ import pytest
 
 from tests.simulation.repeatable import simulate
 
+pytestmark = pytest.mark.timeout(900)
 SEEDS = 80
 """From 0 on; test_some_seeds.py has others."""
 SEEDS_OF_64 = 6
@@ -13,9 +14,8 @@ LEAST_MOVES = 100
 """How often streams must move to shared ones in all seeds; half as often, back to their own."""
 
 
-@pytest.mark.timeout(580)
 def test_seeds_pass() -> None:
-    code, printed = simulate("--seeds", str(SEEDS), "--jobs", "2", seconds=560.0)
+    code, printed = simulate("--seeds", str(SEEDS), "--jobs", "2")
     assert code == 0, printed
     assert f"{SEEDS} seeds" in printed
     moved = re.search(r"moved (\d+) times to shared ones, (\d+) times to their own", printed)
@@ -25,10 +25,9 @@ def test_seeds_pass() -> None:
     assert to_own >= LEAST_MOVES / 2, printed
 
 
-@pytest.mark.timeout(580)
 def test_seeds_pass_on_a_cluster_of_64_shards() -> None:
     seeds = str(SEEDS_OF_64)
-    code, printed = simulate("--seeds", seeds, "--shards", "64", "--jobs", "2", seconds=560.0)
+    code, printed = simulate("--seeds", seeds, "--shards", "64", "--jobs", "2")
     assert code == 0, printed
     assert f"{seeds} seeds" in printed
 
@@ -71,12 +70,10 @@ clients rarely move between reading events and returning them. Of the unit tests
         ("probe-filter", 150),
     ],
 )
-@pytest.mark.timeout(580)
 def test_a_deliberate_defect_is_found(rule: str, seeds: int) -> None:
     first = _RARE.get(rule, 0)
     code, printed = simulate(
         "--sabotage", rule, "--first", str(first), "--seeds", str(seeds), "--until-found",
-        seconds=560.0,
     )  # fmt: skip
     assert code == 0, printed
     assert "found by seed" in printed

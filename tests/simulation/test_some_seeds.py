@@ -8,9 +8,9 @@ FIRST = 180
 SEEDS = 20
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(900)
 def test_some_seeds_pass() -> None:
     arguments = ("--first", str(FIRST), "--seeds", str(SEEDS), "--jobs", "1")
-    code, printed = simulate(*arguments, seconds=280.0)
+    code, printed = simulate(*arguments)
     assert code == 0, printed
     assert f"{SEEDS} seeds" in printed

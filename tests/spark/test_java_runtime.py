@@ -49,7 +49,7 @@ def test_the_bundled_java_is_not_stopped_by_the_vector_module():
         ],
         capture_output=True,
         text=True,
-        timeout=30,
+        timeout=120,
         check=True,
     )
     assert "name = two words" in done.stderr

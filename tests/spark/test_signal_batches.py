@@ -22,7 +22,7 @@ from tests.spark.batches import TableQuery
 from tests.spark.conftest import Shop
 from tests.spark.tables import change_at_random, collections_of, damage
 
-pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(600)]
 
 
 def query_of(shop: Shop, folder: Path, **options: str) -> TableQuery:

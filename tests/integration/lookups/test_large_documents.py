@@ -11,7 +11,7 @@ SPLIT = {"$changeStreamSplitLargeEvent": {}}
 _NINE_MB = 9_000_000
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("images", [False, True], ids=["", "images"])
 def test_large_events_are_split_after_the_lookup(
     both: Both, db: Data, cluster: TestCluster, images: bool
@@ -84,7 +84,7 @@ LARGE_STAGES: dict[str, tuple[list[dict[str, Any]], int]] = {
 }
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(600)
 def test_stages_on_large_events_are_those_of_mongos(both: Both, db: Data) -> None:
     """An event too large for a command is selected, reduced and split."""
     db.command("create", "a", **IMAGES)

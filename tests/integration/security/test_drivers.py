@@ -56,7 +56,7 @@ async def test_asynchronous_drivers_log_in_and_watch(uri: str, driver: Any) -> N
         await closing
 
 
-@pytest.mark.timeout(300)  # npm may first have to install the packages
+@pytest.mark.timeout(600)  # npm may first have to install the packages
 def test_node_s_driver_logs_in_and_watches(uri: str, node: NodePrograms) -> None:
     assert node.run("secured.js", uri, "db", NAME) == EXPECTED
 

@@ -21,7 +21,7 @@ from tests.harness.until import wait_for
 PAGE = (Path(__file__).parents[3] / "docs" / "quickstart.md").read_text()
 ROOT = Path(__file__).parents[3]
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 def commands() -> Iterator[list[str]]:

@@ -12,8 +12,6 @@ from shard_client.wire.frames import EXHAUST_ALLOWED, MORE_TO_COME, build_msg, p
 from tests.doubles.scripted_server import Asked, ScriptedServer, scripted_server
 from tests.harness.until import PATIENCE, until
 
-pytestmark = pytest.mark.timeout(60)
-
 
 async def connected(server: ScriptedServer) -> Connection:
     return await Connection.open(("127.0.0.1", server.port), timeout=PATIENCE)

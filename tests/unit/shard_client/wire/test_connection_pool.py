@@ -11,7 +11,6 @@ from shard_client.wire.connection_pool import ConnectionPool, PoolCounts, PoolLi
 from tests.doubles.scripted_member import ScriptedMember
 from tests.harness.until import until
 
-pytestmark = pytest.mark.timeout(60)
 TIME = 30.0
 
 Make = Callable[..., ConnectionPool]

@@ -9,8 +9,6 @@ from shard_client.errors import NetworkError, ProtocolError
 from shard_client.wire.frame_protocol import FrameStream
 from tests.doubles.fed_transport import FedTransport
 
-pytestmark = pytest.mark.timeout(60)
-
 
 def frame_of(content: bytes) -> bytes:
     return (16 + len(content)).to_bytes(4, "little") + bytes(12) + content
