@@ -21,7 +21,7 @@ from router.config.settings import Settings
 from router.limits.client_limits import ConnectionCounts
 from router.peers import messages
 from router.peers.cursor_ids import new_mark
-from router.peers.peers import Peer
+from router.peers.peers import Peer, ask_each
 from router.tls.certificates import Certificates
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
@@ -126,17 +126,13 @@ class Supervisor:
     async def _collect(self, peers: Mapping[int, Peer], details: bool) -> RouterStatus:
         """Return the status, as ``Collect``; without workers that do not answer in two seconds."""
         ready = sorted(self._dispatcher.children)
-        answers = await asyncio.gather(
-            *(
-                peers[number].ask(
-                    "admin",
-                    # One worker is enough to check the replica sets.
-                    {COMMAND: 1, "details": details, "checks": number == ready[0]},
-                )
+        # One worker is enough to check the replica sets.
+        processes = await ask_each(
+            {
+                peers[number]: {COMMAND: 1, "details": details, "checks": number == ready[0]}
                 for number in ready
-            )
+            }
         )
-        processes = [answer for answer in answers if answer is not None]
         return RouterStatus(processes, len(peers), list(RECENT.failures) if details else ())
 
     def _rotate(self) -> None:
