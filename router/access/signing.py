@@ -17,7 +17,7 @@ import structlog
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import REFUSED_SECONDS, Cluster
+from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
 from shard_client.cluster_clock import MOST_DRIFT
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
@@ -152,7 +152,7 @@ class SignedTimes:
                 log.exception("Unexpected error")
                 has_read = False
             if self._refused:
-                pause = REFUSED_SECONDS
+                pause = PAUSE_AFTER_REFUSAL
             else:
                 pause = _READ_SECONDS if has_read and self._keys else _RETRY_SECONDS
             await asyncio.sleep(pause)

@@ -14,7 +14,7 @@ from router.catalog.upstream import ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.peers.cursor_ids import new_cursor_id, worker_of
 from router.peers.messages import IdentityRead, UseUpstream, WorkerMessage
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address, Connection
 
 log = structlog.get_logger(component="CONTROL")
@@ -74,7 +74,7 @@ class Peer:
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT):
                 return await self._link.command(database, command)
-        except (CommandError, NetworkError, ProtocolError, TimeoutError) as error:
+        except (CommandError, NetworkError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 self._paused_until = loop.time() + _PAUSE_AFTER_TIMEOUT
             log.warning(

@@ -8,7 +8,7 @@ from typing import Self
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import may_be_view
+from router.catalog.collection_kind import may_be_view
 from router.limits.admission import Quota
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest

@@ -7,8 +7,8 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import ShardList
 from router.catalog.server_checks import Check
+from router.catalog.shard_list import ShardList
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.authentication import OPEN
