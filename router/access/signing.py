@@ -32,12 +32,8 @@ def check_drift(time: Timestamp, now: float) -> None:
     authentication nothing proves a client's time (docs/clients.md). A message relayed to the
     upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
 
-    Args:
-        time: the client's time.
-        now: the wall clock, in seconds since 1970.
-
-    Raises:
-        CommandError: 205, as mongos, for a time more than a year ahead.
+    Raises CommandError: 205, as mongos, for a time more than a year ahead of ``now``, the seconds
+    since 1970.
     """
     if time.time > now + MOST_DRIFT:
         raise CommandError(
@@ -73,9 +69,6 @@ class SignedTimes:
 
     With the cluster's keys, every time of the clock is signed here. Without them, the newest time
     that a server has signed is given. ``keep_reading`` reads the keys.
-
-    Args:
-        cluster: the cluster, whose clock is signed and whose config server holds the keys.
     """
 
     def __init__(self, cluster: Cluster) -> None:

@@ -107,7 +107,7 @@ class UpstreamReads:
             try:
                 async with self._borrowed(until) as connection:
                     try:
-                        return await self._read(
+                        return await self._read_once(
                             connection, database, command, held, most_bytes, until
                         )
                     except CommandError as error:
@@ -148,7 +148,7 @@ class UpstreamReads:
             async with self._lend() as connection:
                 yield connection
 
-    async def _read(
+    async def _read_once(
         self,
         connection: Connection,
         database: str,

@@ -18,7 +18,7 @@ from router.admin.server import admin_port
 from router.commands.process_status import COMMAND
 from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
-from router.limits.client_limits import ConnectionCounts
+from router.limits.connection_counts import ConnectionCounts
 from router.peers import messages
 from router.peers.cursor_ids import new_mark
 from router.peers.peers import Peer, ask_each
@@ -49,10 +49,8 @@ class WorkerFailedError(Exception):
 class Supervisor:
     """Runs a router's workers (docs/workers.md).
 
-    Args:
-        settings: the router's settings.
-        arguments: the command line, for getCmdLineOpts.
-        start_child: starts a worker; raises OSError.
+    ``arguments`` are the command line, for getCmdLineOpts; ``start_child`` starts a worker, and
+    raises OSError.
     """
 
     def __init__(

@@ -107,7 +107,7 @@ async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(member: Script
     key = invalidate(member, 102)
     await until(lambda: reader.batches[-1].invalidated)
     assert (reader.batches[-1].cursor_id, reader.keys[-1]) == (0, key.encode())
-    assert reader.cursor.state == "ended"
+    assert reader.cursor.status == "ended"
     await until(lambda: not member.cursors)
     await reader.close()
 
@@ -156,7 +156,7 @@ async def test_paused_time_does_not_count_as_failure(
     reader.cursor.pause()
     member.cut()
     await until(lambda: member.commands["aggregate"] > 1)
-    await until(lambda: reader.cursor.state == "paused")
+    await until(lambda: reader.cursor.status == "paused")
     assert reader.cursor.failing_for is None, "it is open again"
     loop = asyncio.get_running_loop()
     later = loop.time() + 2 * SETTINGS.failure_timeout - time.monotonic()
@@ -259,7 +259,7 @@ async def test_closing_ends_a_read_at_once(member: ScriptedMember, state: str):
     member.fail("aggregate", 189, times=int(state == "failing"))
     reader.cursor.pause()
     reader.start()
-    await until(lambda: member.commands["hello"] and reader.cursor.state == state)
+    await until(lambda: member.commands["hello"] and reader.cursor.status == state)
     async with asyncio.timeout(PATIENCE / 4):
         await reader.close()
         await reader.reading
