@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import structlog
@@ -44,6 +44,9 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
+
+if TYPE_CHECKING:
+    from router.commands.fail_points import FailPoints
 
 log = structlog.get_logger(component="CONTROL")
 
@@ -154,11 +157,6 @@ async def process_parts(
             measures = AdminMeasures(ServerChecks(*servers), Histogram(LAG_BOUNDS))
             owned.push_async_callback(measures.checks.close)
             tasks.run(measure_lag, measures.lag)
-        fail_points = None
-        if settings.process.test_commands:
-            from router.commands.fail_points import FailPoints  # no other router loads them
-
-            fail_points = FailPoints()
         process = ServingProcess(
             cursors=cursors,
             cluster=servers.cluster,
@@ -166,16 +164,10 @@ async def process_parts(
             access=access,
             certificates=certificates,
             peers=peers,
-            options=StartOptions(
-                arguments=arguments,
-                given=settings.given(),
-                parameters=settings.parameters,
-                client_limits=settings.client_limits,
-                compressors=settings.net.compressors,
-            ),
+            options=_options(settings, arguments),
             server=server,
             measures=measures,
-            fail_points=fail_points,
+            fail_points=_fail_points() if settings.process.test_commands else None,
             now=now,
         )
         report = server.become if peers is None else peers.announce
@@ -183,6 +175,22 @@ async def process_parts(
         # The first process keeps the version current for all.
         tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
         yield await owned.enter_async_context(_ports(settings, process, known))
+
+
+def _options(settings: Settings, arguments: Sequence[str]) -> StartOptions:
+    return StartOptions(
+        arguments=arguments,
+        given=settings.given(),
+        parameters=settings.parameters,
+        client_limits=settings.client_limits,
+        compressors=settings.net.compressors,
+    )
+
+
+def _fail_points() -> "FailPoints":
+    from router.commands.fail_points import FailPoints  # no other router loads its commands
+
+    return FailPoints()
 
 
 class _Servers(NamedTuple):

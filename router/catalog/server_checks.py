@@ -132,12 +132,8 @@ class ServerChecks:
 
     A check takes one hello, one read of one oplog entry and one of the router's privileges on each
     primary; on each upstream a connection, with the router's login there if it has one. Must be
-    created in a running loop; ``await close()`` ends a check in flight.
-
-    Args:
-        cluster: the cluster whose replica sets are checked.
-        upstream: the mongoses that the router passes commands to.
-        keep: seconds for which results are returned again without another check.
+    created in a running loop; ``await close()`` ends a check in flight. Results are returned for
+    ``keep`` seconds without another check.
     """
 
     def __init__(
