@@ -98,9 +98,13 @@ async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     await until(lambda: not member.writers)
 
 
-async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(member: ScriptedMember):
-    """mongod says so only in the next reply, which may be lost."""
-    reader = Reader(member, replace(SETTINGS, batch_target_bytes=1))
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(
+    member: ScriptedMember, ahead: bool
+):
+    """mongod says so only in the next reply, which may be lost; it may have been asked for."""
+    large = 1 if ahead else SETTINGS.large_reply_bytes
+    reader = Reader(member, replace(SETTINGS, batch_target_bytes=1, large_reply_bytes=large))
     reader.start()
     member.insert(101)
     await until(lambda: reader.keys == keys(101))
@@ -109,7 +113,10 @@ async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(member: Script
     assert (reader.batches[-1].cursor_id, reader.keys[-1]) == (0, key.encode())
     assert reader.cursor.status == "ended"
     await until(lambda: not member.cursors)
+    connection = reader.connection
+    assert connection is not None
     await reader.close()
+    assert connection.closed == ahead, "with a request in flight, it serves nobody else"
 
 
 async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
