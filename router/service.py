@@ -61,12 +61,8 @@ async def serve_process(
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
-    With TLS, it exchanges its certificates on SIGHUP.
-
-    Args:
-        settings: the operator's settings, with a config server or a replica set.
-        parts: what ``process_parts`` returns for them.
-        stop: the event that ends the router.
+    With TLS, it exchanges its certificates on SIGHUP. ``parts`` is what ``process_parts`` returns
+    for the settings.
 
     Raises:
         ValueError: if neither a config server nor a replica set is set, or a file with a secret or

@@ -12,6 +12,7 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.shard_list import ShardList, ShardListReader
+from router.catalog.wire_versions import WireVersions
 from router.request.stream_request import CONFIG
 from router.stream_settings import StreamSettings
 from router.tasks.owned_tasks import AwaitedTasks
@@ -46,8 +47,6 @@ log = structlog.get_logger()
 
 ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 
-WIRE_VERSION_OF_8_0 = 25
-_WIRE_VERSION_OF_TOKEN_2 = 21
 _WRONG_SERVER = {
     True: "no config server: name the cluster's config server in sharding.configDB (--configdb)",
     False: "a config server: name it in sharding.configDB (--configdb), not as a replica set",
@@ -66,10 +65,9 @@ class Cluster:
 
     ``replica_set`` creates the monitor of one replica set from its name and seeds; the default is
     the driver's (Motor). ``clock`` is the newest cluster time from servers' replies; it never
-    includes a client's time. ``versions_changed`` is set when a member's hello has a different wire
-    version from the last hello of its replica set. ``wall`` is the wall clock, in seconds since
-    1970. ``access`` is how connections to the members are made. Must be created in a running loop.
-    Raises ValueError for invalid ``seeds``.
+    includes a client's time. ``versions`` are the members' wire versions. ``wall`` is the wall
+    clock, in seconds since 1970. ``access`` is how connections to the members are made. Must be
+    created in a running loop. Raises ValueError for invalid ``seeds``.
     """
 
     def __init__(
@@ -100,8 +98,7 @@ class Cluster:
         """Host strings by target: of the shards, and of the config server even if it is none."""
         self.known_shards: Set[str] = frozenset() if sharded else {name}
         """The ids of the shards in the latest shard list that was read."""
-        self.versions_changed = asyncio.Event()
-        self._wire_versions: dict[str, int] = {}
+        self.versions = WireVersions()
         self._closing = AwaitedTasks()
         self.pool = ConnectionPool(self._settings.pool, access=access)
         self.cursor_reaper = CursorReaper(self.pool.borrow)
@@ -227,26 +224,7 @@ class Cluster:
                 ErrorCode.IllegalOperation, f"{where} answers, but is {_WRONG_SERVER[self.sharded]}"
             )
         self.clock.advance(connection.hello.get("$clusterTime"))
-        version = int(connection.hello.get("maxWireVersion", 0))
-        if self._wire_versions.setdefault(target, version) != version:
-            self._wire_versions[target] = version
-            self.versions_changed.set()
-
-    @property
-    def token_version(self) -> int:
-        """The version of the resume tokens of the known members
-        (docs/protocol.md#resume-tokens)."""
-        return 2 if self._lowest_wire_version >= _WIRE_VERSION_OF_TOKEN_2 else 1
-
-    @property
-    def undefined_is_null(self) -> bool:
-        """Whether null equals undefined in a query: unless all known members have MongoDB 8.0."""
-        return self._lowest_wire_version < WIRE_VERSION_OF_8_0
-
-    @property
-    def _lowest_wire_version(self) -> int:
-        known = [version for target, version in self._wire_versions.items() if target != CONFIG]
-        return min(known or self._wire_versions.values(), default=0)
+        self.versions.record(target, connection.hello)
 
     def renew_monitors(self) -> None:
         """Make the monitoring of all replica sets reconnect, with the current certificates."""
@@ -284,7 +262,7 @@ class Cluster:
 
     def _forget(self, target: str) -> None:
         del self._hosts[target]
-        self._wire_versions.pop(target, None)
+        self.versions.forget(target)
         self._closing.start(self._sets.pop(target).close(), "close a monitor")
 
 

@@ -119,8 +119,8 @@ class ClusterVersion:
             pause = self.refresh_pause if known.is_set() else self.retry_pause
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self.cluster.versions_changed.wait()
-            self.cluster.versions_changed.clear()
+                    await self.cluster.versions.changed.wait()
+            self.cluster.versions.changed.clear()
 
     async def _ask_all(self) -> None:
         """Update ``_known``; raises the last failure if no version is known."""

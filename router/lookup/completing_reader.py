@@ -79,7 +79,7 @@ class CompletingReader:
         The user's stages are validated first, as by mongos. Raises CommandError.
         """
         cluster, memory = streams.cluster, streams.resources.memory.of(quota.user)
-        reader = cls(plan, reads, memory, same_collection=cluster.token_version < 2)
+        reader = cls(plan, reads, memory, same_collection=cluster.versions.of_tokens < 2)
         try:
             if reader._stages is not None:
                 await reader._stages.check(reader._held)

@@ -47,11 +47,8 @@ class Result(NamedTuple):
 class UpstreamReads:
     """Runs reads on the upstream for all streams of the process. Create it in a running loop.
 
-    Args:
-        lend: lends a connection to the upstream.
-        clock: the cluster's time, which each reply advances.
-        sent_time: returns the ``$clusterTime`` sent with each read; by default the clock's newest.
-        settings: bounds.
+    Each reply advances ``clock``. ``sent_time`` returns the ``$clusterTime`` sent with each read,
+    by default the clock's newest.
     """
 
     def __init__(

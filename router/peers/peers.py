@@ -37,12 +37,7 @@ def private_address(folder: Path, worker: int) -> str:
 
 
 class Peer:
-    """Another worker, reached over its private socket.
-
-    Args:
-        folder: the router's private folder.
-        number: the worker's number.
-    """
+    """Another worker, reached over its private socket in the router's private ``folder``."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
@@ -132,7 +127,7 @@ class Peers:
         number: this worker's number, from 1.
         mark: the result of ``new_mark``, the same for all workers.
         count: the number of workers.
-        folder: the router's private folder.
+        folder: as for ``Peer``.
         tell_parent: sends the parent a message.
     """
 

@@ -88,7 +88,7 @@ class ClientReader:
                 source = self._candidates.own  # its shards refuse the name of a view
         source, stream, start_at = await self._enter(source, start_at)
         try:
-            point = starting_point(request, start_at, self._streams.cluster.token_version)
+            point = starting_point(request, start_at, self._streams.cluster.versions.of_tokens)
             self.log_reader = LogReader(source.open(stream.fan_out, point.after), point)
         except BaseException:
             stream.leave()
