@@ -42,7 +42,6 @@ def parameter(
     """Return a dataclass's field that a start parameter sets; its type is that of the default.
 
     Args:
-        name: the parameter's name.
         default: the setting's default, in the unit of the settings.
         purpose: what the parameter is for, a sentence.
         kind: its type, if that is not the default's.
@@ -81,9 +80,7 @@ def parameters_of(settings: type) -> dict[str, Parameter]:
 def fields_set_by(values: Mapping[str, Any], settings: type) -> dict[str, Any]:
     """Return the fields of a dataclass that parameters set, in the units of the settings.
 
-    Args:
-        values: the values of all parameters by name, each in the parameter's own unit.
-        settings: the dataclass.
+    ``values`` has all parameters by name, each in its own unit.
     """
     return {
         field: values[parameter.name]

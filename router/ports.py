@@ -9,7 +9,7 @@ from types import TracebackType
 import anyio
 import structlog
 
-from router.limits.client_limits import ConnectionCounts
+from router.limits.connection_counts import ConnectionCounts
 from router.tasks.owned_tasks import END_TIMEOUT, OwnedTasks
 from router.tls.handshake import Handshakes, peer_of
 
@@ -24,12 +24,8 @@ _PAUSE = 0.1
 async def bind(hosts: Sequence[str], port: int) -> list[socket.socket]:
     """Return a socket for each address of ``hosts``, bound to the same port but not listening yet.
 
-    Args:
-        hosts: names or addresses of this machine.
-        port: the port; 0 selects one free port for all hosts.
-
-    Raises:
-        OSError: the port is in use or a host is not an address of this machine.
+    Port 0 selects one free port for all hosts, which are names or addresses of this machine. Raises
+    OSError: the port is in use, or a host is not an address of this machine.
     """
     bound: list[socket.socket] = []
     with ExitStack() as opened:
@@ -63,10 +59,6 @@ async def accept(listening: socket.socket) -> AsyncIterator[socket.socket]:
         await asyncio.sleep(0)
 
 
-def uncounted() -> None:
-    """Do nothing: without a handshake, only its protocol counts a connection."""
-
-
 def peer_address(connection: socket.socket) -> str | None:
     """Return the address of a connection's client; None if it is gone or has none."""
     peer = peer_of(connection)
@@ -81,16 +73,15 @@ class AcceptingPort(OwnedTasks):
 
     Args:
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
-        protocol: creates the protocol of a client. It is called with a function, which the protocol
-            can call just before it counts the connection itself.
-        counts: counts the connections until then, or until the owner ends them, and holds
-            their limits.
+        protocol: creates the protocol of a client. After a handshake, it is given a function that
+            ends the count of the handshake: the protocol calls it before ``_admits``.
+        counts: counts the connections, and holds their limits.
     """
 
     def __init__(
         self,
         handshakes: Handshakes | None,
-        protocol: Callable[[Callable[[], None]], asyncio.BaseProtocol],
+        protocol: Callable[..., asyncio.BaseProtocol],
         counts: ConnectionCounts,
     ) -> None:
         self._handshakes = handshakes
@@ -115,14 +106,11 @@ class AcceptingPort(OwnedTasks):
         """End what is not a task of the port."""
 
     async def listen(self, hosts: Sequence[str], port: int) -> int:
-        """Listen on ``port`` of all ``hosts`` and return the port; 0 picks one for all hosts.
-
-        Raises OSError: the port is in use or a host is not an address of this machine.
-        """
+        """Listen on ``port`` of all ``hosts`` and return the port; as ``bind``, raises OSError."""
         if self._handshakes is None:
             for host in hosts:
                 server = await asyncio.get_running_loop().create_server(
-                    lambda: self._protocol(uncounted), host, port, backlog=BACKLOG
+                    self._protocol, host, port, backlog=BACKLOG
                 )
                 self._servers.append(server)
                 port = server.sockets[0].getsockname()[1]
@@ -180,14 +168,8 @@ class AcceptingPort(OwnedTasks):
 
     async def _arrive(self, connection: socket.socket, handshakes: Handshakes) -> None:
         """Count a client and connect it; an error here ends this client and not the port."""
-        with ExitStack() as counted:
-            try:
-                address = peer_address(connection)
-                if not self._counts.admit(address, asyncio.get_running_loop().time()):
-                    connection.close()
-                    return
-            except Exception:
-                connection.close()
-                raise
-            counted.callback(self._counts.release, address)
-            await handshakes.connect(connection, lambda: self._protocol(counted.close))
+        with connection, ExitStack() as counted:
+            address = peer_address(connection)
+            if self._counts.admit(address, asyncio.get_running_loop().time()):
+                counted.callback(self._counts.release, address)
+                await handshakes.connect(connection, lambda: self._protocol(counted.close))

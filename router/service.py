@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import anyio
 import structlog
@@ -29,7 +29,6 @@ from router.commands.serving_process import (
     ServingProcess,
     StartOptions,
 )
-from router.commands.topology_version import TopologyVersion
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
@@ -46,6 +45,9 @@ from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
 
+if TYPE_CHECKING:
+    from router.commands.fail_points import FailPoints
+
 log = structlog.get_logger(component="CONTROL")
 
 _IDENTITY_WAIT = 3.0
@@ -59,12 +61,8 @@ async def serve_process(
 ) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
-    With TLS, it exchanges its certificates on SIGHUP.
-
-    Args:
-        settings: the operator's settings, with a config server or a replica set.
-        parts: what ``process_parts`` returns for them.
-        stop: the event that ends the router.
+    With TLS, it exchanges its certificates on SIGHUP. ``parts`` is what ``process_parts`` returns
+    for the settings.
 
     Raises:
         ValueError: if neither a config server nor a replica set is set, or a file with a secret or
@@ -100,8 +98,7 @@ async def process_parts(
     now: Callable[[], datetime] = NOW,
     settings_of: Callable[[Mapping[str, Any]], StreamSettings] = settings_of_streams,
     peers: Peers | None = None,
-    topology: TopologyVersion | None = None,
-    started: datetime | None = None,
+    server: ServerDescription | None = None,
 ) -> AsyncIterator[Parts]:
     """Provide a process's parts for a block, none of them listening yet.
 
@@ -113,14 +110,14 @@ async def process_parts(
         settings_of: returns the settings of streams for the server parameters.
         peers: the other processes of the router, with which it divides its bounds; None if it is
             the only process (docs/workers.md).
-        topology: the topology version in the hello replies of all processes.
-        started: the time at which the router was started; None for now.
+        server: what clients are told of the router, as far as it is common to all processes; None
+            if this is the only one.
 
-    Raises:
-        ValueError: if neither a config server nor a replica set is set.
+    Raises ValueError and OSError as ``serve_process``.
     """
     number, count = (0, 1) if peers is None else (peers.number, peers.count)
-    topology = topology or TopologyVersion()
+    server = server or ServerDescription(started=now())
+    server.host = socket.gethostname()
     of_streams = settings_of_process(settings_of(settings.parameters), count)
     certificates = Certificates(settings.net.tls) if settings.net.tls.enabled else None
     tls = None if certificates is None else certificates.towards_cluster
@@ -135,10 +132,11 @@ async def process_parts(
                 tls=tls,
                 replica_set=replica_set,
                 now=now,
-                moved=None if peers is None else peers.announce_upstream,
-                own_id=topology.process_id,
+                own_id=server.topology.process_id,
             )
         )
+        if peers is not None and servers.mongos is not None:
+            servers.mongos.moved = peers.announce_upstream
         if certificates is not None and tls is not None:
             certificates.rotated = servers.cluster.renew_monitors
         tasks = await owned.enter_async_context(OwnedTasks())
@@ -155,11 +153,6 @@ async def process_parts(
             measures = AdminMeasures(ServerChecks(*servers), Histogram(LAG_BOUNDS))
             owned.push_async_callback(measures.checks.close)
             tasks.run(measure_lag, measures.lag)
-        fail_points = None
-        if settings.process.test_commands:
-            from router.commands.fail_points import FailPoints  # no other router loads them
-
-            fail_points = FailPoints()
         process = ServingProcess(
             cursors=cursors,
             cluster=servers.cluster,
@@ -167,25 +160,33 @@ async def process_parts(
             access=access,
             certificates=certificates,
             peers=peers,
-            options=StartOptions(
-                arguments=arguments,
-                given=settings.given(),
-                parameters=settings.parameters,
-                client_limits=settings.client_limits,
-                compressors=settings.net.compressors,
-            ),
-            server=ServerDescription(
-                host=socket.gethostname(), started=started or now(), topology=topology
-            ),
+            options=_options(settings, arguments),
+            server=server,
             measures=measures,
-            fail_points=fail_points,
+            fail_points=_fail_points() if settings.process.test_commands else None,
             now=now,
         )
-        report = process.server.become if peers is None else peers.announce
+        report = server.become if peers is None else peers.announce
         version, known = ClusterVersion(*servers, report), asyncio.Event()
         # The first process keeps the version current for all.
         tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
         yield await owned.enter_async_context(_ports(settings, process, known))
+
+
+def _options(settings: Settings, arguments: Sequence[str]) -> StartOptions:
+    return StartOptions(
+        arguments=arguments,
+        given=settings.given(),
+        parameters=settings.parameters,
+        client_limits=settings.client_limits,
+        compressors=settings.net.compressors,
+    )
+
+
+def _fail_points() -> "FailPoints":
+    from router.commands.fail_points import FailPoints  # no other router loads its commands
+
+    return FailPoints()
 
 
 class _Servers(NamedTuple):
@@ -208,17 +209,11 @@ async def _servers_of(
     tls: TlsContexts | None,
     replica_set: ReplicaSetFactory | None = None,
     now: Callable[[], datetime] = NOW,
-    moved: Callable[[UpstreamMongos], None] | None = None,
     own_id: ObjectId | None = None,
 ) -> AsyncIterator[_Servers]:
     """Provide the servers for a block, and close the connections to them after it.
 
-    ``moved`` and ``own_id`` are as for ``UpstreamMongos``.
-
-    Raises:
-        ValueError: if neither a config server nor a replica set is set, or a file with a secret is
-            invalid.
-        OSError: if a file with a secret cannot be read.
+    ``own_id`` is as for ``UpstreamMongos``. Raises ValueError and OSError as ``serve_process``.
     """
     if settings.seeds is None:
         raise ValueError(
@@ -237,12 +232,8 @@ async def _servers_of(
     mongos = None
     try:
         if settings.upstream is not None:
-            mongos = UpstreamMongos(
-                parse_upstream(settings.upstream),
-                moved=moved,
-                access=Access(on_upstream, tls),
-                own_id=own_id,
-            )
+            addresses = parse_upstream(settings.upstream)
+            mongos = UpstreamMongos(addresses, access=Access(on_upstream, tls), own_id=own_id)
         yield _Servers(cluster, mongos)
     finally:
         if mongos is not None:
@@ -297,10 +288,7 @@ async def _ports(
 async def check_servers(settings: Settings) -> Sequence[Check]:
     """Check the servers that the settings name, once.
 
-    Raises:
-        ValueError: if neither a config server nor a replica set is set, or a file with a secret or
-            certificate is invalid.
-        OSError: if such a file cannot be read.
+    Raises ValueError and OSError as ``serve_process``, but opens no port.
     """
     of_streams = settings_of_streams(settings.parameters)
     of_streams = replace(of_streams, open_timeout=of_streams.connect_timeout)

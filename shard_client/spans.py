@@ -39,10 +39,7 @@ def apart() -> contextvars.Context:
 def begin(name: str, attributes: Attributes, parent: Span | None = None) -> Span:
     """Return a span that has begun; end it with ``end``.
 
-    Args:
-        name: what is done.
-        attributes: the span's attributes.
-        parent: the span that it is part of; by default the current one.
+    It is part of the span ``parent``, by default of the current one.
     """
     context = None if parent is None else trace.set_span_in_context(parent)
     return _TRACER.start_span(name, context, kind=SpanKind.CLIENT, attributes=attributes)

@@ -40,17 +40,9 @@ def not_for_certificates(name: str) -> CommandError:
 def require(
     user: User, resource: Resource, *actions: str, database: str, command: Mapping[str, Any]
 ) -> None:
-    """Check that the user may take the actions.
+    """Check that the user may take the actions on the resource; raises CommandError (13) if not.
 
-    Args:
-        user: the user.
-        resource: what the actions act on.
-        actions: the actions.
-        database: the command's database, for the error.
-        command: the command, for the error.
-
-    Raises:
-        CommandError: 13 Unauthorized.
+    The error shows ``command`` and its ``database``.
     """
     if not user.privileges.allow(resource, *actions):
         raise not_authorized(database, command, str(user))

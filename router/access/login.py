@@ -36,8 +36,7 @@ _MECHANISMS = frozenset({"SCRAM-SHA-1", "SCRAM-SHA-256", "MONGODB-X509", "PLAIN"
 class LoginLog:
     """Logs how one client's logins end, as mongos 6.0 does, and records each as a span.
 
-    Args:
-        peer: the client's address and port.
+    ``peer`` is the client's address and port.
     """
 
     def __init__(self, peer: str) -> None:
@@ -46,12 +45,9 @@ class LoginLog:
         self._span: spans.Span | None = None
 
     def record_begin(self, database: str, command: Mapping[str, Any], *, speculative: bool) -> None:
-        """Record the login that a client begins with ``saslStart`` or with a hello.
+        """Record the login that a client begins with ``saslStart`` or, ``speculative``, in a hello.
 
-        Args:
-            database: the database of the user.
-            command: the fields of ``saslStart``; they need not be valid.
-            speculative: whether they are part of a hello.
+        ``database`` is the user's. The fields of ``command`` need not be valid.
         """
         mechanism = str(command.get("mechanism"))
         self._attempt = {
@@ -120,7 +116,7 @@ class Login:
 
     Args:
         access: the users, and what all logins share.
-        peer: the client's address and port.
+        peer: as for ``LoginLog``.
         certificate: the one that the client has presented in its TLS handshake, checked with the
             authority; None without one.
     """
@@ -148,15 +144,9 @@ class Login:
     async def hello(self, link: ServerLink | None, fields: Mapping[str, Any]) -> dict[str, Any]:
         """Relay the part of a hello that concerns logins; return the reply's part.
 
-        A speculative login that fails leaves no trace in the reply, as with mongos.
-
-        Args:
-            link: the client's connection to the upstream; None without an upstream.
-            fields: ``saslSupportedMechs`` and ``speculativeAuthenticate``, as far as present.
-
-        Raises:
-            CommandError: a field is malformed.
-            NetworkError: the connection broke.
+        These are ``saslSupportedMechs`` and ``speculativeAuthenticate``. A speculative login that
+        fails leaves no trace in the reply, as with mongos. ``link`` is the client's connection to
+        the upstream, if there is one. Raises CommandError: a field is malformed; NetworkError.
         """
         async with self._in_progress():
             relaying = self._link(link)
@@ -185,14 +175,8 @@ class Login:
     ) -> dict[str, Any]:
         """Relay one step of a conversation and return the reply's fields.
 
-        Args:
-            link: the client's connection to the upstream; None without an upstream.
-            database: the command's database.
-            command: saslStart or saslContinue, without the fields that every command may have.
-
-        Raises:
-            CommandError: the server refuses the step.
-            NetworkError: the connection broke.
+        ``command`` is saslStart or saslContinue, without the fields that every command may have.
+        ``link`` is as for ``hello``. Raises CommandError: the server refuses it; NetworkError.
         """
         async with self._in_progress():
             relaying = self._link(link)
@@ -215,18 +199,10 @@ class Login:
     async def present(
         self, database: object, command: Mapping[str, Any], *, speculative: bool = False
     ) -> dict[str, Any]:
-        """Log in with the client's certificate, which the router itself checks.
+        """Log in with the client's certificate, which the router checks; return the reply's fields.
 
-        Args:
-            database: the command's database.
-            command: the fields of ``authenticate``.
-            speculative: whether they are part of a hello.
-
-        Returns:
-            The reply's fields.
-
-        Raises:
-            CommandError: the login is refused, or the config server does not answer.
+        ``command`` has the fields of ``authenticate``, which are ``speculative`` in a hello. Raises
+        CommandError: the login is refused, or the config server does not answer.
         """
         async with self._in_progress():
             self._log.record_begin(str(database), command, speculative=speculative)
@@ -282,9 +258,7 @@ class Login:
     async def log_out(self, link: ServerLink | None, database: str) -> None:
         """End the login of a user of ``database``, here and on the connection to the upstream.
 
-        Raises:
-            CommandError: the upstream's error.
-            NetworkError: the connection broke.
+        Raises CommandError, the upstream's; NetworkError.
         """
         if link is not None and not self.by_certificate:
             await link.command(database, {"logout": 1})
@@ -351,12 +325,8 @@ _STEP_FIELDS = frozenset({"conversationId", "done", "payload", "ok"})
 class AccessControl:
     """The users, signed times and logins of a router whose clients have to log in.
 
-    Args:
-        tasks: keep users and keys current.
-        cluster: the cluster, which holds the users and the keys of cluster times.
-        limits: the limits of clients.
-        certificates: the router's own; None without TLS.
-        refresh: seconds between two readings of the users' privileges.
+    The ``cluster`` holds the users and the keys of cluster times. ``tasks`` keep both current; they
+    read the users again every ``refresh`` seconds. ``certificates`` are the router's own.
     """
 
     def __init__(

@@ -17,7 +17,7 @@ import structlog
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import REFUSED_SECONDS, Cluster
+from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
 from shard_client.cluster_clock import MOST_DRIFT
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
@@ -32,12 +32,8 @@ def check_drift(time: Timestamp, now: float) -> None:
     authentication nothing proves a client's time (docs/clients.md). A message relayed to the
     upstream keeps its ``$clusterTime``; the upstream checks it by its own rules.
 
-    Args:
-        time: the client's time.
-        now: the wall clock, in seconds since 1970.
-
-    Raises:
-        CommandError: 205, as mongos, for a time more than a year ahead.
+    Raises CommandError: 205, as mongos, for a time more than a year ahead of ``now``, the seconds
+    since 1970.
     """
     if time.time > now + MOST_DRIFT:
         raise CommandError(
@@ -73,9 +69,6 @@ class SignedTimes:
 
     With the cluster's keys, every time of the clock is signed here. Without them, the newest time
     that a server has signed is given. ``keep_reading`` reads the keys.
-
-    Args:
-        cluster: the cluster, whose clock is signed and whose config server holds the keys.
     """
 
     def __init__(self, cluster: Cluster) -> None:
@@ -152,7 +145,7 @@ class SignedTimes:
                 log.exception("Unexpected error")
                 has_read = False
             if self._refused:
-                pause = REFUSED_SECONDS
+                pause = PAUSE_AFTER_REFUSAL
             else:
                 pause = _READ_SECONDS if has_read and self._keys else _RETRY_SECONDS
             await asyncio.sleep(pause)

@@ -11,7 +11,7 @@ from weakref import WeakValueDictionary
 
 import structlog
 
-from router.catalog.cluster import REFUSED_SECONDS, Cluster
+from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
 from router.privileges import EVERYTHING, NOTHING, STREAM_ACTIONS, Privileges, stream_resource_of
 from router.tasks.shared_answer import SharedAnswer
 from shard_client.errors import CommandError, ErrorCode, NetworkError
@@ -164,7 +164,7 @@ class Users:
         except CommandError as error:
             if error.code not in _NO_GENERATION:
                 raise
-            self._refused_until = asyncio.get_running_loop().time() + REFUSED_SECONDS
+            self._refused_until = asyncio.get_running_loop().time() + PAUSE_AFTER_REFUSAL
             return None
         # Later versions return a time instead of an id.
         return reply.get("cacheGeneration", reply.get("authInfoOpTime"))

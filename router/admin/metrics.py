@@ -145,11 +145,9 @@ ROWS: Final = (
 
 
 def exposition(status: RouterStatus, accept: str) -> tuple[bytes, str]:
-    """Return the metrics of ``status`` and their content type.
+    """Return the metrics of ``status`` and their content type; gauges are summed over processes.
 
-    Args:
-        status: the status of all processes; gauges are summed over them.
-        accept: the request's Accept header, which selects the format; text if it is malformed.
+    The request's Accept header selects the format: text if it is malformed.
     """
     try:
         encode, content_type = choose_encoder(accept)

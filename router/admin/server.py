@@ -18,7 +18,7 @@ from router.admin.router_status import Collect
 from router.admin.status_view import SAMPLE_INTERVAL, History, sample_of, status_view
 from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 from router.config.settings import Net
-from router.limits.client_limits import ConnectionCounts
+from router.limits.connection_counts import ConnectionCounts
 from router.ports import AcceptingPort
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
@@ -29,9 +29,7 @@ log = structlog.get_logger(component="NETWORK")
 def sparkline(values: Sequence[float | None], least: float = 1.0) -> str:
     """Return the points of a polyline, 100 wide and 20 high, oldest value on the left.
 
-    Args:
-        values: the values; None leaves a gap at the bottom.
-        least: the value that at least takes the whole height.
+    None leaves a gap at the bottom. Lines below ``least`` do not take the whole height.
     """
     highest = max([least, *(value for value in values if value is not None)])
     step = 100 / max(1, len(values) - 1)
@@ -84,7 +82,7 @@ class AdminServer(AcceptingPort):
         collect: collects the router's status.
         token: the token that clients must send, as a bearer token or as the password of HTTP
             basic authentication; None lets everyone in.
-        handshakes: connects the sockets of clients that may use TLS; None without TLS.
+        handshakes: as for any port.
     """
 
     def __init__(
@@ -119,7 +117,7 @@ class AdminServer(AcceptingPort):
     async def _end(self) -> None:
         await self._runner.cleanup()
 
-    def _http(self, _arrived: Callable[[], None]) -> asyncio.BaseProtocol:
+    def _http(self, _arrived: Callable[[], None] | None = None) -> asyncio.BaseProtocol:
         server = self._runner.server
         assert server is not None
         for oldest in server.connections[: 1 - _MOST_CONNECTIONS]:
@@ -227,17 +225,9 @@ async def admin_port(
 ) -> AsyncIterator[dict[str, int]]:
     """Serve the admin port during a block, if the settings name one.
 
-    Args:
-        net: the settings of the network.
-        certificates: the router's certificates; None without TLS.
-        collect: collects the router's status.
-
-    Yields:
-        The port by its name in the log; nothing without one.
-
-    Raises:
-        ValueError: the file with the token is invalid.
-        OSError: that file cannot be read, or the port not be opened.
+    Yields the port by its name in the log. ``certificates`` are the router's, None without TLS.
+    Raises ValueError: the file with the token is invalid; OSError: it cannot be read, or the port
+    cannot be opened.
     """
     admin, mode, handshakes = net.admin, net.admin_tls_mode, None
     if admin.port is None:

@@ -97,11 +97,7 @@ def status_view(status: RouterStatus, history: History) -> dict[str, Any] | None
 
     ``span`` is the number of seconds that the lanes show. ``other_bytes`` are what
     ``buffered_bytes`` has beside the listed streams: looked-up documents, requests, and streams
-    beyond those that are listed.
-
-    Args:
-        status: the status of all processes.
-        history: the last minutes, up to the status.
+    beyond those that are listed. ``history`` has the last minutes, up to the status.
     """
     sample = sample_of(status)
     if sample is None:

@@ -1,4 +1,4 @@
-"""The cluster: its config server and shards, or one replica set; its clock, its connections."""
+"""The cluster: its config server and shards, or one replica set; connections to their members."""
 
 import asyncio
 import time
@@ -6,15 +6,16 @@ from collections.abc import AsyncIterator, Callable, Mapping, Set
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import structlog
 from bson.timestamp import Timestamp
 
+from router.catalog.shard_list import ShardList, ShardListReader
+from router.catalog.wire_versions import WireVersions
 from router.request.stream_request import CONFIG
 from router.stream_settings import StreamSettings
 from router.tasks.owned_tasks import AwaitedTasks
-from router.tasks.shared_answer import SharedAnswer
 from shard_client.backoff import Backoff
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import (
@@ -46,32 +47,14 @@ log = structlog.get_logger()
 
 ReplicaSetFactory = Callable[[str, tuple[Address, ...]], ReplicaSet]
 
-WIRE_VERSION_OF_8_0 = 25
-_WIRE_VERSION_OF_TOKEN_2 = 21
 _WRONG_SERVER = {
     True: "no config server: name the cluster's config server in sharding.configDB (--configdb)",
     False: "a config server: name it in sharding.configDB (--configdb), not as a replica set",
 }
-_MOST_SHARDS = 100_000
 _REFRESH_TIMEOUT = 1.0
-REFUSED_SECONDS = 60.0
+PAUSE_AFTER_REFUSAL = 60.0
 """Seconds for which a server that has refused a request is not asked again: rights that the router
 lacks may be granted meanwhile."""
-
-
-class ShardList(NamedTuple):
-    """Host strings by shard id, and the config server's times ``before`` and after the read.
-
-    A change stream that starts at ``before`` misses no change of the list. All changes that the
-    list reflects, including removals of shards, happened at ``by`` or earlier. ``before`` is None
-    for a list that never changes.
-    """
-
-    hosts: Mapping[str, str]
-    before: Timestamp | None
-    by: Timestamp
-    draining: frozenset[str] = frozenset()
-    """Ids of the shards that are being removed."""
 
 
 class Cluster:
@@ -82,10 +65,9 @@ class Cluster:
 
     ``replica_set`` creates the monitor of one replica set from its name and seeds; the default is
     the driver's (Motor). ``clock`` is the newest cluster time from servers' replies; it never
-    includes a client's time. ``versions_changed`` is set when a member's hello has a different wire
-    version from the last hello of its replica set. ``wall`` is the wall clock, in seconds since
-    1970. ``access`` is how connections to the members are made. Must be created in a running loop.
-    Raises ValueError for invalid ``seeds``.
+    includes a client's time. ``versions`` are the members' wire versions. ``wall`` is the wall
+    clock, in seconds since 1970. ``access`` is how connections to the members are made. Must be
+    created in a running loop. Raises ValueError for invalid ``seeds``.
     """
 
     def __init__(
@@ -116,13 +98,13 @@ class Cluster:
         """Host strings by target: of the shards, and of the config server even if it is none."""
         self.known_shards: Set[str] = frozenset() if sharded else {name}
         """The ids of the shards in the latest shard list that was read."""
-        self.versions_changed = asyncio.Event()
-        self._wire_versions: dict[str, int] = {}
+        self.versions = WireVersions()
         self._closing = AwaitedTasks()
         self.pool = ConnectionPool(self._settings.pool, access=access)
         self.cursor_reaper = CursorReaper(self.pool.borrow)
-        self._list = SharedAnswer(self._read_list, "read the shard list")
-        self._list_error: CommandError | None = None
+        self._list = ShardListReader(
+            partial(self.lend, CONFIG), self.clock, self._settings, self._adopt
+        )
         self._follow(self.catalog, seeds)
 
     async def shards(self, timeout: float | None = None) -> ShardList:
@@ -134,29 +116,10 @@ class Cluster:
         if not self.sharded:
             return ShardList(self._hosts, None, Timestamp(0, 0))
         try:
-            async with asyncio.timeout(self._settings.open_timeout if timeout is None else timeout):
-                return await self._list.get()
+            return await self._list.get(self._settings.open_timeout if timeout is None else timeout)
         except TimeoutError:
-            if self._list_error is not None:
-                raise self._list_error.with_labels() from None  # each caller raises its own copy
             config = self._sets[CONFIG]
             raise NoMemberError(PRIMARY, config.name, config.causes) from None
-
-    async def _read_list(self) -> ShardList:
-        """Read the list, again and again, while the failure may be over soon and a caller waits."""
-        backoff = Backoff(self._settings.backoff_first, self._settings.backoff_max)
-        self._list_error = None
-        while True:
-            try:
-                return await self._read_list_once()
-            except (CommandError, NetworkError) as failure:
-                error = _retriable(failure, "the config server")
-                if not is_resumable(error):
-                    raise error from failure
-            report = log.debug if self._list_error else log.warning
-            report("cannot read the shard list", error=str(error))
-            self._list_error = error
-            await asyncio.sleep(backoff.next_pause())
 
     @asynccontextmanager
     async def lend(
@@ -217,8 +180,11 @@ class Cluster:
         """Return whether ``host`` is that of the shard list, in which an old event's may differ."""
         return host is None or host == self._hosts.get(target)
 
-    async def refresh(self) -> None:
-        """Read the shard list again, within a second, where a shard may have moved; never fails."""
+    async def try_refresh(self) -> None:
+        """Read the shard list again, within a second, where a shard may have moved.
+
+        A failure is logged.
+        """
         try:
             await self.shards(_REFRESH_TIMEOUT)
         except CommandError as error:
@@ -258,26 +224,7 @@ class Cluster:
                 ErrorCode.IllegalOperation, f"{where} answers, but is {_WRONG_SERVER[self.sharded]}"
             )
         self.clock.advance(connection.hello.get("$clusterTime"))
-        version = int(connection.hello.get("maxWireVersion", 0))
-        if self._wire_versions.setdefault(target, version) != version:
-            self._wire_versions[target] = version
-            self.versions_changed.set()
-
-    @property
-    def token_version(self) -> int:
-        """The version of the resume tokens of the known members
-        (docs/protocol.md#resume-tokens)."""
-        return 2 if self._lowest_wire_version >= _WIRE_VERSION_OF_TOKEN_2 else 1
-
-    @property
-    def undefined_is_null(self) -> bool:
-        """Whether null equals undefined in a query: unless all known members have MongoDB 8.0."""
-        return self._lowest_wire_version < WIRE_VERSION_OF_8_0
-
-    @property
-    def _lowest_wire_version(self) -> int:
-        known = [version for target, version in self._wire_versions.items() if target != CONFIG]
-        return min(known or self._wire_versions.values(), default=0)
+        self.versions.record(target, connection.hello)
 
     def renew_monitors(self) -> None:
         """Make the monitoring of all replica sets reconnect, with the current certificates."""
@@ -293,36 +240,14 @@ class Cluster:
             self._closing.start(self._sets.pop(target).close(), "close a monitor")
         await self._closing.wait()
 
-    async def _read_list_once(self) -> ShardList:
-        async with self.lend(CONFIG) as connection:
-            before = _time_of(connection.hello)
-            command: dict[str, Any] = {
-                "find": "shards",
-                "batchSize": _MOST_SHARDS,
-                "singleBatch": True,
-                "readConcern": {"level": "majority", "afterClusterTime": before},
-            }
-            if self.clock.document is not None:
-                command["$clusterTime"] = self.clock.document
-            wait = self._settings.reply_timeout
-            reply = await connection.command("config", command, timeout=wait)
-            self.clock.advance(reply.get("$clusterTime"))
-            by = _time_of(reply)
-        try:
-            listed = reply["cursor"]["firstBatch"]
-            shards = {shard["_id"]: shard["host"] for shard in listed}
-            draining = frozenset(shard["_id"] for shard in listed if shard.get("draining"))
-            for shard, host in shards.items():
-                if self._hosts.get(shard) != host:
-                    self._follow(shard, host)
-        except (KeyError, TypeError, ValueError) as error:
-            raise CommandError(
-                ErrorCode.FailedToParse, f"config.shards cannot be read: {error!r}"
-            ) from error
-        for gone in self._hosts.keys() - shards.keys() - {CONFIG}:
+    def _adopt(self, listed: ShardList) -> None:
+        """Monitor the shards of the newest list; raises ValueError for an invalid host string."""
+        for shard, host in listed.hosts.items():
+            if self._hosts.get(shard) != host:
+                self._follow(shard, host)
+        for gone in self._hosts.keys() - listed.hosts.keys() - {CONFIG}:
             self._forget(gone)
-        self.known_shards = shards.keys()
-        return ShardList(shards, before, by, draining)
+        self.known_shards = listed.hosts.keys()
 
     def _follow(self, target: str, host: str) -> None:
         """Monitor the replica set of ``target``; replace it if ``host`` has other members."""
@@ -337,7 +262,7 @@ class Cluster:
 
     def _forget(self, target: str) -> None:
         del self._hosts[target]
-        self._wire_versions.pop(target, None)
+        self.versions.forget(target)
         self._closing.start(self._sets.pop(target).close(), "close a monitor")
 
 
@@ -372,7 +297,7 @@ class MemberDialer:
         backoff = Backoff(0.01, 1.0)
         failed = False
         if not self._compared and not self.cluster.is_listed_at(self.target, self.host):
-            await self.cluster.refresh()
+            await self.cluster.try_refresh()
         self._compared = True
         while True:
             left = max(0.001, deadline - loop.time())
@@ -387,7 +312,7 @@ class MemberDialer:
                     raise
             await asyncio.sleep(pause)
             if self.target != CONFIG:
-                await self.cluster.refresh()
+                await self.cluster.try_refresh()
 
     async def connect_to(self, address: Address, timeout: float) -> Connection:
         """Return a connection to this member, regardless of its role.
@@ -436,51 +361,8 @@ class MemberDialer:
         return connection
 
 
-def _time_of(reply: Mapping[str, Any]) -> Timestamp:
-    """Return the operation time of a member's reply; raise CommandError if it has none."""
-    time = reply.get("operationTime")
-    if not isinstance(time, Timestamp):
-        raise CommandError(ErrorCode.IllegalOperation, "the config server reports no cluster time")
-    return time
-
-
 def _retriable(failure: CommandError | NetworkError, server: str) -> CommandError:
     """Return the failure as a CommandError for the client, labelled resumable if it is."""
     if isinstance(failure, NetworkError):
         failure = from_network(failure, server)
     return failure.with_labels(RESUMABLE_LABEL) if is_resumable(failure) else failure
-
-
-async def may_be_view(cluster: Cluster, database: str, collection: str, timeout: float) -> bool:
-    """Return whether a name is a view's, or the cluster's catalog does not tell.
-
-    A database's views are on its primary shard. ``timeout`` bounds the wait for each of two
-    replies, in seconds. The router's user needs no right beyond those of opening a stream.
-    """
-    find = {"find": "databases", "filter": {"_id": database}, "limit": 1, "singleBatch": True}
-    # With these options a user is shown the names of what it may read.
-    listing = {"listCollections": 1, "filter": {"name": collection}, "nameOnly": True}
-    shard = cluster.catalog
-    try:
-        if cluster.sharded:
-            listed = await _first(cluster, CONFIG, "config", find, timeout)
-            if listed is None:
-                return False
-            shard = str(listed["primary"])
-            if shard not in cluster.known_shards:
-                await cluster.shards(timeout)
-        asked = {**listing, "authorizedCollections": True}
-        named = await _first(cluster, shard, database, asked, timeout)
-        return named is not None and named["type"] != "collection"
-    except (CommandError, NetworkError, KeyError, TypeError) as error:
-        log.debug("the catalog does not tell views", database=database, error=str(error))
-        return True
-
-
-async def _first(
-    cluster: Cluster, target: str, database: str, command: Mapping[str, Any], timeout: float
-) -> Mapping[str, Any] | None:
-    """Return the first document of a command's reply from a primary, or None."""
-    reply = await cluster.command(target, database, command, timeout)
-    documents = reply["cursor"]["firstBatch"]
-    return documents[0] if documents else None

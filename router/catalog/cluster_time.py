@@ -11,10 +11,11 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.bson_text import plain
-from router.catalog.cluster import Cluster, MemberDialer, ShardList
+from router.catalog.cluster import Cluster, MemberDialer
+from router.catalog.shard_list import ShardList
 from router.request.stream_request import StreamRequest
 from router.stream_settings import StreamSettings
-from router.tasks.shared_answer import SharedAnswer
+from router.tasks.shared_answer import SharedAnswer, shutting_down
 from shard_client.bson.resume_token import next_tick
 from shard_client.errors import CommandError, ErrorCode, NetworkError, from_network
 from shard_client.replica_set.replica_set import PRIMARY, ReadPreference
@@ -55,12 +56,12 @@ class ClusterTimeFetcher:
         Writes made after the return have that time or a later one, but for those of a primary that
         could not be reached. Raises CommandError, labelled as mongos labels it; 91 after ``close``.
         """
+        if self._closed:
+            raise shutting_down("the router ends: cannot ask the time")
         key = (ReadPreference.of(request.read_preference), request.passthrough_to_shard)
         answer = self._answers.get(key)
         if answer is None:
             answer = self._answers[key] = SharedAnswer(partial(self._ask, *key), "ask the time")
-        if self._closed:
-            await answer.close()
         try:
             return await answer.get()
         finally:

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import WIRE_VERSION_OF_8_0, Cluster
+from router.catalog.cluster import Cluster
 from router.catalog.upstream import UpstreamMongos
+from router.catalog.wire_versions import WIRE_VERSION_OF_8_0
 from router.privileges import ALL_DATABASES, CLUSTER, STREAM_ACTIONS, Privileges, Resource
 from router.request.stream_request import CONFIG
 from shard_client.errors import CommandError, ErrorCode, NetworkError, WrongServerError, plain_text
@@ -132,12 +133,8 @@ class ServerChecks:
 
     A check takes one hello, one read of one oplog entry and one of the router's privileges on each
     primary; on each upstream a connection, with the router's login there if it has one. Must be
-    created in a running loop; ``await close()`` ends a check in flight.
-
-    Args:
-        cluster: the cluster whose replica sets are checked.
-        upstream: the mongoses that the router passes commands to.
-        keep: seconds for which results are returned again without another check.
+    created in a running loop; ``await close()`` ends a check in flight. Results are returned for
+    ``keep`` seconds without another check.
     """
 
     def __init__(

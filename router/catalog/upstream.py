@@ -75,7 +75,6 @@ class UpstreamMongos:
 
     Args:
         addresses: the mongoses, one or more, in order of preference.
-        moved: called when this process has switched, so that the others do.
         access: how to connect: by TLS or not, and as which user of the router's own on connections
             that serve no client's commands.
         own_id: the ``topologyVersion.processId`` of this router's hello, by which it recognises
@@ -86,7 +85,6 @@ class UpstreamMongos:
         self,
         addresses: Sequence[Address],
         *,
-        moved: Callable[["UpstreamMongos"], None] | None = None,
         access: Access = OPEN,
         own_id: ObjectId | None = None,
     ) -> None:
@@ -99,7 +97,8 @@ class UpstreamMongos:
             _LENT, connect=lambda address, _timeout: self.connect_to(address, self.user)
         )
         self._own_id = own_id
-        self._moved = moved
+        self.moved: Callable[[UpstreamMongos], None] = lambda _upstream: None
+        """Called when this process has switched, so that the others do."""
         self._access = access
 
     async def serves(self, address: Address) -> bool:
@@ -190,8 +189,7 @@ class UpstreamMongos:
                     next=format_address(address),
                 )
                 self.chosen, self.generation = index, generation + 1
-                if self._moved is not None:
-                    self._moved(self)
+                self.moved(self)
             return connection
         log.warning("Upstream mongos is unreachable", failures=failures)
         raise CommandError(
@@ -243,11 +241,7 @@ class CatalogPrimary:
         """Return the reply to a client's command with a recovery token in a transaction.
 
         Drivers pass it on as they commit or abort, perhaps through another router. A replica set
-        ignores it: its primary knows the transaction.
-
-        Args:
-            command: a BSON document.
-            reply: a whole frame.
+        ignores it: its primary knows the transaction. ``reply`` is a whole frame.
         """
         if find(command, b"autocommit") is None:
             return reply

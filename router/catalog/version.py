@@ -15,7 +15,7 @@ import structlog
 
 from router.catalog.cluster import Cluster
 from router.catalog.upstream import UpstreamMongos
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, NetworkError
 
 log = structlog.get_logger(component="SHARDING")
 
@@ -73,8 +73,6 @@ class ServerIdentity:
 
 _UPSTREAM = ""
 
-_Failure = (CommandError, NetworkError, ProtocolError)
-
 
 @dataclass(eq=False, slots=True)
 class ClusterVersion:
@@ -111,7 +109,7 @@ class ClusterVersion:
             try:
                 await self._ask_all()
                 known.set()
-            except _Failure as error:
+            except (CommandError, NetworkError) as error:
                 report = log.debug if known.is_set() else log.warning
                 report("No server of the cluster answers; trying on", error=str(error))
             except Exception:  # the reading of versions must continue
@@ -121,8 +119,8 @@ class ClusterVersion:
             pause = self.refresh_pause if known.is_set() else self.retry_pause
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
-                    await self.cluster.versions_changed.wait()
-            self.cluster.versions_changed.clear()
+                    await self.cluster.versions.changed.wait()
+            self.cluster.versions.changed.clear()
 
     async def _ask_all(self) -> None:
         """Update ``_known``; raises the last failure if no version is known."""
@@ -151,7 +149,7 @@ class ClusterVersion:
                 )
                 self._known[target] = ServerIdentity.of_server(connection.hello, build_info)
                 return None
-        except (*_Failure, TimeoutError) as error:
+        except (CommandError, NetworkError, TimeoutError) as error:
             failure = NetworkError(f"{target or 'the upstream'} reports no version: {error!r}")
             log.debug(str(failure))
             return failure

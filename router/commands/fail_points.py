@@ -68,16 +68,9 @@ class FailPoints:
         return name in self._points
 
     def set(self, command: Mapping[str, Any]) -> int:
-        """Set the mode and the data of one of the fail points.
+        """Obey a configureFailPoint of one of them; return how often it has fired so far.
 
-        Args:
-            command: the configureFailPoint command.
-
-        Returns:
-            how often it has fired so far.
-
-        Raises:
-            CommandError: the mode or the data is not one of those that the router knows.
+        Raises CommandError: the mode or the data is not one of those that the router knows.
         """
         point = self._points[command[CONFIGURE]]
         point.remaining = 0
@@ -89,15 +82,10 @@ class FailPoints:
         return point.count
 
     async def before(self, call: Call, names: Sequence[str]) -> None:
-        """Apply ``failCommand``: block the command, fail it, or close the connection.
+        """Apply ``failCommand`` to a command with these names: block it, fail it, or disconnect.
 
-        Args:
-            call: the command.
-            names: all names of the command.
-
-        Raises:
-            CommandError: the configured error, with the configured labels or else mongos's.
-            NetworkError: the fail point closes the connection.
+        Raises CommandError: the configured error, with the configured labels or else mongos's;
+        NetworkError: the fail point closes the connection.
         """
         point = self._points[_FAIL_COMMAND]
         data = point.data

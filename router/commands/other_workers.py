@@ -66,12 +66,9 @@ async def get_more_from_owner(call: Call, cursor_id: int) -> RawAnswer | None:
 async def kill_at_owners(
     call: Call, cursor_ids: Sequence[int], *, anybody: bool
 ) -> list[dict[str, Any]]:
-    """Kill the cursors that belong to other workers; return these workers' replies.
+    """Kill those of the cursors that belong to other workers; return these workers' replies.
 
-    Args:
-        call: the killCursors command.
-        cursor_ids: the cursors, of which some may be the upstream's.
-        anybody: whether the user may kill other users' cursors.
+    ``anybody`` is whether the user may kill other users' cursors.
     """
     owned: dict[Peer, list[int]] = {}
     for cursor_id in cursor_ids:

@@ -32,10 +32,8 @@ _FARTHEST = 5
 async def process_status(process: ServingProcess, *, details: bool, checks: bool) -> dict[str, Any]:
     """Return the status of this process alone (docs/admin.md).
 
-    Args:
-        process: the process's state.
-        details: include lists of streams, cursors, jobs and recent failures, for the page.
-        checks: include checks of the servers that the settings name.
+    With ``details``, it includes lists of streams, cursors, jobs and recent failures, for the page;
+    with ``checks``, checks of the servers that the settings name.
     """
     cursors = process.cursors
     number = 1 if process.peers is None else process.peers.number

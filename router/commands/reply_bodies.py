@@ -173,11 +173,8 @@ def with_retry_labels(error: CommandError, name: str, body: bytes) -> CommandErr
     network errors itself; from the router, in the mongos's place, it takes them from the reply.
     Source: the drivers' specifications of retryable writes and of transactions.
 
-    Args:
-        error: the reason why the command was not sent, or not finished.
-        name: the command's name.
-        body: the raw command, of which only the first thousand fields are inspected. Raises
-            ProtocolError if these are malformed.
+    ``error`` is why the command was not sent, or not finished. Only the first thousand fields of
+    the raw command ``body`` are inspected. Raises ProtocolError: these are malformed.
     """
     in_transaction = has_number = False
     for element in islice(iter_elements(body), _MOST_FIELDS):

@@ -16,10 +16,8 @@ class TopologyVersion:
     """A counter that clients' monitors wait on (docs/protocol.md#wire-protocol).
 
     It advances when the contents of hello change, and a last time when the router begins to shut
-    down: from then on every hello is refused with ShutdownInProgress.
-
-    Args:
-        process_id: the id of the router, which its processes share with the counter.
+    down: from then on every hello is refused with ShutdownInProgress. The processes of a router
+    share ``process_id`` and the counter.
     """
 
     def __init__(self, process_id: ObjectId | None = None) -> None:
@@ -49,11 +47,7 @@ class TopologyVersion:
         self._changed = asyncio.Event()
 
     def quiesce(self, until: float) -> None:
-        """Refuse every hello from now on.
-
-        Args:
-            until: the loop's time, in seconds, at which the process ends.
-        """
+        """Refuse every hello from now on; the process ends at ``until`` on the loop's clock."""
         self._quiesce_until = until
         self.advance()
 
@@ -77,14 +71,10 @@ class TopologyVersion:
         )
 
     async def wait_beyond(self, seen: dict[str, Any] | None, timeout: float) -> None:
-        """Wait until ``seen`` is no longer the current version, or until the timeout.
+        """Wait until ``seen`` is no longer the current version, at most ``timeout`` seconds.
 
-        Args:
-            seen: the client's ``topologyVersion``; None is never current.
-            timeout: seconds to wait at most.
-
-        Raises:
-            CommandError: the router shuts down, or ``seen`` is ahead of the counter.
+        None is never current. Raises CommandError: the router shuts down, or ``seen`` is ahead of
+        the counter.
         """
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout):

@@ -172,9 +172,6 @@ class LogOutput:
     and the status page show it. A full disk may recover: later lines are written again. A pipe
     without a reader does not: its descriptor then leads to the null device, so that the interpreter
     can flush its buffer when it ends.
-
-    Args:
-        stream: the stream that receives the lines.
     """
 
     def __init__(self, stream: TextIO) -> None:
@@ -201,10 +198,8 @@ def configure_logging(
 ) -> None:
     """Send every log line of the process to ``stream`` (stdout) as JSON, those of libraries too.
 
-    Args:
-        verbosity: 0 hides debug lines, 1 or more shows them, as ``systemLog.verbosity``.
-        quiet: log only warnings and errors, as ``systemLog.quiet``.
-        stream: the stream that receives the lines.
+    As ``systemLog.verbosity``, 0 hides debug lines, and 1 or more shows them. With ``quiet``, only
+    warnings and errors are logged.
     """
     LEVEL.verbosity = verbosity
     level = logging.WARNING if quiet else logging.DEBUG

@@ -21,10 +21,8 @@ def describe_problems(
 ) -> str:
     """Return one sentence for each problem, separated by semicolons.
 
-    Args:
-        error: the validation error of pydantic.
-        settings: the validated model, which defines the known names.
-        noun: what one of them is called.
+    ``settings`` is the validated model, which defines the known names; ``noun`` is what one of
+    them is called.
     """
     return "; ".join(_describe(problem, settings, noun) for problem in error.errors())
 
@@ -32,10 +30,7 @@ def describe_problems(
 def nearest(name: str, known: Iterable[str], *, required: int = 0) -> str:
     """Return `` Did you mean X?`` for the known name closest to ``name``, or an empty string.
 
-    Args:
-        name: the name as written.
-        known: the names to choose from.
-        required: the length of the prefix that all names share; it is not compared.
+    ``required`` is the length of the prefix that all names share, which is not compared.
     """
     by_folded = {other[required:].casefold(): other for other in known}
     close = get_close_matches(name[required:].casefold(), by_folded, n=1)

@@ -5,24 +5,22 @@ import socket
 from collections.abc import Callable
 
 import structlog
-from bson import json_util
 
 from router.access.login import AccessControl, Login
 from router.access.users import User
 from router.commands.serving_process import ServingProcess
 from router.config.settings import Feed
 from router.cursors.cursor import Owner
-from router.feed.json_lines import json_lines
+from router.feed.json_lines import heartbeat_line, json_lines
 from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
-from router.limits.client_limits import ConnectionCounts
+from router.limits.connection_counts import ConnectionCounts
 from router.limits.turns import Turns
 from router.parameter import MILLISECONDS
-from router.ports import AcceptingPort, uncounted
+from router.ports import AcceptingPort
 from router.tls.handshake import Handshakes, peer_certificate
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.connection import probe_peer
-from shard_client.wire.documents import decode
 
 log = structlog.get_logger(component="FEED")
 
@@ -43,7 +41,7 @@ class FeedPort(AcceptingPort):
         process: the process; the limits of clients apply to their logins.
         settings: the wait for a client's request, and the request of one that sends none.
         most: maximum number of connections.
-        handshakes: connects the sockets of clients that may use TLS; None without TLS.
+        handshakes: as for any port.
     """
 
     def __init__(
@@ -66,13 +64,14 @@ class FeedPort(AcceptingPort):
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
-        await self._connect(connection, lambda: self._arriving(uncounted))
+        await self._connect(connection, self._arriving)
 
-    def _arriving(self, arrived: Callable[[], None]) -> asyncio.StreamReaderProtocol:
+    def _arriving(self, arrived: Callable[[], None] | None = None) -> asyncio.StreamReaderProtocol:
         """Return the protocol of a client; it calls ``arrived`` when connected."""
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            arrived()
+            if arrived is not None:
+                arrived()
             lines = Lines(reader, writer)
             if self._admits(lines.transport, lines.address):
                 self.run(self._serve, lines)
@@ -151,9 +150,7 @@ class FeedPort(AcceptingPort):
                 if batch.events:
                     wrote_at = now()
                 elif watch.heartbeat and not batch.closed and now() - wrote_at >= watch.heartbeat:
-                    resolved = {"resolved": decode(batch.pbrt)}
-                    text = json_util.dumps(resolved, json_options=watch.form)
-                    await lines.write(text.encode() + b"\n")
+                    await lines.write(heartbeat_line(batch.pbrt, watch.form))
                     wrote_at = now()
                 else:
                     lines.check_connection()

@@ -26,12 +26,8 @@ Turn = Callable[[int], Awaitable[None]]
 async def json_lines(events: list[bytes], form: JSONOptions, turn: Turn) -> AsyncIterator[bytes]:
     """Yield the lines of events, one large line or some small ones at a time.
 
-    A single string or binary value is encoded in one turn, however long.
-
-    Args:
-        events: the events, as BSON.
-        form: the form of JSON.
-        turn: awaited before each step of about PIECE_SIZE bytes.
+    ``turn`` is awaited before each step of about PIECE_SIZE bytes. A single string or binary value
+    is encoded in one turn, however long.
     """
     while events:
         some, size = cut(events, PIECE_SIZE, first=True)
@@ -42,6 +38,11 @@ async def json_lines(events: list[bytes], form: JSONOptions, turn: Turn) -> Asyn
             await turn(1 + size // _BYTES_A_COST)
             lines = [json_util.dumps(decode(event, LENIENT), json_options=form) for event in some]
             yield "\n".join([*lines, ""]).encode()
+
+
+def heartbeat_line(pbrt: bytes, form: JSONOptions) -> bytes:
+    """Return the line that gives a stream's resume token, a raw document."""
+    return json_util.dumps({"resolved": decode(pbrt)}, json_options=form).encode() + b"\n"
 
 
 async def _large_line(event: bytes, form: JSONOptions, turn: Turn) -> bytes:

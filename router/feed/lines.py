@@ -22,11 +22,8 @@ _CLOSE_TIMEOUT = 2.0
 class Lines:
     """One client's connection: bounded lines from the client, lines of JSON to it.
 
-    ``address`` is the client's, None if it is gone; ``peer`` has its port too.
-
-    Args:
-        reader: what the client sends; its own limit can be smaller than that of a line.
-        writer: what the client is sent.
+    ``address`` is the client's, None if it is gone; ``peer`` has its port too. The limit of
+    ``reader`` can be smaller than that of a line.
     """
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -101,16 +98,10 @@ async def log_client_in(login: Login, lines: Lines, most: int) -> User:
     """Let a client log in, by a SCRAM conversation or by its certificate; return its user.
 
     A conversation is relayed to the config server, so that the router sees no password; a
-    certificate is checked by the router (docs/feed.md#login).
+    certificate is checked by the router (docs/feed.md#login). Lines have ``most`` bytes at most.
 
-    Args:
-        login: the state of the client's login.
-        lines: the client's lines.
-        most: the most bytes of a line.
-
-    Raises:
-        ValueError: a line is no login.
-        CommandError: 13, the client does not log in; or the login is refused.
+    Raises ValueError: a line is no login; CommandError: 13, the client does not log in, or the
+    login is refused.
     """
     first = _fields(await lines.read(most))
     mechanism = _text(first, "mechanism")

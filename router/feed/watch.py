@@ -50,14 +50,10 @@ class Watch:
 
 
 def parse_watch(line: bytes | str | Mapping[str, Any]) -> Watch:
-    """Parse a client's line, or the default from the settings (docs/feed.md).
+    """Parse a client's line of extended JSON, or the document in the settings (docs/feed.md).
 
-    Args:
-        line: extended JSON, or a document.
-
-    Raises:
-        ValueError: the line is not extended JSON, or a field is unknown or invalid.
-        CommandError: mongos refuses such a stream.
+    Raises ValueError: it is not extended JSON, or a field is unknown or invalid; CommandError:
+    mongos refuses such a stream.
     """
     try:
         wanted = _Wanted(**(_document(line) if isinstance(line, bytes | str) else line))

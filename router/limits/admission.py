@@ -1,4 +1,4 @@
-"""Admission control: limits on cursors, streams, memory and connections."""
+"""Admission control: limits on the open cursors and streams, and on the memory for them."""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ class Quota(NamedTuple):
 NOBODY: Final = Quota()
 
 
-class _Open:
+class OpenCounts:
     """The number of open cursors, or of open streams: of all, of each client and of each user."""
 
     def __init__(self) -> None:
@@ -69,7 +69,7 @@ class _Open:
 class Ticket:
     """The right to keep a cursor or stream open; ``end`` returns it and is idempotent."""
 
-    def __init__(self, opened: _Open, quota: Quota, held: Holding | None = None) -> None:
+    def __init__(self, opened: OpenCounts, quota: Quota, held: Holding | None = None) -> None:
         self._open = opened
         self._quota = quota
         self._held = held
@@ -97,8 +97,8 @@ class Admission:
     def __init__(self, settings: StreamSettings, memory: Memory) -> None:
         self._settings = settings
         self._memory = memory
-        self._cursors = _Open()
-        self._streams = _Open()
+        self._cursors = OpenCounts()
+        self._streams = OpenCounts()
         # With zeros, since a metric that begins with its first count hides it from increase().
         self.refused = Counter[str](dict.fromkeys(get_args(Limiting), 0))
         """Number of refusals by the parameter that caused them."""

@@ -10,9 +10,6 @@ class FairLimit:
     A client that holds nothing gets any amount for which there is room; beyond that it holds at
     most what remains free, so half of the limit if it is alone. Waiting requests are admitted in
     turn, by client and size; a request that does not fit delays no smaller one.
-
-    Args:
-        limit: the most that all clients together may have.
     """
 
     def __init__(self, limit: int) -> None:
@@ -24,11 +21,9 @@ class FairLimit:
         """The amount that all clients hold together."""
 
     async def admit(self, client: str, size: int = 1) -> None:
-        """Wait until a client may hold ``size`` more; ``release`` returns it.
+        """Wait until a client may hold ``size`` more, at most the limit; ``release`` returns it.
 
-        Args:
-            client: the user or, without a login, the address.
-            size: the amount, at most the limit.
+        A client is a user or, without a login, an address.
         """
         if self._fits(client, size):
             self._take(client, size)

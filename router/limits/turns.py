@@ -12,10 +12,8 @@ class Turns:
     """Lets clients take their turns in the order in which they ask, a few in each iteration.
 
     Between two iterations, the loop does everything else that is ready: what servers send, replies
-    to waiting getMores, timers. While nobody waits, a turn costs nothing.
-
-    Args:
-        most: what all turns of one iteration cost together; one turn may cost more.
+    to waiting getMores, timers. While nobody waits, a turn costs nothing. The turns of an iteration
+    cost ``most`` together; one turn may cost more.
     """
 
     def __init__(self, most: int = MILLISECOND) -> None:

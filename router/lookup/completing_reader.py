@@ -32,14 +32,8 @@ class CompletingReader:
     not fit into a reply are kept for the next one. Events that are taken, and their documents,
     count in ``memory``, that of the client's user, until they are handed out.
 
-    Create it with ``open``.
-
-    Args:
-        plan: what follows the merge.
-        reads: the way to the upstream.
-        memory: the memory of the client's user.
-        same_collection: whether the servers look documents up by the collection's UUID whatever
-            the request says, as servers older than 7.0 do.
+    Create it with ``open``. ``same_collection`` is whether the servers look documents up by the
+    collection's UUID whatever the request says, as servers older than 7.0 do.
     """
 
     client_reader: ClientReader
@@ -85,7 +79,7 @@ class CompletingReader:
         The user's stages are validated first, as by mongos. Raises CommandError.
         """
         cluster, memory = streams.cluster, streams.resources.memory.of(quota.user)
-        reader = cls(plan, reads, memory, same_collection=cluster.token_version < 2)
+        reader = cls(plan, reads, memory, same_collection=cluster.versions.of_tokens < 2)
         try:
             if reader._stages is not None:
                 await reader._stages.check(reader._held)

@@ -47,11 +47,8 @@ class Result(NamedTuple):
 class UpstreamReads:
     """Runs reads on the upstream for all streams of the process. Create it in a running loop.
 
-    Args:
-        lend: lends a connection to the upstream.
-        clock: the cluster's time, which each reply advances.
-        sent_time: returns the ``$clusterTime`` sent with each read; by default the clock's newest.
-        settings: bounds.
+    Each reply advances ``clock``. ``sent_time`` returns the ``$clusterTime`` sent with each read,
+    by default the clock's newest.
     """
 
     def __init__(
@@ -107,7 +104,7 @@ class UpstreamReads:
             try:
                 async with self._borrowed(until) as connection:
                     try:
-                        return await self._read(
+                        return await self._read_once(
                             connection, database, command, held, most_bytes, until
                         )
                     except CommandError as error:
@@ -148,7 +145,7 @@ class UpstreamReads:
             async with self._lend() as connection:
                 yield connection
 
-    async def _read(
+    async def _read_once(
         self,
         connection: Connection,
         database: str,

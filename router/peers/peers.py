@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from itertools import starmap
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,7 +14,7 @@ from router.catalog.upstream import ServerLink, UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.peers.cursor_ids import new_cursor_id, worker_of
 from router.peers.messages import IdentityRead, UseUpstream, WorkerMessage
-from shard_client.errors import CommandError, NetworkError, ProtocolError
+from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address, Connection
 
 log = structlog.get_logger(component="CONTROL")
@@ -36,12 +37,7 @@ def private_address(folder: Path, worker: int) -> str:
 
 
 class Peer:
-    """Another worker, reached over its private socket.
-
-    Args:
-        folder: the router's private folder.
-        number: the worker's number.
-    """
+    """Another worker, reached over its private socket in the router's private ``folder``."""
 
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
@@ -64,22 +60,16 @@ class Peer:
     async def ask(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
         """Run a command on the worker, in bounded time; return None if there is no answer.
 
-        After a timeout, further commands return None immediately for ten seconds.
+        After a timeout, further commands return None immediately for ten seconds. Raises
+        CommandError: the worker refuses the command.
         """
-        try:
-            return await self._answer(database, command)
-        except CommandError:
-            return None
-
-    async def _answer(self, database: str, command: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Run a command as ``ask``; raises CommandError: the worker refuses it."""
         loop = asyncio.get_running_loop()
         if loop.time() < self._paused_until:
             return None
         try:
             async with asyncio.timeout(_ANSWER_TIMEOUT):
                 return await self._link.command(database, command)
-        except (CommandError, NetworkError, ProtocolError, TimeoutError) as error:
+        except (CommandError, NetworkError, TimeoutError) as error:
             if isinstance(error, TimeoutError):
                 self._paused_until = loop.time() + _PAUSE_AFTER_TIMEOUT
             log.warning(
@@ -93,7 +83,7 @@ class Peer:
             return None
 
     async def kill_cursor(self, cursor_id: int, user: str | None) -> None:
-        """Kill a cursor of ``user``, in bounded time; many calls at once share a command.
+        """Kill a cursor of ``user``, in bounded time; calls at once take turns.
 
         If the worker does not answer, the next call kills the cursor.
         """
@@ -102,19 +92,32 @@ class Peer:
             del self._to_kill[next(iter(self._to_kill))]
         async with self._killing:
             while self._to_kill:
-                user = next(iter(self._to_kill.values()))
-                named = [killed for killed, whose in self._to_kill.items() if whose == user]
-                behalf = {} if user is None else {ON_BEHALF_OF: user}
-                command = {"killCursors": "", "cursors": named, **behalf}
-                with suppress(CommandError):  # such as a cursor of another user
-                    if await self._answer("admin", command) is None:
+                killed, owner = next(iter(self._to_kill.items()))
+                behalf = {} if owner is None else {ON_BEHALF_OF: owner}
+                # Each has its own command: a worker that refuses one of several kills none.
+                with suppress(CommandError):  # such as the cursor of another user
+                    command = {"killCursors": "", "cursors": [killed], **behalf}
+                    if await self.ask("admin", command) is None:
                         break
-                for killed in named:
-                    self._to_kill.pop(killed, None)
+                self._to_kill.pop(killed, None)
 
     def close(self) -> None:
         """Cut the connection that ``ask`` uses."""
         self._link.abort()
+
+
+async def ask_each(
+    commands: Mapping[Peer, Mapping[str, Any]], database: str = "admin"
+) -> list[dict[str, Any]]:
+    """Run a command on each of some workers at once; return the answers received, in order."""
+
+    async def answer(peer: Peer, command: Mapping[str, Any]) -> dict[str, Any] | None:
+        with suppress(CommandError):  # which is logged
+            return await peer.ask(database, command)
+        return None
+
+    answers = await asyncio.gather(*starmap(answer, commands.items()))
+    return [each for each in answers if each is not None]
 
 
 class Peers:
@@ -124,7 +127,7 @@ class Peers:
         number: this worker's number, from 1.
         mark: the result of ``new_mark``, the same for all workers.
         count: the number of workers.
-        folder: the router's private folder.
+        folder: as for ``Peer``.
         tell_parent: sends the parent a message.
     """
 
@@ -162,10 +165,7 @@ class Peers:
 
     async def ask_all(self, database: str, command: Mapping[str, Any]) -> Sequence[dict[str, Any]]:
         """Run a command on every other worker; return the answers received."""
-        answers = await asyncio.gather(
-            *(other.ask(database, command) for other in self._others.values())
-        )
-        return [answer for answer in answers if answer is not None]
+        return await ask_each(dict.fromkeys(self._others.values(), command), database)
 
     def close(self) -> None:
         """Cut this worker's own connections to the other workers."""

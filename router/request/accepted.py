@@ -63,9 +63,7 @@ def brief(value: Any) -> str:
 def stages_problem(stages: Sequence[Mapping[str, Any]], *, strict: bool) -> str | None:
     """Return what the router does not know of the stages after ``$changeStream``; None if nothing.
 
-    Args:
-        stages: the stages, documents.
-        strict: whether the client declares API version 1 as strict.
+    ``strict`` is whether the client declares API version 1 as strict.
     """
     for position, stage in enumerate(stages, start=1):
         name, *more = [*stage] or [""]

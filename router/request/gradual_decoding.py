@@ -83,10 +83,7 @@ async def _decode(kind: int, buffer: bytes, start: int, limit: int, depth: int, 
 def decode_run(kind: int, fields: bytes, options: CodecOptions[dict[str, Any]] = CODEC) -> Any:
     """Return the values of a run of fields of a document, as a dict, or of an array, as a list.
 
-    Args:
-        kind: the type of what has the fields: DOCUMENT or ARRAY.
-        fields: the run, as ``pieces`` shows it.
-        options: as for ``documents.decode``.
+    ``kind`` is DOCUMENT or ARRAY, ``fields`` the run as ``pieces`` shows it.
     """
     run = document_of(fields)
     if kind == DOCUMENT:

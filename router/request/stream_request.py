@@ -74,12 +74,10 @@ def check_namespace(spec: Mapping[str, Any], database: str, collection: str | No
 
 
 def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool) -> Start:
-    """Return the stream's start; raises CommandError.
+    """Return the start that the options of ``$changeStream`` name; raises CommandError.
 
-    Args:
-        spec: the options of ``$changeStream``.
-        collection: the collection that is watched; None for a database or the cluster.
-        splits: whether the stream splits large events.
+    ``collection`` is the one that is watched; None for a database or the cluster. ``splits`` is
+    whether the stream splits large events.
     """
     starts = [name for name in STARTS if spec.get(name) is not None]
     tokens = {name: client_token(spec[name]) for name in starts if name != "startAtOperationTime"}

@@ -66,12 +66,6 @@ class ClientConnection:
     cancelled and its upstream connection is cut (docs/clients.md).
 
     ``idle`` is set while no command is in flight.
-
-    Args:
-        stream: the frames of the connection.
-        process: the state that all commands share.
-        client: the client's state, as commands see it.
-        shared: what the connection shares with others.
     """
 
     def __init__(
@@ -123,11 +117,8 @@ class ClientConnection:
             await kill_unread(self._call)
 
     def check_deadlines(self, now: float) -> None:
-        """Cut the connection if its client has missed a deadline (docs/security.md#limits).
-
-        Args:
-            now: the event loop's time.
-        """
+        """Cut the connection if its client has missed a deadline by ``now``, the loop's time
+        (docs/security.md#limits)."""
         login = self.client.login
         missed = self._deadlines.missed(
             now,
@@ -346,14 +337,10 @@ def _reply_frame(
     response_to: int,
     more_to_come: bool = False,
 ) -> bytes:
-    """Return the frame of a reply, of the kind of its request.
+    """Return the frame of a reply, of the kind of its request, with the ``parts`` of its body.
 
-    Args:
-        request: the request to answer.
-        parts: the slices of the reply's body, which are joined here.
-        reply_id: the reply's id.
-        response_to: the id of the message that this reply responds to.
-        more_to_come: another reply follows without a request.
+    ``response_to`` is the id of the message that it responds to. With ``more_to_come``, another
+    reply follows without a request.
     """
     if request.query is not None:
         return build_op_reply(b"".join(parts), request_id=reply_id, response_to=response_to)

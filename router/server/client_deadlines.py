@@ -6,9 +6,7 @@ from router.limits.client_limits import ClientLimits
 class ClientDeadlines:
     """Detects a client that takes too long; its progress is checked at intervals.
 
-    Args:
-        limits: the limits of clients.
-        now: the time of connecting, in seconds.
+    ``now`` is the time of connecting, in seconds.
     """
 
     __slots__ = (

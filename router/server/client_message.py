@@ -99,13 +99,9 @@ class ClientMessage:
     ) -> dict[str, Any]:
         """Return the decoded command, without blocking the loop.
 
-        Args:
-            turn: waits for a turn of the loop; awaited between the pieces of a large command.
-            passes: whether the command passes through to the upstream; it can be larger then.
-
-        Raises:
-            ProtocolError: the message is malformed.
-            CommandError: BSONObjectTooLarge.
+        ``turn`` waits for a turn of the loop between the pieces of a large command. One that
+        ``passes`` through to the upstream can be larger. Raises ProtocolError: the message is
+        malformed; CommandError: BSONObjectTooLarge.
         """
         if self.query is not None:
             return _unwrapped(self.query.document())
@@ -154,11 +150,7 @@ def uncompressed_size(frame: bytes, most: int) -> int:
 async def read_message(frame: bytes) -> ClientMessage:
     """Parse a client's frame; a large compressed frame is decompressed off the loop.
 
-    Args:
-        frame: the frame as received.
-
-    Raises:
-        ProtocolError: the frame is malformed, or has an opcode that servers no longer accept.
+    Raises ProtocolError: it is malformed, or has an opcode that servers no longer accept.
     """
     compressor = None
     if int.from_bytes(frame[12:16], "little") == OP_COMPRESSED:

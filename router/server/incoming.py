@@ -23,12 +23,7 @@ _PORTION = 256 * 1024
 
 
 class PortShares:
-    """What all clients of a port share: their turns, and the room for large messages.
-
-    Args:
-        limits: the limits of clients.
-        counters: the counters for the traffic of the port.
-    """
+    """What all clients of a port share: limits, counters, turns, the room for large messages."""
 
     def __init__(self, limits: ClientLimits, counters: Counters) -> None:
         self.limits = limits
@@ -43,11 +38,6 @@ class Incoming:
 
     ``count`` is the number of whole messages so far, ``may_idle`` whether the client has logged in,
     or does not have to. ``idle`` is set while there is no whole message that is not released.
-
-    Args:
-        stream: the frames of the connection.
-        client: the client.
-        shared: what it shares with others.
     """
 
     def __init__(self, stream: FrameStream, client: Client, shared: PortShares) -> None:

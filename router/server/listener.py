@@ -13,8 +13,8 @@ import structlog
 from router.access.login import Login
 from router.commands.call import Client
 from router.commands.serving_process import Counters, ServingProcess
-from router.limits.client_limits import ConnectionCounts
-from router.ports import BACKLOG, AcceptingPort, uncounted
+from router.limits.connection_counts import ConnectionCounts
+from router.ports import BACKLOG, AcceptingPort
 from router.server.client_connection import ClientConnection
 from router.server.incoming import PortShares
 from router.tls.handshake import Handshakes, check_first_header, peer_certificate
@@ -46,7 +46,7 @@ class Listener(AcceptingPort):
         process: the state that all commands share.
         for_workers: the clients are the other workers of this router; the worker that accepted
             the client has already counted and limited the requests that they pass on.
-        handshakes: connects the sockets of clients that may use TLS; None without TLS.
+        handshakes: as for any port.
     """
 
     def __init__(
@@ -87,19 +87,14 @@ class Listener(AcceptingPort):
     async def adopt(
         self, connection: socket.socket, connection_id: int, ended: Callable[[], None]
     ) -> None:
-        """Serve a client whose connection another process has accepted.
+        """Serve a client whose connection another process has accepted; ``ended`` tells its end.
 
-        Args:
-            connection: the client's socket.
-            connection_id: the connection's number, unique in the whole router.
-            ended: called when the connection has ended.
-
-        Raises:
-            OSError: the client has disconnected meanwhile.
+        The number ``connection_id`` is unique in the whole router. Raises OSError: the client has
+        disconnected meanwhile.
         """
 
         def stream() -> _ClientStream:
-            created = self._stream(uncounted, connection_id)
+            created = self._stream(connection_id=connection_id)
             created.when_closed(ended)
             return created
 
@@ -107,11 +102,7 @@ class Listener(AcceptingPort):
             ended()
 
     async def drain(self, timeout: float) -> None:
-        """Refuse new commands, wait for those in flight, then interrupt the remaining ones.
-
-        Args:
-            timeout: seconds to wait for commands in flight.
-        """
+        """Refuse new commands, wait ``timeout`` seconds for those in flight, interrupt the rest."""
         loop = asyncio.get_running_loop()
         deadline = loop.time() + timeout
         self._process.server.topology.quiesce(deadline)
@@ -122,12 +113,13 @@ class Listener(AcceptingPort):
         await self._until_idle(_INTERRUPTED_TIMEOUT)
 
     def _stream(
-        self, arrived: Callable[[], None], connection_id: int | None = None
+        self, arrived: Callable[[], None] | None = None, connection_id: int | None = None
     ) -> _ClientStream:
         """Return the stream of a client; it calls ``arrived`` when connected."""
 
         def accept(stream: FrameStream) -> None:
-            arrived()
+            if arrived is not None:
+                arrived()
             self._accept(stream, connection_id)
 
         begins = check_first_header if self._handshakes is None else None

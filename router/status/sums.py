@@ -57,10 +57,8 @@ def sum_statuses(statuses: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
     Counts are added, lists concatenated, documents merged field by field; strings, dates and
     booleans are the first worker's. Fields whose name ends in "Millis" or "Seconds" take the
-    maximum, watermarks and times of starts the minimum.
-
-    Args:
-        statuses: the replies, with the answering worker's own first; they are not modified.
+    maximum, watermarks and times of starts the minimum. The answering worker's own status is the
+    first; none is modified.
     """
     summed = _together(list(statuses), ())
     assert isinstance(summed, dict)

@@ -8,7 +8,7 @@ from typing import Self
 import structlog
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import may_be_view
+from router.catalog.collection_kind import may_be_view
 from router.limits.admission import Quota
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
@@ -88,7 +88,7 @@ class ClientReader:
                 source = self._candidates.own  # its shards refuse the name of a view
         source, stream, start_at = await self._enter(source, start_at)
         try:
-            point = starting_point(request, start_at, self._streams.cluster.token_version)
+            point = starting_point(request, start_at, self._streams.cluster.versions.of_tokens)
             self.log_reader = LogReader(source.open(stream.fan_out, point.after), point)
         except BaseException:
             stream.leave()

@@ -14,7 +14,7 @@ import structlog
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import REFUSED_SECONDS, Cluster
+from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
 from router.limits.token_bucket import TokenBucket
 from router.status.loads import MemberLoad, MemberLoads
 from router.stream_settings import StreamSettings
@@ -275,7 +275,7 @@ class NoOpTarget:
                         target=self._name,
                         error=str(error),
                     )
-                    self._refused_until, by_noop = now + REFUSED_SECONDS, False
+                    self._refused_until, by_noop = now + PAUSE_AFTER_REFUSAL, False
                 elif repeated or not blames_member(error):
                     report = log.debug if self._failing else log.info
                     report("no-op write failed", target=self._name, error=str(error))

@@ -51,7 +51,7 @@ class OpenStreams:
         self.resources = StreamResources(cluster, settings, loads, noop_writer, memory)
         self.admission = Admission(settings, memory)
         self.cluster = cluster
-        self.policy = SharingPolicy(settings, lambda: cluster.undefined_is_null)
+        self.policy = SharingPolicy(settings, lambda: cluster.versions.undefined_is_null)
         self.moving = AwaitedTasks()
         """The tasks of readers that are moving to another stream."""
         self.moves_to_shared = 0

@@ -99,7 +99,7 @@ class Remote(PacedRemote):
 
         It is paused by a budget, or because no client reads; not while its next getMore is delayed.
         """
-        state = self.cursor.state
+        state = self.cursor.status
         return "reading" if state == "paused" and self.is_delayed else state
 
     @property
@@ -128,14 +128,15 @@ class Remote(PacedRemote):
             "watermark": cluster_time_of(watermark) if watermark else None,
             "events": Int64(self.events),
             "bufferedBytes": Int64(merged.buffered_bytes(self.number)),
-            "reopened": cursor.reopenings,
+            "reopened": cursor.outages.reopenings,
             "noopCommands": Int64(self.noops.count),
         }
         if self.topology:
             document["topology"] = True
         if cursor.failing_for is not None:
             document["failingMillis"] = Int64(cursor.failing_for * 1000)
-            document["error"] = None if cursor.last_error is None else str(cursor.last_error)
+            error = cursor.outages.last_error
+            document["error"] = None if error is None else str(error)
         return document
 
 

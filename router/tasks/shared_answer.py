@@ -20,11 +20,12 @@ async def result_of(task: asyncio.Future[_T], ended: str) -> _T:
     except asyncio.CancelledError:
         caller = asyncio.current_task()
         if task.cancelled() and caller is not None and not caller.cancelling():
-            raise _shutting_down(ended) from None
+            raise shutting_down(ended) from None
         raise
 
 
-def _shutting_down(message: str) -> CommandError:
+def shutting_down(message: str) -> CommandError:
+    """Return the error of what has been ended, or does not begin any more: 91, with its label."""
     return CommandError(ErrorCode.ShutdownInProgress, message).with_change_stream_label()
 
 
@@ -60,7 +61,7 @@ class SharedAnswer(Generic[_T]):
                 if not running.cancelled() and running.exception() is not None:
                     running.result()  # which raises it with the traceback of the call alone
             if self._closed:
-                raise _shutting_down(self._ended)
+                raise shutting_down(self._ended)
             if self._asking is None or self._asking is running:
                 task = asyncio.get_running_loop().create_task(self._ask(), name=self._name)
                 self._asking = task

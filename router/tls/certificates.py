@@ -15,16 +15,10 @@ _SOON = timedelta(days=30)
 
 
 class Certificates:
-    """The certificates of a router with TLS.
+    """The certificates of a router with TLS; ``contexts`` are those of new connections.
 
-    ``contexts`` are those of new connections.
-
-    Args:
-        settings: ``net.tls``, with TLS enabled.
-
-    Raises:
-        ValueError: a file's content is unusable, or a certificate has expired.
-        OSError: a file cannot be read.
+    Raises ValueError: a file's content is unusable, or a certificate has expired; OSError: a file
+    cannot be read.
     """
 
     def __init__(self, settings: Tls) -> None:

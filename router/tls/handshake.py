@@ -56,14 +56,8 @@ class Handshakes:
         """Connect a client's socket to a protocol, after the handshake if the client uses TLS.
 
         A client without TLS where TLS is required, and one whose handshake fails, is refused: its
-        connection is closed and the cause logged.
-
-        Args:
-            connection: the accepted socket in non-blocking mode; this call takes ownership.
-            protocol: creates the protocol.
-
-        Returns:
-            Whether the protocol is connected.
+        connection is closed and the cause logged. The accepted socket is in non-blocking mode, and
+        this call's to close. Return whether the protocol is connected.
         """
         host_port = peer_of(connection)
         peer = "unknown" if host_port is None else "{}:{}".format(*host_port)

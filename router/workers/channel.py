@@ -22,11 +22,7 @@ def socket_pair() -> tuple[socket.socket, socket.socket]:
 
 
 class Channel:
-    """Ordered messages in both directions, each a packet of a socket pair.
-
-    Args:
-        end: one end of the pair; the channel takes ownership.
-    """
+    """Ordered messages in both directions, each a packet of a socket pair; it owns one ``end``."""
 
     def __init__(self, end: socket.socket) -> None:
         end.setblocking(False)

@@ -21,29 +21,23 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class WorkerStart:
-    """The parameters of a worker; all but ``number`` are common to all workers.
-
-    Args:
-        number: the worker's number, from 1.
-        mark: the mark in all cursor ids of the router.
-        folder: the router's private folder.
-        process_id: the process id in all hello replies.
-        started: the start time of the router.
-        settings: the router's settings.
-        arguments: the router's command line.
-        port: the router's port for drivers.
-        verbosity: the log level at present, which a client may have set.
-    """
+    """The parameters of a worker; all but ``number`` are common to all workers."""
 
     number: int
+    """The worker's number, from 1."""
     mark: int
+    """The mark in all cursor ids of the router."""
     folder: Path
+    """The router's private folder."""
     process_id: ObjectId
+    """The process id in all hello replies."""
     started: datetime
     settings: Settings
     arguments: tuple[str, ...]
     port: int
+    """The router's port for drivers."""
     verbosity: int
+    """The log level at present, which a client may have set."""
 
 
 _LEAST_WHEN_SILENT = 0.5

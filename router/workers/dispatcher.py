@@ -9,7 +9,7 @@ from itertools import count
 import anyio
 import structlog
 
-from router.limits.client_limits import ConnectionCounts
+from router.limits.connection_counts import ConnectionCounts
 from router.peers.messages import Port, ServeClient
 from router.ports import BACKLOG, accept, bind, peer_address
 from router.workers.child import Child
@@ -27,10 +27,8 @@ _RECENT = 1.0
 class ConnectionDispatcher:
     """Listens for all workers and hands each connection to the least loaded worker.
 
-    ``children`` are the workers that are ready, by number.
-
-    Args:
-        counts: counts the driver connections of all workers and holds their limits.
+    ``children`` are the workers that are ready, by number. ``counts`` counts the driver connections
+    of all workers, and holds their limits.
     """
 
     def __init__(self, counts: ConnectionCounts) -> None:
@@ -48,15 +46,7 @@ class ConnectionDispatcher:
     async def open(self, kind: Port, hosts: Sequence[str], port: int) -> int:
         """Bind ``port`` on all ``hosts`` and return it; 0 selects one free port for all hosts.
 
-        Clients cannot connect before ``listen``.
-
-        Args:
-            kind: "driver" or "feed".
-            hosts: names or addresses of this machine.
-            port: the port.
-
-        Raises:
-            OSError: the port is in use or a host is not an address of this machine.
+        Clients cannot connect before ``listen``. Raises OSError, as ``bind``.
         """
         bound = await bind(hosts, port)
         self._listening += [(kind, listening) for listening in bound]

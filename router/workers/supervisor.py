@@ -18,10 +18,10 @@ from router.admin.server import admin_port
 from router.commands.process_status import COMMAND
 from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
-from router.limits.client_limits import ConnectionCounts
+from router.limits.connection_counts import ConnectionCounts
 from router.peers import messages
 from router.peers.cursor_ids import new_mark
-from router.peers.peers import Peer
+from router.peers.peers import Peer, ask_each
 from router.tls.certificates import Certificates
 from router.workers.child import Child, WorkerStart
 from router.workers.dispatcher import ConnectionDispatcher
@@ -49,10 +49,8 @@ class WorkerFailedError(Exception):
 class Supervisor:
     """Runs a router's workers (docs/workers.md).
 
-    Args:
-        settings: the router's settings.
-        arguments: the command line, for getCmdLineOpts.
-        start_child: starts a worker; raises OSError.
+    ``arguments`` are the command line, for getCmdLineOpts; ``start_child`` starts a worker, and
+    raises OSError.
     """
 
     def __init__(
@@ -126,17 +124,13 @@ class Supervisor:
     async def _collect(self, peers: Mapping[int, Peer], details: bool) -> RouterStatus:
         """Return the status, as ``Collect``; without workers that do not answer in two seconds."""
         ready = sorted(self._dispatcher.children)
-        answers = await asyncio.gather(
-            *(
-                peers[number].ask(
-                    "admin",
-                    # One worker is enough to check the replica sets.
-                    {COMMAND: 1, "details": details, "checks": number == ready[0]},
-                )
+        # One worker is enough to check the replica sets.
+        processes = await ask_each(
+            {
+                peers[number]: {COMMAND: 1, "details": details, "checks": number == ready[0]}
                 for number in ready
-            )
+            }
         )
-        processes = [answer for answer in answers if answer is not None]
         return RouterStatus(processes, len(peers), list(RECENT.failures) if details else ())
 
     def _rotate(self) -> None:

@@ -21,6 +21,7 @@ import uvloop
 
 from router.allocator import collect_less_often, keep_freed_memory
 from router.catalog.upstream import UpstreamMongos
+from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
 from router.config.log_lines import configure_logging
 from router.feed.feed import FeedPort
@@ -140,11 +141,13 @@ async def _run(start: WorkerStart, channel_end: int) -> None:
             start.settings,
             start.arguments,
             peers=peers,
-            topology=TopologyVersion(start.process_id),
-            started=start.started,
+            server=ServerDescription(
+                port=start.port,
+                started=start.started,
+                topology=TopologyVersion(start.process_id),
+            ),
         )
         async with parts as (process, listener, feed), OwnedTasks() as tasks:
-            process.server.port = start.port
             address = private_address(start.folder, start.number)
             with suppress(FileNotFoundError):  # one that has died leaves it
                 os.unlink(address)

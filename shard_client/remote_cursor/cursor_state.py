@@ -53,14 +53,17 @@ class Failing(CursorState):
 
 @dataclass(frozen=True, slots=True)
 class Closing(CursorState):
-    """``close`` awaits the request in flight, then kills ``cursor``, which that may have opened."""
+    """``close`` awaits the request in flight, then kills ``cursor``, which that may have opened.
+
+    This state remains.
+    """
 
     cursor: OpenCursor | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Ended(CursorState):
-    """Is over: by a failure for good, by an invalidate, or closed by its shard or ``close``."""
+    """Is over: by a failure for good, by an invalidate, or closed by its shard."""
 
     cursor: None = None
 
@@ -71,7 +74,7 @@ TRANSITIONS: Final[Mapping[type[CursorState], frozenset[type[CursorState]]]] = {
     Reading: frozenset({Reading, Paused, Ended, Failing, Closing}),
     Paused: frozenset({Connecting, Closing}),
     Failing: frozenset({Connecting, Closing}),
-    Closing: frozenset({Closing, Ended}),
+    Closing: frozenset({Closing}),
     Ended: frozenset({Closing, Ended}),
 }
 """The states that may follow each state."""

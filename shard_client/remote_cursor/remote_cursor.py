@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from math import ceil
-from typing import Any
+from typing import Any, Literal
 
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import is_invalidate
@@ -18,6 +18,7 @@ from shard_client.errors import (
     from_network,
     is_resumable,
 )
+from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
 from shard_client.remote_cursor.cursor_state import (
     Closing,
@@ -36,43 +37,13 @@ from shard_client.remote_cursor.outages import Outages
 from shard_client.remote_cursor.progress_cursor import Probing, ProgressCursor
 from shard_client.remote_cursor.remote_settings import RemoteSettings
 
-_FIRST_BATCH = 101
-"""Events of the first batch: as many as servers put into one without a batchSize."""
-_LARGEST_BATCH = 100_000
-_AVERAGED_BATCHES = 4
-
-
-class BatchSize:
-    """Adapts ``batchSize`` to the size of the received events (docs/design.md#a-remote-cursor).
-
-    ``target_bytes`` is the desired size of a full batch; ``target`` can be changed later. The first
-    batches are small, so that the first events arrive early. Only a full batch makes the next one
-    larger, by a factor of two at most, since a few small events do not predict the size of later
-    events.
-    """
-
-    __slots__ = ("_average", "current", "target")
-
-    def __init__(self, target_bytes: int) -> None:
-        self.target = target_bytes
-        self._average = 0.0
-        self.current = _FIRST_BATCH
-
-    def record_batch(self, events: int, size: int) -> None:
-        """Record a batch of ``events`` events with a total of ``size`` bytes."""
-        average = size / events
-        if self._average:
-            weight = min(1.0, events / self.current) / _AVERAGED_BATCHES
-            # Events larger than the average count at once, since they make batches too large.
-            self._average = max(average, self._average + (average - self._average) * weight)
-        else:
-            self._average = average
-        most = min(_LARGEST_BATCH, 2 * self.current) if events >= self.current else self.current
-        self.current = min(most, max(1, int(self.target / max(1.0, self._average))))
-
-
 OpeningCommand = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 """Returns database and ``aggregate`` to open the cursor, after a raw resume token if not None."""
+
+
+CursorStatus = Literal["opening", "reading", "paused", "failing", "ended"]
+"""Beside its states, a cursor counts as paused from ``pause`` on, also while a reply is due, and as
+failing throughout an outage."""
 
 
 class RemoteCursor:
@@ -112,7 +83,7 @@ class RemoteCursor:
         self._sent = sent
         self._batch_size = BatchSize(settings.batch_target_bytes)
         self._await_ms = max(1, round(settings.await_unknown * 1000))
-        self._outages = Outages(name, Backoff(settings.backoff_first, settings.backoff_max))
+        self.outages = Outages(name, Backoff(settings.backoff_first, settings.backoff_max))
         self._progress = (
             None if probing is None else ProgressCursor(probing, dialer, clock, settings, sent)
         )
@@ -132,9 +103,8 @@ class RemoteCursor:
         return self._link.last_address
 
     @property
-    def state(self) -> str:
-        """The state: "opening", "reading", "paused" (from ``pause`` on, also while a reply is due),
-        "failing" (throughout an outage) or "ended"."""
+    def status(self) -> CursorStatus:
+        """What the status page shows of the cursor."""
         if self.failing_for is not None:
             return "failing"
         if isinstance(self._state, Closing | Ended):
@@ -154,22 +124,12 @@ class RemoteCursor:
 
         A cursor that was opened again and stays paused has none, until a getMore fails.
         """
-        return None if isinstance(self._state, Paused) else self._outages.lasted
+        return None if isinstance(self._state, Paused) else self.outages.lasted
 
     @property
     def in_outage(self) -> bool:
         """Whether the last read has failed by an outage, so that the next one tries again."""
         return isinstance(self._state, Failing)
-
-    @property
-    def last_error(self) -> CommandError | None:
-        """The last failure, whether or not the cursor has recovered from it."""
-        return self._outages.last_error
-
-    @property
-    def reopenings(self) -> int:
-        """The number of outages after which the cursor was read again."""
-        return self._outages.reopenings
 
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.
@@ -263,20 +223,19 @@ class RemoteCursor:
         if self._reading is not None:
             in_flight = isinstance(self._state, Opening | Reading)
             self._reading.reschedule(until if in_flight else now)
-        self._state = follow(self._state, Closing(self._state.cursor))
+        self._become(Closing(self._state.cursor))
         try:
             if self._progress is not None:
                 self._progress.end_probe(until)
                 await self._progress.probe_over.wait()
             await self._read_over.wait()
-            self._outages.close()
+            self.outages.close()
             await self._link.close()
             await self._kill(self._take_cursors(), now + limit)
         finally:
             for cursor in self._take_cursors():
                 self._dialer.kill_later(cursor)
             self._link.release()
-            self._state = follow(self._state, Ended())
 
     async def _kill(self, cursors: list[OpenCursor], deadline: float) -> None:
         """Kill cursors by ``deadline`` on the loop's clock; what fails is tried again later."""
@@ -312,16 +271,16 @@ class RemoteCursor:
             case Paused():
                 self._link.release()
                 await self._may_read.wait()
-                self._outages.record_pause(self._loop.time() - state.since)
+                self.outages.record_pause(self._loop.time() - state.since)
                 self._become(Connecting(state.cursor))
             case Failing():
-                await asyncio.sleep(self._outages.next_pause())
+                await asyncio.sleep(self.outages.next_pause())
                 self._become(Connecting())
         return None
 
     async def _open(self) -> CursorBatch | None:
         """Open the cursor and return its first batch; None if ``close`` came first."""
-        with self._outages.opening() as span:
+        with self.outages.opening() as span:
             connection = await self._link.connect()
             if isinstance(self._state, Closing):
                 return None
@@ -358,7 +317,7 @@ class RemoteCursor:
             self._ask_for_more(cursor)
         batch.split()
         _check_open(batch)
-        if self._outages.end():
+        if self.outages.end():
             self._sent.reopenings += 1
         return self._arrived(batch)
 
@@ -373,7 +332,7 @@ class RemoteCursor:
         if batch.events:
             self._batch_size.record_batch(len(batch.events), batch.size)
             if batch.cursor_id and is_invalidate(batch.events[-1][0].decode(errors="replace")):
-                self._end_full(batch)
+                self._end_at_invalidate(batch)
         if self._progress is not None:
             if batch.watermark is not None:
                 batch.watermark = self._progress.join(
@@ -387,11 +346,12 @@ class RemoteCursor:
             self._become(Ended())
         return batch
 
-    def _end_full(self, batch: CursorBatch) -> None:
+    def _end_at_invalidate(self, batch: CursorBatch) -> None:
         """End with a full batch whose last event is the invalidate: its cursor id is not 0 yet.
 
-        If that reply were lost, a cursor opened after the invalidate would continue the stream
-        (docs/protocol.md#invalidates).
+        If the reply with the id 0 were lost, a cursor opened after the invalidate would continue
+        the stream (docs/protocol.md#invalidates). The next getMore may have been sent already: the
+        pool cuts a connection that is given back with a request in flight.
         """
         if self._state.cursor is not None:
             self._dialer.kill_later(self._state.cursor)
@@ -407,13 +367,13 @@ class RemoteCursor:
         if self._state.cursor is not None:
             self._dialer.kill_later(self._state.cursor)
         if not is_resumable(error):
-            self._outages.last_error = error
+            self.outages.last_error = error
             self._become(Ended())
             raise error
         self._become(Failing())
         self._link.leave_after(error)
         # A member that hangs has been failing since its answer was due.
-        lasted = self._outages.record_failure(error, self._link.unanswered_since)
+        lasted = self.outages.record_failure(error, self._link.unanswered_since)
         if lasted >= self._settings.failure_timeout:
             # The member may be back when a client resumes.
             raise error.with_labels(RESUMABLE_LABEL)

@@ -7,8 +7,9 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from router.catalog.cluster import ShardList
 from router.catalog.server_checks import Check
+from router.catalog.shard_list import ShardList
+from router.catalog.wire_versions import WireVersions
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.authentication import OPEN
@@ -46,7 +47,7 @@ class VersionedServers:
         self.failures = failures or []
         self.servers = servers
         self.catalog = "config"
-        self.versions_changed = asyncio.Event()
+        self.versions = WireVersions()
         self.connections: list[VersionedConnection] = []
 
     async def shards(self) -> ShardList:

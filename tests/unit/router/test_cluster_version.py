@@ -87,12 +87,12 @@ async def test_a_rolling_upgrade_is_followed() -> None:
         for upgraded in ("config", "s0", "s1"):
             servers.servers[upgraded] = V7
             wanted = len(servers.connections) + 4
-            servers.versions_changed.set()
+            servers.versions.changed.set()
             await until(lambda wanted=wanted: len(servers.connections) >= wanted)
         assert (router.identity.version, router.topology.counter) == ("6.0.15", counter)
         waiting = asyncio.create_task(changed(router))
         servers.servers["upstream"] = V7
-        servers.versions_changed.set()
+        servers.versions.changed.set()
         await waiting
         assert (router.identity.version, router.topology.counter) == ("7.0.2", counter + 1)
 

@@ -21,7 +21,7 @@ from shard_client.errors import (
     from_network,
     is_resumable,
 )
-from shard_client.remote_cursor.remote_cursor import BatchSize
+from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.wire.documents import LENIENT, decode
 
 

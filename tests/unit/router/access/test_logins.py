@@ -139,8 +139,8 @@ async def test_rights_that_are_granted_later_are_used(
         answers[name] += 1
         return {"cursor": {"firstBatch": []}, "cacheGeneration": 1}
 
-    monkeypatch.setattr("router.access.signing.REFUSED_SECONDS", refused_seconds)
-    monkeypatch.setattr("router.access.users.REFUSED_SECONDS", refused_seconds)
+    monkeypatch.setattr("router.access.signing.PAUSE_AFTER_REFUSAL", refused_seconds)
+    monkeypatch.setattr("router.access.users.PAUSE_AFTER_REFUSAL", refused_seconds)
     cluster = AsyncMock(clock=SimpleNamespace(ordinal=0))
     cluster.command.side_effect = answer
     times, users = SignedTimes(cluster), Users(cluster, refresh=60.0)

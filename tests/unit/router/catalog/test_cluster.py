@@ -77,7 +77,7 @@ async def test_the_token_version_is_that_of_the_oldest_shard(
     await cluster.shards()
     for member in members:
         await cluster.command(member.set_name, "admin", {"ping": 1}, PATIENCE)
-    assert cluster.token_version == version
+    assert cluster.versions.of_tokens == version
     for member in members:
         await member.stop()
 

@@ -1,5 +1,6 @@
 """Requests between workers: cursors, sessions, status."""
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,27 @@ async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
     for cursor_id, user in ((1, "ann"), (2, "bob"), (3, "ann"), (4, "bob")):
         await other.kill_cursor(cursor_id, user)
     assert killed == [2, 4]
+    peers.close()
+
+
+async def test_a_refused_kill_keeps_no_cursor_from_being_killed_that_is_asked_for_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    peers = Peers(1, MARK, 2, tmp_path, lambda message: None)
+    other = peers.owner(new_cursor_id(MARK, 2))
+    assert other is not None
+    killed: list[int] = []
+
+    async def command(_database: str, command: dict[str, Any]) -> dict[str, Any]:
+        await asyncio.sleep(0)  # meanwhile, the other cursors are asked for
+        if 2 in command["cursors"]:
+            raise CommandError(ErrorCode.Unauthorized, "it is bob's")
+        killed.extend(command["cursors"])
+        return {"ok": 1.0}
+
+    monkeypatch.setattr(other._link, "command", command)
+    await asyncio.gather(*(other.kill_cursor(cursor_id, "ann") for cursor_id in range(4)))
+    assert killed == [0, 1, 3]
     peers.close()
 
 

@@ -16,12 +16,8 @@ import pytest
 from router.catalog.upstream import UpstreamMongos
 from router.commands.serving_process import StartOptions
 from router.config.settings import load_settings
-from router.limits.client_limits import (
-    ClientLimits,
-    ConnectionCounts,
-    client_of,
-    supported_connections,
-)
+from router.limits.client_limits import ClientLimits, supported_connections
+from router.limits.connection_counts import ConnectionCounts, client_of
 from router.limits.fair_limit import FairLimit
 from router.limits.turns import Turns
 from router.server.client_deadlines import ClientDeadlines

@@ -104,7 +104,7 @@ async def test_a_member_that_refused_noop_writes_is_asked_for_them_again(
     member.notes = True
     await requests.once(Timestamp(98, 2))
     assert member.commands["appendOplogNote"] == 1, "not at once"
-    monkeypatch.setattr(noop_writer, "REFUSED_SECONDS", 0.0)
+    monkeypatch.setattr(noop_writer, "PAUSE_AFTER_REFUSAL", 0.0)
     member.notes, requests.noop_writer = False, NoOpWriter(requests.cluster, NOOPS, requests.loads)
     cluster.noop_writers.append(requests.noop_writer)
     await requests.once(Timestamp(98, 3))

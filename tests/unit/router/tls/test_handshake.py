@@ -15,7 +15,8 @@ from structlog.testing import capture_logs
 
 from router.commands.serving_process import StartOptions
 from router.config.tls import Tls
-from router.limits.client_limits import ClientLimits, ConnectionCounts
+from router.limits.client_limits import ClientLimits
+from router.limits.connection_counts import ConnectionCounts
 from router.tls.handshake import ONLY_TLS, Handshakes
 from shard_client.wire.connection import Connection
 from shard_client.wire.documents import encode

@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from router.commands.serving_process import Counters
 from router.config.settings import Settings, load_settings
-from router.limits.client_limits import ConnectionCounts
+from router.limits.connection_counts import ConnectionCounts
 from router.peers.messages import (
     ConnectionEnded,
     Drain,

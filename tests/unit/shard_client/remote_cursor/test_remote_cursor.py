@@ -98,18 +98,25 @@ async def test_an_invalid_reply_ends_the_cursor_and_its_get_more_in_flight(
     await until(lambda: not member.writers)
 
 
-async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(member: ScriptedMember):
-    """mongod says so only in the next reply, which may be lost."""
-    reader = Reader(member, replace(SETTINGS, batch_target_bytes=1))
+@pytest.mark.parametrize("ahead", [False, True])
+async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(
+    member: ScriptedMember, ahead: bool
+):
+    """mongod says so only in the next reply, which may be lost; it may have been asked for."""
+    large = 1 if ahead else SETTINGS.large_reply_bytes
+    reader = Reader(member, replace(SETTINGS, batch_target_bytes=1, large_reply_bytes=large))
     reader.start()
     member.insert(101)
     await until(lambda: reader.keys == keys(101))
     key = invalidate(member, 102)
     await until(lambda: reader.batches[-1].invalidated)
     assert (reader.batches[-1].cursor_id, reader.keys[-1]) == (0, key.encode())
-    assert reader.cursor.state == "ended"
+    assert reader.cursor.status == "ended"
     await until(lambda: not member.cursors)
+    connection = reader.connection
+    assert connection is not None
     await reader.close()
+    assert connection.closed == ahead, "with a request in flight, it serves nobody else"
 
 
 async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
@@ -156,7 +163,7 @@ async def test_paused_time_does_not_count_as_failure(
     reader.cursor.pause()
     member.cut()
     await until(lambda: member.commands["aggregate"] > 1)
-    await until(lambda: reader.cursor.state == "paused")
+    await until(lambda: reader.cursor.status == "paused")
     assert reader.cursor.failing_for is None, "it is open again"
     loop = asyncio.get_running_loop()
     later = loop.time() + 2 * SETTINGS.failure_timeout - time.monotonic()
@@ -259,7 +266,7 @@ async def test_closing_ends_a_read_at_once(member: ScriptedMember, state: str):
     member.fail("aggregate", 189, times=int(state == "failing"))
     reader.cursor.pause()
     reader.start()
-    await until(lambda: member.commands["hello"] and reader.cursor.state == state)
+    await until(lambda: member.commands["hello"] and reader.cursor.status == state)
     async with asyncio.timeout(PATIENCE / 4):
         await reader.close()
         await reader.reading
