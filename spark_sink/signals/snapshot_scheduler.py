@@ -34,7 +34,12 @@ from spark_sink.signals.signal import (
 from spark_sink.signals.snapshot_queue import LOGGED, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.selections import CollectionPatterns, MissingDocuments, ScopeGain
+from spark_sink.snapshot.selections import (
+    CollectionPatterns,
+    MissingDocuments,
+    Namespace,
+    ScopeGain,
+)
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 
 REFUSAL = (
@@ -137,6 +142,7 @@ class SnapshotScheduler:
         queue: SnapshotQueue,
         unread: CollectionTokens,
         lost: Iterable[LostDocument] = (),
+        is_first: bool = False,
     ) -> SnapshotQueue:
         """Return the queue with a request for what a table lacks.
 
@@ -144,17 +150,26 @@ class SnapshotScheduler:
             unread: collections, and the token since which. Each is requested once; those that a
                 scope has gained were requested then.
             lost: documents of other collections; each is requested once, too.
+            is_first: whether a start of the query begins. Then what no waiting request reads is
+                requested again: an earlier request was aborted, perhaps for the lack of a right.
         """
+        requested = [each.selection for each in queue.requests if each.is_required]
+
+        def is_new(namespace: Namespace, token: str) -> bool:
+            name = ".".join(namespace)
+            again = is_first and not any(each.reads_whole(name) for each in requested)
+            return again or token > queue.required_at
+
         new = {
             names: token
             for names, token in unread.items()
-            if not isinstance(names, ScopeGain) and token > queue.required_at
+            if not isinstance(names, ScopeGain) and is_new(names, token)
         }
-        documents = [document for document in lost if document.token > queue.required_at]
+        documents = [document for document in lost if is_new(document.namespace, document.token)]
         if not new and not documents:
             return queue
         last = max([*new.values(), *(document.token for document in documents)])
-        queue = replace(queue, required_at=last)
+        queue = replace(queue, required_at=max(last, queue.required_at))
         time = cluster_time_of(last)
         name = queue.free_id(f"again-{time.time}-{time.inc}")
         request = SnapshotRequest(name, "incremental", MissingDocuments())

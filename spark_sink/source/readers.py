@@ -17,7 +17,7 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from spark_sink.batches.event_planner import EventPlanner, EventRange
-from spark_sink.errors import OptionError, without_traceback
+from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
@@ -90,7 +90,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return None
         try:
             return self._planner.newest().document
-        except PyMongoError:
+        except (PyMongoError, StreamError):
             return None  # metrics are optional
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:

@@ -115,7 +115,11 @@ class Collections(ChunkPlanner):
         bounds = pairwise(keys[keys.index(lower) :])
         return [_Piece(Chunk(collection, *each), 1 / 40, 4.0 / 40, 1) for each in bounds]
 
+    refused: str | None = None
+
     def problem(self, collection: SnapshotCollection, condition: Any) -> str | None:
+        if self.refused is not None:
+            return self.refused
         return "no such operator" if condition and "$no" in condition else None
 
 
@@ -133,12 +137,14 @@ class Query:
         self,
         unread: Mapping[str, int] | None = None,
         lost: Sequence[tuple[str, int, int]] = (),
+        *,
+        is_first: bool = False,
         **signals: Any,
     ) -> list[str]:
         """Run a batch that takes these signals first; return the collections of its chunks.
 
-        `unread` are collections of the database a that a table lacks, and since when. `lost` are
-        names, numbers of documents, and since when.
+        With `is_first` a start of the query begins. `unread` are collections of the database a that
+        a table lacks, and since when. `lost` are names, numbers of documents, and since when.
         """
         received = [ReceivedSignal(name, document) for name, document in signals.items()]
         lacking = {
@@ -149,7 +155,7 @@ class Query:
             LostDocument("a", name, f'{{"$numberInt": "{n}"}}', high_water_mark(Timestamp(time, 1)))
             for name, n, time in lost
         ]
-        queue = self.snapshots.require(self.queue.without_batch(), lacking, documents)
+        queue = self.snapshots.require(self.queue.without_batch(), lacking, documents, is_first)
         queue = self.snapshots.process(queue, received)
         self.time += 1
         queue = self.snapshots.advance(queue, Timestamp(self.time, 1))
@@ -349,6 +355,23 @@ def test_collections_that_a_table_lacks_are_requested_once() -> None:
     assert query.ended() == [("a", "none")]
     assert not query.queue.requests
     assert not query.queue.notifications
+
+
+def test_a_start_requests_again_what_was_refused() -> None:
+    query = Query()
+    query.planner.refused = "not authorized"
+    assert query.batch({"x": 7}) == query.batch({"x": 7}) == []
+    assert query.notified == [("again-7-1", "ABORTED")]
+    query.planner.refused = None
+    assert query.batch({"x": 7, "y": 8}) == ["a.y", "a.y"]
+    assert query.batch({"x": 7, "y": 8}, is_first=True) == ["a.y", "a.y"]
+    assert query.queue.required_at == high_water_mark(Timestamp(8, 1))
+    read = [*query.batch({"x": 7, "y": 8}, is_first=True), *query.rest()]
+    assert read == ["a.x"] * 4
+    assert [name for name, kind in query.notified if kind == "COMPLETED"] == [
+        "again-8-1",
+        "again-7-1",
+    ]
 
 
 def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
