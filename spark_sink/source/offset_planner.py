@@ -1,7 +1,7 @@
 """Decides what the next micro-batch is: events, a part of a snapshot, or a change of the scope.
 
-It runs on the driver, in the process that plans batches, and knows nothing of Spark. The batch
-planner finds where a batch of events ends; a snapshot and signals advance beside it.
+It runs on the driver, in the process that plans batches, and knows nothing of Spark. EventPlanner
+finds where a batch of events ends; a snapshot and signals advance beside it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.selections import CollectionPatterns, ScopeGain
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.offsets import Offset
-from spark_sink.source.snapshot_tasks import snapshot_tasks
-from spark_sink.source.tasks import Task
+from spark_sink.source.snapshot_tasks import tasks_of_queue
+from spark_sink.source.task_rows import Task
 from spark_sink.stream.router_client import RouterClient
 
 _OUTLIVED = (
@@ -55,7 +55,7 @@ class QueryConnection:
         chunk_planner: divides the collections of a snapshot.
         scheduler: decides which snapshot is read, and how far.
         signal_receiver: passes signals to the scheduler.
-        opened: what `close` closes.
+        resources: what `close` closes.
     """
 
     client: RouterClient
@@ -63,7 +63,7 @@ class QueryConnection:
     chunk_planner: ChunkPlanner
     scheduler: SnapshotScheduler
     signal_receiver: SignalReceiver
-    opened: ExitStack = field(default_factory=ExitStack)
+    resources: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def open(cls, options: StreamOptions, loaded: float) -> QueryConnection:
@@ -86,11 +86,11 @@ class QueryConnection:
 
     def close(self) -> None:
         """Kill the cursors and close the connections, each also if another one fails."""
-        self.opened.close()
+        self.resources.close()
 
 
-class Output:
-    """What the rows are written to. That of a query is not known: nothing is read for it."""
+class QueryOutput:
+    """What the rows are written to. Of a plain query it is not known: no snapshot is read for it."""
 
     follows_scope = False
     """Whether the options may have another scope than the checkpoint; what it gains is read."""
@@ -149,7 +149,9 @@ class OffsetPlanner:
         output: what the rows are written to.
     """
 
-    def __init__(self, options: StreamOptions, connection: QueryConnection, output: Output) -> None:
+    def __init__(
+        self, options: StreamOptions, connection: QueryConnection, output: QueryOutput
+    ) -> None:
         self._connection = connection
         self._options = options
         self._output = output
@@ -275,7 +277,7 @@ class OffsetPlanner:
         queue = end.snapshots
         if queue.reading is not None and self._policy is None:  # an earlier start planned it
             queue = self._without_stopped(end, planner)
-        planned = partial(snapshot_tasks, queue, before.position, self._options)
+        planned = partial(tasks_of_queue, queue, before.position, self._options)
         return client.with_retries(lambda: planned(planner, client.present))
 
     def _without_stopped(self, offset: Offset, planner: ChunkPlanner) -> SnapshotQueue:

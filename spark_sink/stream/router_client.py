@@ -22,7 +22,7 @@ from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailu
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.stream.event_stream import StreamCursor
+from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient
 from spark_sink.stream.session_guard import SessionGuard
 

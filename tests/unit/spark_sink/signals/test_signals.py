@@ -24,7 +24,7 @@ from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text
 from spark_sink.snapshot.selections import MissingDocuments
 from spark_sink.snapshot.unread import LostDocument
-from spark_sink.source.offset_planner import OffsetPlanner, Output, _Move
+from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput, _Move
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)
@@ -476,7 +476,7 @@ def test_many_signals_of_one_cluster_time_come_once_each() -> None:
 def test_a_signal_is_processed_once_though_it_causes_nothing() -> None:
     connection: Any = Mock()
     connection.scheduler.skipped = lambda queue: queue
-    planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), connection, Output())
+    planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), connection, QueryOutput())
     start = Offset(AtTime(MARK))
     batch = EventRange(start.position, start.position, 0)
     assert planner._moved(start, _Move.STREAM, batch, SnapshotQueue()) is None
