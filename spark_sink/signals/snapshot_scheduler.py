@@ -34,12 +34,7 @@ from spark_sink.signals.signal import (
 from spark_sink.signals.snapshot_queue import LOGGED, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import SnapshotCollection, SnapshotPlan
-from spark_sink.snapshot.selections import (
-    CollectionPatterns,
-    MissingDocuments,
-    Namespace,
-    ScopeGain,
-)
+from spark_sink.snapshot.selections import CollectionPatterns, MissingDocuments, ScopeGain
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 
 REFUSAL = (
@@ -153,22 +148,22 @@ class SnapshotScheduler:
             is_first: whether a start of the query begins. Then what no waiting request reads is
                 requested again: an earlier request was aborted, perhaps for the lack of a right.
         """
-        requested = [each.selection for each in queue.requests if each.is_required]
 
-        def is_new(namespace: Namespace, token: str) -> bool:
-            name = ".".join(namespace)
-            again = is_first and not any(each.reads_whole(name) for each in requested)
+        def is_new(name: str, token: str) -> bool:
+            waiting = (each.selection for each in queue.requests if each.is_required)
+            again = is_first and not any(selection.reads_whole(name) for selection in waiting)
             return again or token > queue.required_at
 
         new = {
-            names: token
+            ".".join(names): token
             for names, token in unread.items()
-            if not isinstance(names, ScopeGain) and is_new(names, token)
+            if not isinstance(names, ScopeGain) and is_new(".".join(names), token)
         }
-        documents = [document for document in lost if is_new(document.namespace, document.token)]
+        named = ((".".join(document.namespace), document) for document in lost)
+        documents = [(name, one) for name, one in named if is_new(name, one.token)]
         if not new and not documents:
             return queue
-        last = max([*new.values(), *(document.token for document in documents)])
+        last = max([*new.values(), *(document.token for _, document in documents)])
         queue = replace(queue, required_at=max(last, queue.required_at))
         time = cluster_time_of(last)
         name = queue.free_id(f"again-{time.time}-{time.inc}")
@@ -179,8 +174,8 @@ class SnapshotScheduler:
         for waiting in queue.requests:
             if isinstance(waiting.selection, MissingDocuments) and waiting.plan is None:
                 request, missing = waiting, waiting.selection  # one request for both
-        keys = ((".".join(document.namespace), document.key) for document in documents)
-        missing = missing.with_more(map(".".join, new), keys, _MAX_KEY_BYTES)
+        keys = ((name, document.key) for name, document in documents)
+        missing = missing.with_more(new, keys, _MAX_KEY_BYTES)
         return queue.with_request(replace(request, selection=missing))
 
     def advance(self, queue: SnapshotQueue, time: Timestamp) -> SnapshotQueue:

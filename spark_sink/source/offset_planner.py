@@ -90,7 +90,7 @@ class QueryConnection:
 
 
 class QueryOutput:
-    """What the rows are written to. Of a plain query it is not known: no snapshot is read for it."""
+    """What the rows are written to. Of a query it is unknown, and nothing is read for it."""
 
     follows_scope = False
     """Whether the options may have another scope than the checkpoint; what it gains is read."""

@@ -26,12 +26,7 @@ from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.source.offset_planner import OffsetPlanner, QueryConnection, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
-from spark_sink.source.task_rows import (
-    SourceEvent,
-    Task,
-    TaskPartition,
-    rows_of_task,
-)
+from spark_sink.source.task_rows import SourceEvent, Task, TaskPartition, rows_of_task
 from spark_sink.stream.router_client import RouterClient
 
 
