@@ -89,12 +89,16 @@ def _run_together(
     failures: list[Exception | None] = []
     with ThreadPoolExecutor(len(starts)) as pool:
         running = {pool.submit(start.run, spark): start for start in starts}
-        for future in as_completed(running):
-            failures.append(error := future.result())
-            if error is not None:
-                stop.request(after_failure=True)
-                with lines_of_job(running[future].name):
-                    say(f"the job has failed, and the others end: {cause_of(error)}")
+        try:
+            for future in as_completed(running):
+                failures.append(error := future.result())
+                if error is not None:
+                    stop.request(after_failure=True)
+                    with lines_of_job(running[future].name):
+                        say(f"the job has failed, and the others end: {cause_of(error)}")
+        except BaseException:
+            stop.request(after_failure=True)  # the pool waits for the other jobs
+            raise
     return failures
 
 

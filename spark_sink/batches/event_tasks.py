@@ -18,7 +18,8 @@ from spark_sink.batches.event_rate import Address, ReadStats
 from spark_sink.events.positions import AtTime, Position, Token, after, key_of, time_of
 from spark_sink.events.runs import Run
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.stream.event_stream import EventStream, StreamCursor, read_runs
+from spark_sink.stream.event_stream import EventStream, read_runs
+from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.router_client import Shard
 
 Watch = Callable[[Position, "str | None"], StreamCursor]

@@ -9,9 +9,11 @@ files (`DeltaLog.exchange`).
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import copy_context
+from datetime import datetime
 from itertools import takewhile
 from operator import attrgetter
 from typing import Any
@@ -34,6 +36,8 @@ from spark_sink.tables.table_rows import scans_of
 _Files = Sequence[TableFile]
 # The most files, and bytes, that one commit replaces.
 _PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
+# The file in a job's folder that is written after each compaction.
+_LAST = "compacted"
 
 
 def _never() -> bool:
@@ -54,14 +58,16 @@ def compact_tables(folder: JobFolder, is_stopped: Callable[[], bool] = _never) -
     current = DeltaLog(folder.table(CURRENT))
     if current.exists and not is_stopped():  # its files are written again as they grow
         yield f"{CURRENT}: {current.vacuum(full=True)} old files deleted"
+    if not is_stopped():
+        Folder(folder.address).write(_LAST, "")
 
 
 @contextmanager
 def compaction_beside(folder: JobFolder, seconds: float | None) -> Iterator[None]:
     """Compact a job's tables in a thread during the block, so many seconds after the last time.
 
-    None: never. A failure is printed, and the job continues. At its end, the block waits for the
-    portion in progress, a minute at most.
+    The last time may be that of an earlier start. None: never. A failure is printed, and the job
+    continues. At its end, the block waits for the portion in progress, a minute at most.
     """
     if seconds is None:
         yield
@@ -69,7 +75,11 @@ def compaction_beside(folder: JobFolder, seconds: float | None) -> Iterator[None
     ending = threading.Event()
 
     def compact() -> None:
-        while not ending.wait(seconds):
+        pause = seconds
+        with suppress(OSError):  # it fails again below, and is printed
+            pause = _until_next(folder, seconds)
+        while not ending.wait(pause):
+            pause = seconds
             try:
                 with printed_progress():
                     for line in compact_tables(folder, ending.is_set):
@@ -85,6 +95,16 @@ def compaction_beside(folder: JobFolder, seconds: float | None) -> Iterator[None
     finally:
         ending.set()
         thread.join(STOP_TIMEOUT)
+
+
+def _until_next(folder: JobFolder, seconds: float) -> float:
+    """Return how long the next compaction is to wait; the first start begins the interval."""
+    files = Folder(folder.address)
+    last: datetime | None = files.files.get_file_info(_LAST).mtime
+    if last is None:
+        files.write(_LAST, "")
+        return seconds
+    return min(seconds, max(0.0, last.timestamp() + seconds - time.time()))
 
 
 def merge_small_files(log: DeltaLog, is_stopped: Callable[[], bool] = _never) -> tuple[int, int]:

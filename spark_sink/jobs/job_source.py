@@ -28,11 +28,11 @@ from spark_sink.rows.row_schema import schema_from_json
 from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.data_source import MergerouterDataSource
-from spark_sink.source.offset_planner import Output
+from spark_sink.source.offset_planner import QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import schema_for
-from spark_sink.source.tasks import Task, TaskPartition
+from spark_sink.source.task_rows import Task, TaskPartition
 from spark_sink.tables.executors import REPORT, reported
 from spark_sink.tables.version_states import newest_state
 
@@ -73,7 +73,7 @@ class JobSource(MergerouterDataSource):
         return JobStreamReader(options, self.loaded, self._tables)
 
 
-class JobOutput(Output):
+class JobOutput(QueryOutput):
     """The current table of a job, if it has one; a start may change the scope."""
 
     follows_scope = True
@@ -133,4 +133,4 @@ class JobStreamReader(MergerouterStreamReader):
             if number is None:
                 raise StreamError(f"the format {FORMAT} is for jobs: use mergerouter")
             read = cast("TaskPartition", partition)
-            yield from reported(partial(self.write, [read.value], read.scope, int(number)))
+            yield from reported(partial(self.write, [read.task], read.scope, int(number)))

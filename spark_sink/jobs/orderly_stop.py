@@ -75,8 +75,8 @@ def run_until_stopped(
                 raise StreamError(_SET_BACK.format(ahead - now))
             ahead = max(ahead, now)
         _await_commit(query)
+        query.stop()  # at once: the next batch has begun, or is about to
         report(query)
-        query.stop()
     except StreamingQueryException as error:
         if _is_end_of_jvm(error):
             raise
@@ -89,13 +89,17 @@ def _clock_ahead() -> float:
 
 
 def _await_commit(query: StreamingQuery) -> None:
-    """Wait until the batch in progress ends; a new batch id also shows that it was committed."""
+    """Wait until the batch in progress ends; a new batch id also shows that it was committed.
+
+    Print it if the batch does not end in STOP_TIMEOUT.
+    """
     begun = _last_batch(query)
-    polls = STOP_TIMEOUT // _POLL_SECONDS
-    while query.status["isTriggerActive"] and _last_batch(query) == begun and polls:
-        polls -= 1
+    for _ in range(STOP_TIMEOUT // _POLL_SECONDS):
+        if not query.status["isTriggerActive"] or _last_batch(query) != begun:
+            return
         if query.awaitTermination(_POLL_SECONDS):
             return
+    say(f"the batch in progress has not ended in {STOP_TIMEOUT} s: the next start repeats it")
 
 
 def _last_batch(query: StreamingQuery) -> int:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
 from types import FrameType
-
-from spark_sink.console import say
 
 
 class StopRequest:
@@ -55,5 +54,5 @@ class StopRequest:
         self._has_signal = True
         self.request()
         if not self._has_begun:
-            say("stopped before the first batch")
+            os.write(2, b"stopped before the first batch\n")  # it may interrupt a print
             sys.exit(0)

@@ -24,7 +24,8 @@ from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy,
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, parsed_json
 from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.signals.snapshot_scheduler import SIGNAL, SnapshotScheduler
-from spark_sink.stream.event_stream import EventStream, StreamCursor
+from spark_sink.stream.event_stream import EventStream
+from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.router_client import RouterClient
 
 # The most signals received together, whose notifications are in one offset.

@@ -137,6 +137,7 @@ class SnapshotScheduler:
         queue: SnapshotQueue,
         unread: CollectionTokens,
         lost: Iterable[LostDocument] = (),
+        is_first: bool = False,
     ) -> SnapshotQueue:
         """Return the queue with a request for what a table lacks.
 
@@ -144,17 +145,26 @@ class SnapshotScheduler:
             unread: collections, and the token since which. Each is requested once; those that a
                 scope has gained were requested then.
             lost: documents of other collections; each is requested once, too.
+            is_first: whether a start of the query begins. Then what no waiting request reads is
+                requested again: an earlier request was aborted, perhaps for the lack of a right.
         """
+
+        def is_new(name: str, token: str) -> bool:
+            waiting = (each.selection for each in queue.requests if each.is_required)
+            again = is_first and not any(selection.reads_whole(name) for selection in waiting)
+            return again or token > queue.required_at
+
         new = {
-            names: token
+            ".".join(names): token
             for names, token in unread.items()
-            if not isinstance(names, ScopeGain) and token > queue.required_at
+            if not isinstance(names, ScopeGain) and is_new(".".join(names), token)
         }
-        documents = [document for document in lost if document.token > queue.required_at]
+        named = ((".".join(document.namespace), document) for document in lost)
+        documents = [(name, one) for name, one in named if is_new(name, one.token)]
         if not new and not documents:
             return queue
-        last = max([*new.values(), *(document.token for document in documents)])
-        queue = replace(queue, required_at=last)
+        last = max([*new.values(), *(document.token for _, document in documents)])
+        queue = replace(queue, required_at=max(last, queue.required_at))
         time = cluster_time_of(last)
         name = queue.free_id(f"again-{time.time}-{time.inc}")
         request = SnapshotRequest(name, "incremental", MissingDocuments())
@@ -164,8 +174,8 @@ class SnapshotScheduler:
         for waiting in queue.requests:
             if isinstance(waiting.selection, MissingDocuments) and waiting.plan is None:
                 request, missing = waiting, waiting.selection  # one request for both
-        keys = ((".".join(document.namespace), document.key) for document in documents)
-        missing = missing.with_more(map(".".join, new), keys, _MAX_KEY_BYTES)
+        keys = ((name, document.key) for name, document in documents)
+        missing = missing.with_more(new, keys, _MAX_KEY_BYTES)
         return queue.with_request(replace(request, selection=missing))
 
     def advance(self, queue: SnapshotQueue, time: Timestamp) -> SnapshotQueue:

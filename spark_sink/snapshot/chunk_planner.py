@@ -37,16 +37,20 @@ from spark_sink.snapshot.plan import (
 from spark_sink.snapshot.selections import EVERYTHING, Namespace, Selection
 from spark_sink.stream.retries import is_transient
 
-# The bytes of documents that a task reads where there are many, and the least for which one starts.
-CHUNK_BYTES, _LEAST_BYTES = 64 << 20, 1 << 20
+CHUNK_BYTES = 64 << 20
+"""The bytes of documents that a task reads where there are many."""
+# The least bytes for which a task starts.
+_LEAST_BYTES = 1 << 20
 # What reading a collection costs in addition, as bytes.
 _COLLECTION_BYTES = 64 << 10
 # Sampled `_id`s for each task, so that a task is rarely twice as large as another.
 _SAMPLES = 20
 # The most of one sample, which is in memory.
 _MAX_SAMPLE = 200_000
-# The most characters of a bound, and of its text in an offset. Escaped, one takes up to twelve.
-_KEY_LENGTHS, _MAX_TEXT = (100, 50), 700
+# The most characters of a bound: fewer if its text in an offset has more than _MAX_TEXT. Escaped, a
+# character takes up to twelve.
+_KEY_LENGTHS = (100, 50)
+_MAX_TEXT = 700
 # BSON's types that compare with each other, by one of them; NaN is below all other numbers.
 _COMPARED_AS = {DOUBLE: INT32, INT64: INT32, DECIMAL: INT32, SYMBOL: STRING}
 _NAN = -1
@@ -56,10 +60,12 @@ _NOT_ALLOWED = 13
 # replaced by a view of its name.
 _NO_STATS = (_NOT_ALLOWED, 26, 59, 115, 166)
 # The servers' random cursor has found one document too often; asked again, it finds others.
-_NO_NEW_DOCUMENT, _SAMPLE_ATTEMPTS = 28799, 10
+_NO_NEW_DOCUMENT = 28799
+_SAMPLE_ATTEMPTS = 10
 # The largest part of a task that one sampled document may stand for. If it stands for more, the
-# documents of the batch alone are sampled, and this many times as many.
-_COARSE, _FINER = 0.3, 5
+# documents of the batch alone are sampled, and _FINER times as many.
+_COARSE = 0.3
+_FINER = 5
 # A sampled document counts as this many average ones at most: a single large one in a sample does
 # not stand for many.
 _LARGE = 16
@@ -253,34 +259,42 @@ class ChunkPlanner:
         parts = self._task_count(weight * (within or 1))
         if parts > 1:
             number = min(_MAX_SAMPLE, parts * _SAMPLES)
-            by_bytes = {} if self._rows is not None else {"size": {"$bsonSize": "$$ROOT"}}
-            fields: dict[str, Any] = {"$project": {"_id": 1, **by_bytes}}
             chosen = Chunk(collection, lower, upper).filter()
-            stages: list[dict[str, Any]] = [{"$sample": {"size": number}}, fields]
-            if chosen:
-                stages.insert(1, {"$match": chosen})
-            if within is not None:  # no index has a sample of a range: it goes through all of it
-                many = min(_MAX_SAMPLE, number * _FINER)
-                stages = [{"$match": chosen}, fields, {"$sample": {"size": many}}]
-            stages.append({"$sort": {"_id": 1}})
+            stages = self._sample_stages(chosen, number, of_range=within is not None)
+            average = size / rows if self._rows is None and rows else 1
+            taken = self._taken(collection.database, name, stages)
+            sample = [(key, min(its_size, average * _LARGE)) for key, its_size in taken]
             bound = lower or upper
             kind = None if bound is None else _kind(value_of(bound))
-            average = size / rows if by_bytes and rows else 1
-            taken = self._taken(collection.database, name, stages)
-            sample = [(value, min(size, average * _LARGE)) for value, size in taken]
             keys, sizes = _divided(sample, lower, kind, cut=not collection.has_collation)
             total = sum(sizes) / (within or 1)
             if chosen and within is None:
                 total = min(number, rows) * average
-            shares = [weight / total for weight in sizes] if total else shares
+            shares = [part / total for part in sizes] if total else shares
         weight = max(weight, _COLLECTION_BYTES / CHUNK_BYTES)
         return [
             _Piece(Chunk(collection, *bounds), share, share * weight + _NOTHING, share * rows)
             for bounds, share in zip(pairwise([lower, *keys, upper]), shares, strict=True)
         ]
 
+    def _sample_stages(
+        self, chosen: Mapping[str, Any], number: int, *, of_range: bool
+    ) -> list[Mapping[str, Any]]:
+        """Return the stages that sample `number` documents, of which those `chosen` are taken.
+
+        With `of_range`, many times as many are sampled, of the range alone: the server goes through
+        all of it, because no index has a sample of a range.
+        """
+        by_bytes = {} if self._rows is not None else {"size": {"$bsonSize": "$$ROOT"}}
+        fields: Mapping[str, Any] = {"$project": {"_id": 1, **by_bytes}}
+        size = min(_MAX_SAMPLE, number * _FINER) if of_range else number
+        sample: Mapping[str, Any] = {"$sample": {"size": size}}
+        within = [{"$match": chosen}] if chosen else []
+        order = [*within, fields, sample] if of_range else [sample, *within, fields]
+        return [*order, {"$sort": {"_id": 1}}]
+
     def _taken(
-        self, database: str, name: str, stages: list[dict[str, Any]]
+        self, database: str, name: str, stages: list[Mapping[str, Any]]
     ) -> list[tuple[Any, float]]:
         """Return the `_id`s of a sample of a collection, and the sizes of the documents or 1."""
         for attempt in range(_SAMPLE_ATTEMPTS):

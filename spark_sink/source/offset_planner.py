@@ -1,7 +1,7 @@
 """Decides what the next micro-batch is: events, a part of a snapshot, or a change of the scope.
 
-It runs on the driver, in the process that plans batches, and knows nothing of Spark. The batch
-planner finds where a batch of events ends; a snapshot and signals advance beside it.
+It runs on the driver, in the process that plans batches, and knows nothing of Spark. EventPlanner
+finds where a batch of events ends; a snapshot and signals advance beside it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.selections import CollectionPatterns, ScopeGain
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
 from spark_sink.source.offsets import Offset
-from spark_sink.source.snapshot_tasks import snapshot_tasks
-from spark_sink.source.tasks import Task
+from spark_sink.source.snapshot_tasks import tasks_of_queue
+from spark_sink.source.task_rows import Task
 from spark_sink.stream.router_client import RouterClient
 
 _OUTLIVED = (
@@ -55,7 +55,7 @@ class QueryConnection:
         chunk_planner: divides the collections of a snapshot.
         scheduler: decides which snapshot is read, and how far.
         signal_receiver: passes signals to the scheduler.
-        opened: what `close` closes.
+        resources: what `close` closes.
     """
 
     client: RouterClient
@@ -63,7 +63,7 @@ class QueryConnection:
     chunk_planner: ChunkPlanner
     scheduler: SnapshotScheduler
     signal_receiver: SignalReceiver
-    opened: ExitStack = field(default_factory=ExitStack)
+    resources: ExitStack = field(default_factory=ExitStack)
 
     @classmethod
     def open(cls, options: StreamOptions, loaded: float) -> QueryConnection:
@@ -86,11 +86,11 @@ class QueryConnection:
 
     def close(self) -> None:
         """Kill the cursors and close the connections, each also if another one fails."""
-        self.opened.close()
+        self.resources.close()
 
 
-class Output:
-    """What the rows are written to. That of a query is not known: nothing is read for it."""
+class QueryOutput:
+    """What the rows are written to. Of a query it is unknown, and nothing is read for it."""
 
     follows_scope = False
     """Whether the options may have another scope than the checkpoint; what it gains is read."""
@@ -127,17 +127,6 @@ class _Move(Enum):
     STREAM = "events, and chunks of a requested snapshot; a blocking one has no events beside it"
 
 
-_TRANSITIONS = {
-    (_Phase.DUE, _Move.BEGIN): _Phase.BEGUN,
-    (_Phase.DUE, _Move.CONTINUE): _Phase.BEGUN,
-    (_Phase.NOT_DUE, _Move.BEGIN): _Phase.BEGUN,  # at a query's beginning, or for a lost history
-    (_Phase.NOT_DUE, _Move.CONTINUE): _Phase.BEGUN,
-    (_Phase.NOT_DUE, _Move.STREAM): _Phase.SKIPPED,
-    (_Phase.SKIPPED, _Move.BEGIN): _Phase.BEGUN,  # for a lost history
-}
-"""The phase after a batch; each other move leaves it as it is."""
-
-
 class OffsetPlanner:
     """Plans the offsets of one start of a query. All methods may raise StreamError.
 
@@ -160,7 +149,9 @@ class OffsetPlanner:
         output: what the rows are written to.
     """
 
-    def __init__(self, options: StreamOptions, connection: QueryConnection, output: Output) -> None:
+    def __init__(
+        self, options: StreamOptions, connection: QueryConnection, output: QueryOutput
+    ) -> None:
         self._connection = connection
         self._options = options
         self._output = output
@@ -168,6 +159,7 @@ class OffsetPlanner:
         self._phase = _Phase.NOT_DUE
         self._earliest = 0.0  # the time before which no snapshot begins
         self._is_at_end = False  # later signals wait for the next start
+        self._first: Offset | None = None  # where the first batch starts outside of a snapshot
 
     def stop_at_present(self) -> None:
         """Let later batches end before the present."""
@@ -189,11 +181,9 @@ class OffsetPlanner:
         if not self._output.follows_scope:
             start.require_scope(self._options.scope)
         start = replace(start, scope=start.scope or self._options.scope)
-        queue, is_in_snapshot = start.snapshots.without_batch(), start.is_in_snapshot
-        policy = self._policy or self._begun(QueryStart(start.time, is_in_snapshot))
+        policy = self._policy or self._begun(QueryStart(start.time, start.is_in_snapshot))
         move = self._move(start, policy)
-        if not is_in_snapshot:
-            queue = self._connection.scheduler.require(queue, *self._output.unread(start))
+        queue = self._with_required(start)
         try:
             match move:
                 case _Move.BEGIN:
@@ -233,8 +223,17 @@ class OffsetPlanner:
             return _Move.CHANGE_SCOPE
         return _Move.CONTINUE if start.is_in_snapshot else _Move.STREAM
 
-    def _phase_after(self, move: _Move) -> _Phase:
-        return _TRANSITIONS.get((self._phase, move), self._phase)
+    def _with_required(self, start: Offset) -> SnapshotQueue:
+        """Return the queue after a batch, with a request for what the output lacks.
+
+        An initial snapshot in progress reads that, too.
+        """
+        queue = start.snapshots.without_batch()
+        if start.is_in_snapshot:
+            return queue
+        self._first = self._first or start
+        lacking = self._output.unread(start)
+        return self._connection.scheduler.require(queue, *lacking, start == self._first)
 
     def _next_events(
         self, position: Position, queue: SnapshotQueue, max_events: int | None
@@ -278,7 +277,7 @@ class OffsetPlanner:
         queue = end.snapshots
         if queue.reading is not None and self._policy is None:  # an earlier start planned it
             queue = self._without_stopped(end, planner)
-        planned = partial(snapshot_tasks, queue, before.position, self._options)
+        planned = partial(tasks_of_queue, queue, before.position, self._options)
         return client.with_retries(lambda: planned(planner, client.present))
 
     def _without_stopped(self, offset: Offset, planner: ChunkPlanner) -> SnapshotQueue:
@@ -301,7 +300,7 @@ class OffsetPlanner:
         """Return an offset at the newest cluster time.
 
         Its `quiet_until` is the time before which no event follows the batch, if none is known.
-        Raises PyMongoError.
+        Raises PyMongoError and StreamError.
         """
         newest = AtTime(self._connection.client.clocks().cluster_time)
         return Offset(
@@ -316,8 +315,10 @@ class OffsetPlanner:
         has_processed = queue.handled != start.snapshots.handled
         if events.end == events.start and not (queue.has_output or has_processed):
             return None
-        before, self._phase = self._phase, self._phase_after(move)
-        if self._phase is _Phase.SKIPPED and before is not _Phase.SKIPPED:
+        if move is _Move.CONTINUE:
+            self._phase = _Phase.BEGUN
+        elif self._phase is _Phase.NOT_DUE:
+            self._phase = _Phase.SKIPPED
             queue = self._connection.scheduler.skipped(queue)
         heartbeat = latest_heartbeat(start.heartbeat, events.end, self._options.heartbeat_interval)
         return start.moved(
@@ -372,7 +373,7 @@ class OffsetPlanner:
             time.sleep(min(remaining, most))
             if remaining > most:
                 return None
-        self._phase = self._phase_after(_Move.BEGIN)
+        self._phase = _Phase.BEGUN
         connection = self._connection
         connection.event_planner.close()
         queue = connection.client.with_retries(

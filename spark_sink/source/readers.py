@@ -17,21 +17,16 @@ from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, Inp
 from pyspark.sql.streaming.datasource import ReadLimit, ReadMaxRows, SupportsTriggerAvailableNow
 
 from spark_sink.batches.event_planner import EventPlanner, EventRange
-from spark_sink.errors import OptionError, without_traceback
+from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
+from spark_sink.source.offset_planner import OffsetPlanner, QueryConnection, QueryOutput
 from spark_sink.source.offsets import Offset
-from spark_sink.source.snapshot_tasks import snapshot_tasks
-from spark_sink.source.tasks import (
-    SourceEvent,
-    Task,
-    TaskPartition,
-    rows_of_task,
-)
+from spark_sink.source.snapshot_tasks import tasks_of_queue
+from spark_sink.source.task_rows import SourceEvent, Task, TaskPartition, rows_of_task
 from spark_sink.stream.router_client import RouterClient
 
 
@@ -41,11 +36,13 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     Spark sends copies of it to the tasks: the connection is made at first use and never copied.
     """
 
-    def __init__(self, options: StreamOptions, loaded: float, output: Output | None = None) -> None:
+    def __init__(
+        self, options: StreamOptions, loaded: float, output: QueryOutput | None = None
+    ) -> None:
         self.options = options
         """What the query was started with."""
         self._loaded = loaded
-        self._output = Output() if output is None else output
+        self._output = QueryOutput() if output is None else output
         self._planner: OffsetPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -90,7 +87,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return None
         try:
             return self._planner.newest().document
-        except PyMongoError:
+        except (PyMongoError, StreamError):
             return None  # metrics are optional
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
@@ -120,7 +117,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def rows(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, in the scope of its batch. Raises StreamError."""
         scope = partition.scope or self.options.scope
-        return rows_of_task(partition.value, replace(self.options, scope=scope))
+        return rows_of_task(partition.task, replace(self.options, scope=scope))
 
     def stop(self) -> None:
         """Kill the driver's cursor and close its connections."""
@@ -161,7 +158,7 @@ class MergerouterBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, as Arrow batches. Raises StreamError."""
         with without_traceback():
-            task: Task | None = cast("TaskPartition", partition).value
+            task: Task | None = cast("TaskPartition", partition).task
             if task is not None:  # Spark passes None where there are no partitions
                 yield from rows_of_task(task, self._options)
 
@@ -176,7 +173,7 @@ class MergerouterBatchReader(DataSourceReader):
             state = SnapshotQueue(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(
-                lambda: snapshot_tasks(state, start, options, planner, client.present)
+                lambda: tasks_of_queue(state, start, options, planner, client.present)
             )
         present = after(client.with_retries(client.present))
         end = options.end or present

@@ -15,11 +15,11 @@ from spark_sink.events.positions import Position, Token, after, time_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.snapshot.selections import EVERYTHING, ScopeGain
-from spark_sink.source.tasks import SnapshotTask, SourceEvent, Task, chunk_read
+from spark_sink.snapshot.selections import EVERYTHING, Namespace, ScopeGain
+from spark_sink.source.task_rows import SnapshotTask, SourceEvent, Task, chunk_read
 
 
-def snapshot_tasks(
+def tasks_of_queue(
     queue: SnapshotQueue,
     start: Position,
     options: StreamOptions,
@@ -43,13 +43,9 @@ def snapshot_tasks(
                 for chunk in chunks
             )
             tasks.append(SnapshotTask(tuple(replace(read, signal=shown) for read in reads)))
-    if ended is not None:
-        of_all = ended.kind == "initial" and ended.selection == EVERYTHING
-        names = None if of_all else {*ended.selection.unread, *planner.names(ended.selection)}
-        if names and not ended.is_required:  # what the scope has gained meanwhile is read later
-            names = {name for name in names if not any(g.accepts(*name) for g in queue.gains)}
-        if names != set() or isinstance(ended.selection, ScopeGain):
-            tasks.append(SourceEvent(_end_of_snapshot(ended, names, present())))
+    end = None if ended is None else _end_of_snapshot(ended, queue, planner, present)
+    if end is not None:
+        tasks.append(SourceEvent(end))
     return tasks
 
 
@@ -62,19 +58,31 @@ def _token_at(position: Position) -> str:
 
 
 def _end_of_snapshot(
-    request: SnapshotRequest, names: set[tuple[str, str]] | None, now: Timestamp
-) -> bytes:
-    """Return the event of the end of a requested snapshot, or of the initial one.
+    request: SnapshotRequest,
+    queue: SnapshotQueue,
+    planner: ChunkPlanner,
+    present: Callable[[], Timestamp],
+) -> bytes | None:
+    """Return the event of the end of a snapshot; None if it has read no collection as a whole.
 
-    `names` are the databases and collections that it has read, None for all of the scope.
+    The event names the collections, but not those of an initial snapshot of the whole scope.
     """
     assert request.plan is not None
     snapshot_time = request.plan.snapshot_time
     token = {"_data": high_water_mark(after(snapshot_time).time)}
     event: dict[str, Any] = {"_id": token, "operationType": SNAPSHOT_END}
-    event |= {"clusterTime": snapshot_time, "readUntil": max(snapshot_time, now)}
-    if names is not None:
-        event["collections"] = [{"db": database, "coll": name} for database, name in sorted(names)]
+    event["clusterTime"] = snapshot_time
+    names: list[Namespace] = []
+    reads_all = request.kind == "initial" and request.selection == EVERYTHING
+    if not reads_all:
+        names = sorted({*request.selection.unread, *planner.names(request.selection)})
+        if not request.is_required:  # what the scope has gained meanwhile is read later
+            names = [name for name in names if not any(g.accepts(*name) for g in queue.gains)]
+        if not (names or isinstance(request.selection, ScopeGain)):
+            return None
+    event["readUntil"] = max(snapshot_time, present())
+    if not reads_all:
+        event["collections"] = [{"db": database, "coll": name} for database, name in names]
     if request.kind != "initial":
         event["requested"] = request.id
     return bson.encode(event)

@@ -20,45 +20,11 @@ from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import Position, Token, key_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.stream.raw_replies import next_reply, read_raw
+from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient
 
 # Seconds without progress after which planning, or the read of a range, fails.
 _STALLED_AFTER = 120.0
-
-
-class StreamCursor:
-    """pymongo's cursor of a change stream (a CommandCursor), with its position.
-
-    pymongo's own ChangeStream cannot be pointed at a shard, and it resumes by itself where
-    EventStream must decide how to continue.
-    """
-
-    def __init__(self, cursor: Any) -> None:
-        read_raw(cursor)
-        self._cursor = cursor
-        self.resume_token: Any = cursor._post_batch_resume_token
-        """The token at or above that of everything returned so far."""
-
-    @property
-    def alive(self) -> bool:
-        """Whether the server may still return events."""
-        return bool(self._cursor.alive)
-
-    def try_reply(self, max_await: float | None = None) -> list[bytes]:
-        """Return all buffered events, as BSON; if there are none, those of one getMore.
-
-        The server waits up to `max_await` seconds for a first one; None keeps the former time.
-        """
-        if max_await is not None:
-            self._cursor._max_await_time_ms = max(1, int(max_await * 1000))
-        events = next_reply(self._cursor)
-        self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
-        return events
-
-    def close(self) -> None:
-        """Kill the cursor."""
-        self._cursor.close()
 
 
 class EventStream:

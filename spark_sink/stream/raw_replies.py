@@ -1,7 +1,8 @@
 """Reads a server's replies: documents as bytes, and one reply ahead of what is processed.
 
 pymongo makes a RawBSONDocument for each document, also where it reads raw batches: 0.7 µs each,
-three times what finding them here costs.
+three times what finding them here costs. So this module uses private attributes of its cursors,
+and no other one does.
 """
 
 from __future__ import annotations
@@ -22,24 +23,45 @@ _Reply = TypeVar("_Reply")
 _READER = "mergerouter-reply"
 
 
-def read_raw(cursor: Any) -> None:
-    """Let a cursor of a client for RawBSONDocument return bytes from now on."""
-    cursor._data = deque(bytes(document.raw) for document in cursor._data)
-    cursor._unpack_response = _unpacked
+class StreamCursor:
+    """pymongo's cursor of a change stream (a CommandCursor), with its position.
 
+    pymongo's own ChangeStream cannot be pointed at a shard, and it resumes by itself where
+    EventStream must decide how to continue.
+    """
 
-def next_reply(cursor: Any) -> list[bytes]:
-    """Return what is buffered, or else what one request returns. Raises PyMongoError."""
-    documents: list[bytes] = []
-    cursor._next_batch(documents)
-    return documents
+    def __init__(self, cursor: Any) -> None:
+        _read_raw(cursor)
+        self._cursor = cursor
+        self.resume_token: Any = cursor._post_batch_resume_token
+        """The token at or above that of everything returned so far."""
+
+    @property
+    def alive(self) -> bool:
+        """Whether the server may still return events."""
+        return bool(self._cursor.alive)
+
+    def try_reply(self, max_await: float | None = None) -> list[bytes]:
+        """Return all buffered events, as BSON; if there are none, those of one getMore.
+
+        The server waits up to `max_await` seconds for a first one; None keeps the former time.
+        """
+        if max_await is not None:
+            self._cursor._max_await_time_ms = max(1, int(max_await * 1000))
+        events = _next_reply(self._cursor)
+        self.resume_token = self._cursor._post_batch_resume_token or self.resume_token
+        return events
+
+    def close(self) -> None:
+        """Kill the cursor."""
+        self._cursor.close()
 
 
 def replies(cursor: Any) -> Iterator[list[bytes]]:
     """Return all documents of a cursor, one server reply at a time. Raises PyMongoError."""
-    read_raw(cursor)
+    _read_raw(cursor)
     while cursor.alive:
-        if reply := next_reply(cursor):
+        if reply := _next_reply(cursor):
             yield reply
 
 
@@ -73,6 +95,19 @@ def _asked(replies: Generator[_Reply]) -> Future[_Reply | None]:
 
     Thread(target=read, name=_READER, daemon=True).start()
     return asked
+
+
+def _read_raw(cursor: Any) -> None:
+    """Let a cursor of a client for RawBSONDocument return bytes from now on."""
+    cursor._data = deque(bytes(document.raw) for document in cursor._data)
+    cursor._unpack_response = _unpacked
+
+
+def _next_reply(cursor: Any) -> list[bytes]:
+    """Return what is buffered, or else what one request returns. Raises PyMongoError."""
+    documents: list[bytes] = []
+    cursor._next_batch(documents)
+    return documents
 
 
 def _unpacked(response: Any, *_: Any, **__: Any) -> list[dict[str, Any]]:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from pymongo.errors import ConnectionFailure, CursorNotFound, PyMongoError
+from pymongo.errors import ConnectionFailure, CursorNotFound, OperationFailure, PyMongoError
 
 from spark_sink.console import say
 from spark_sink.errors import StreamError
@@ -88,10 +88,11 @@ class Retries:
             self._sleep(pause * random.uniform(0.5, 1.0))
             return
         if policy.restarts is not None and self._restarts >= policy.restarts:
+            problem = f"{server} cannot be reached or does not answer. Check that it runs {where}"
+            if isinstance(error, StreamError | OperationFailure):
+                problem = f"{server} answers, but not as it should. Look into its log {where}"
             raise StreamError(
-                f"gave up after {policy}: {server} cannot be reached or does not answer. Check "
-                f"that it runs {where}, and restart the query",
-                error,
+                f"gave up after {policy}: {problem}, and restart the query", error
             ) from error
         self._restarts += 1
         self._since, self._attempts = None, 0

@@ -22,7 +22,7 @@ from pymongo.errors import ConfigurationError, ConnectionFailure, OperationFailu
 from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions, parse_options
-from spark_sink.stream.event_stream import StreamCursor
+from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.retries import Retries, is_transient
 from spark_sink.stream.session_guard import SessionGuard
 
@@ -40,6 +40,8 @@ _TOKEN_BATCH = 500
 _TRANSACTIONS = ("lsid", "txnNumber")
 
 _ONE_SHARD = "$_passthroughToShard"
+# Unauthorized, UserNotFound, AuthenticationFailed; AtlasError.
+_OF_LOGIN = (13, 11, 18, 8000)
 # Unauthorized; CommandNotFound and NoShardingEnabled: a replica set has no shards to list.
 _NO_SHARD_LIST = (13, 59, 203)
 _MEMBER = (
@@ -229,10 +231,14 @@ class RouterClient:
                 error,
             ) from None
         except PyMongoError as error:
+            problem = (
+                "refuses the connection: check the user, the password and the TLS options in "
+                "option 'uri'"
+            )
+            if isinstance(error, OperationFailure) and error.code not in _OF_LOGIN:
+                problem = "cannot serve the query now: look into its log, or start again later"
             raise StreamError(
-                f"the server at {_addresses(self._client)} refuses the connection: check the user, "
-                "the password and the TLS options in option 'uri'",
-                error,
+                f"the server at {_addresses(self._client)} {problem}", error
             ) from None
 
     def require_stream(self) -> None:

@@ -64,13 +64,13 @@ def main() -> None:
     from pymongo.errors import PyMongoError
 
     milliseconds = int(_TIMEOUT * 1000)
-    client: MongoClient[dict[str, Any]] = MongoClient(
-        guarded["uri"],
-        appname="mergerouter-spark",
-        serverSelectionTimeoutMS=milliseconds,
-        socketTimeoutMS=milliseconds,
-    )
-    with client, contextlib.suppress(PyMongoError):  # an unreachable router times cursors out
+    with contextlib.suppress(PyMongoError):  # an unreachable router times cursors out
+        client: MongoClient[dict[str, Any]] = MongoClient(
+            guarded["uri"],
+            appname="mergerouter-spark",
+            serverSelectionTimeoutMS=milliseconds,
+            socketTimeoutMS=milliseconds,
+        )
         client.admin.command("endSessions", [guarded["session"]])
 
 

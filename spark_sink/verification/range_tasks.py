@@ -32,7 +32,7 @@ from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, filter_of
 from spark_sink.snapshot.reader import ChunkRead
 from spark_sink.snapshot.unread import CollectionTokens, token_in
-from spark_sink.source.tasks import chunk_read, read_chunks
+from spark_sink.source.task_rows import chunk_read, read_chunks
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import BASE, TABLE

@@ -17,7 +17,7 @@ from spark_sink.batches.event_rate import ReadStats, ReportInbox
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.events.runs import Run, run_of
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.stream.event_stream import StreamCursor
+from spark_sink.stream.raw_replies import StreamCursor
 from spark_sink.stream.router_client import Clocks, Shard
 
 SHARDS = 3

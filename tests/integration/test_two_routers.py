@@ -14,7 +14,7 @@ from pymongo.change_stream import ChangeStream
 from spark_sink.options.stream_options import parse_options
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection
 from spark_sink.snapshot.reader import ChunkRead
-from spark_sink.source.tasks import SnapshotTask, rows_of_task
+from spark_sink.source.task_rows import SnapshotTask, rows_of_task
 from spark_sink.stream.router_client import RouterClient
 from tests.harness.clusters import Client, TestCluster
 from tests.harness.ports import free_port

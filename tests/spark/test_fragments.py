@@ -14,7 +14,7 @@ from spark_sink.batches.event_tasks import TaskReader
 from spark_sink.events.header import fragment_of, join_fragments
 from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.stream_options import parse_options
-from spark_sink.source.tasks import rows_of_task
+from spark_sink.source.task_rows import rows_of_task
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, Inbox, planner
 from tests.spark.conftest import Shop

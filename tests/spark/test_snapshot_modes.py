@@ -23,9 +23,9 @@ from spark_sink.options.snapshot_options import (
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.source.offset_planner import OffsetPlanner, Output
+from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
-from spark_sink.source.snapshot_tasks import snapshot_tasks
+from spark_sink.source.snapshot_tasks import tasks_of_queue
 from spark_sink.tables.ddl_events import ddl_event_of
 from tests.spark import snapshot_choices
 from tests.spark.batches import batches
@@ -149,7 +149,7 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     connection.signal_receiver.has_more = False
     connection.client.clocks.return_value.cluster_time = POSITION.time
     connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
-    planner = OffsetPlanner(parse_options({"uri": URI, **options}), connection, Output())
+    planner = OffsetPlanner(parse_options({"uri": URI, **options}), connection, QueryOutput())
     return planner, lambda: planner.plan(Offset(position, Scope(), snapshots=state), None)
 
 
@@ -219,7 +219,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
         request = SnapshotRequest.initial(plan.snapshot_time, plan, options.snapshot.collections)
         state = from_json(SnapshotQueue, to_json(SnapshotQueue(ending=request)))
-        tasks = snapshot_tasks(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
+        tasks = tasks_of_queue(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
         assert [bson.decode(task.event).get("collections") for task in tasks] == ends
 
 

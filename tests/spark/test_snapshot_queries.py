@@ -14,7 +14,7 @@ from spark_sink.events.positions import AtTime
 from spark_sink.options.stream_options import parse_options
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.source.tasks import SnapshotTask, SourceEvent
+from spark_sink.source.task_rows import SnapshotTask, SourceEvent
 from tests.spark.conftest import Shop
 
 # One cluster, one Spark, which takes minutes to start on a busy machine.
@@ -90,7 +90,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
             reader.latestOffset(last, ReadAllAvailable())  # and not snapshots for ever
     finally:
         reader.stop()
-    assert [type(partition.value) for partition in parts] == [SnapshotTask, SourceEvent]
+    assert [type(vars(partition)["task"]) for partition in parts] == [SnapshotTask, SourceEvent]
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert (

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from collections import defaultdict
 from collections.abc import Callable
 from itertools import pairwise
@@ -57,6 +58,24 @@ def test_small_files_are_compacted_beside_a_job_and_a_failure_does_not_end_it(
         )
     threads = {thread.name for thread in threading.enumerate()}
     assert "compaction" not in threads
+
+
+def test_starts_that_are_shorter_than_the_interval_compact_too(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder, started = JobFolder(str(tmp_path)), time.monotonic()
+    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
+    DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", 0))
+    printed = ""
+    while "compacted into" not in printed and time.monotonic() - started < 30:
+        with compaction_beside(folder, 2):
+            time.sleep(0.5)
+        printed += capsys.readouterr().err
+    assert "compacted into" in printed
+    assert time.monotonic() - started > 2
+    with compaction_beside(folder, 2):
+        time.sleep(0.5)
+    assert "compacted into" not in capsys.readouterr().err
 
 
 def test_a_stop_ends_a_compaction_after_the_portion_in_progress(

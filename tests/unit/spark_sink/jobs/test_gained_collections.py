@@ -23,10 +23,10 @@ from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, Mark, SnapshotCollection, SnapshotPlan
 from spark_sink.snapshot.unread import token_in, unread_names
-from spark_sink.source.offset_planner import OffsetPlanner, Output
+from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
-from spark_sink.source.snapshot_tasks import snapshot_tasks
-from spark_sink.source.tasks import SnapshotTask, SourceEvent
+from spark_sink.source.snapshot_tasks import tasks_of_queue
+from spark_sink.source.task_rows import SnapshotTask, SourceEvent
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.staged_changes import ChangeReport
@@ -81,7 +81,7 @@ class Gaining:
         connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
         connection.signal_receiver.has_more = False
         connection.client.clocks.return_value.cluster_time = TIME
-        output = Mock(Output, follows_scope=True, namespaces=lambda: self.namespaces)
+        output = Mock(QueryOutput, follows_scope=True, namespaces=lambda: self.namespaces)
         output.unread.return_value = ({}, ())
         self.planner = OffsetPlanner(self.options, connection, output)
 
@@ -94,7 +94,7 @@ class Gaining:
         """Return what the tasks of a batch read: a document of each collection, and ends."""
         signals, found = end.snapshots, list[dict[str, Any]]()
         args = signals, start.position, self.options, self.chunks, lambda: TIME
-        for task in snapshot_tasks(*args):
+        for task in tasks_of_queue(*args):
             if isinstance(task, SourceEvent):
                 found.append({"ns": {"db": "", "coll": ""}, **bson.decode(task.event)})
                 continue

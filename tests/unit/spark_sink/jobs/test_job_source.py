@@ -15,7 +15,7 @@ from spark_sink.jobs.task_writer import TaskTables
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.snapshot_queue import SnapshotQueue
 from spark_sink.source.offsets import Offset
-from spark_sink.source.tasks import SourceEvent
+from spark_sink.source.task_rows import SourceEvent
 
 START, END = AtTime(Timestamp(100, 1)), AtTime(Timestamp(200, 1))
 BEFORE = Offset(START, heartbeat=Timestamp(90, 1))

@@ -263,7 +263,10 @@ def test_a_batch_that_spark_cancels_when_a_signal_ends_it_is_no_failure(
 
 
 def test_a_signal_while_spark_starts_ends_the_job_at_once(
-    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    events: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def starting(_name: str, _settings: dict[str, str]) -> None:
         signal.raise_signal(signal.SIGTERM)
@@ -272,7 +275,7 @@ def test_a_signal_while_spark_starts_ends_the_job_at_once(
     monkeypatch.setattr(running, "job_session", starting)
     result = run(tmp_path, "--configdb", "cfg/h:1")
     assert result.exit_code == 0, result.output
-    assert "stopped before the first batch\n" in result.output
+    assert "stopped before the first batch\n" in capfd.readouterr().err
     assert events[-2:] == ["router starts", "router ends"]
 
 
@@ -364,3 +367,51 @@ def test_a_clock_that_is_set_back_ends_the_job(
     assert result.exit_code == 1
     assert "error: the clock of this machine was set back by 3600 s" in result.output
     assert "query stops" in events
+
+
+def test_a_batch_that_takes_too_long_to_stop_is_told(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tick() -> bool:
+        if "asked" not in events:
+            signal.raise_signal(signal.SIGTERM)
+        events.append("asked")
+        return False
+
+    query = WaitingQuery(tick, events)
+    query.status = {"isTriggerActive": True}
+    monkeypatch.setattr(orderly_stop, "STOP_TIMEOUT", 3)
+    monkeypatch.setattr(JobQuery, "start", lambda *_: query)
+    result = run(tmp_path, "--configdb", "cfg/h:1")
+    assert result.exit_code == 0, result.output
+    assert "the batch in progress has not ended in 3 s: the next start repeats it" in result.output
+    assert events.count("asked") == 4
+
+
+def test_no_batch_begins_between_the_last_one_and_the_end_of_the_query(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def tick() -> bool:
+        signal.raise_signal(signal.SIGTERM)
+        return False
+
+    monkeypatch.setattr(JobQuery, "start", lambda *_: WaitingQuery(tick, events))
+    monkeypatch.setattr(RouterReport, "turn", lambda _: events.append("reports"))
+    assert run(tmp_path, "--configdb", "cfg/h:1").exit_code == 0
+    last = max(n for n, event in enumerate(events) if event == "reports")
+    assert events.index("query stops") < last
+
+
+def test_an_exit_in_the_thread_of_one_job_ends_the_others(
+    events: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave() -> bool:
+        raise SystemExit(3)
+
+    ticks = {"shop.bad": leave, "shop.good": bool}
+    start = lambda job, *_: WaitingQuery(ticks[job.record.namespaces[0]], events)  # noqa: E731
+    monkeypatch.setattr(JobQuery, "start", start)
+    (tmp_path / "jobs.yaml").write_text("collections:\n  shop.bad:\n  shop.good:\n")
+    given = ["--config", str(tmp_path / "jobs.yaml"), "--configdb", "cfg/h:1", "--uri", URI]
+    result = CliRunner().invoke(command.job, ["run", "--out", str(tmp_path / "job"), *given])
+    assert result.exit_code == 3

@@ -26,10 +26,10 @@ from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text, value_of
 from spark_sink.snapshot.selections import ScopeGain
-from spark_sink.source.offset_planner import OffsetPlanner, Output, QueryConnection
+from spark_sink.source.offset_planner import OffsetPlanner, QueryConnection, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.source.tasks import SnapshotTask, SourceEvent
+from spark_sink.source.task_rows import SnapshotTask, SourceEvent
 
 NAMES = ("a", "b", "c", "d")
 SCOPES = (NAMES, ("a", "b"), ("a",), ("b", "c"), ("a", "c", "d"))
@@ -86,7 +86,7 @@ class Query:
         scheduler = SnapshotScheduler(chunks, options.snapshot.collections)
         receiver = SignalReceiver(client, options, scheduler)
         connection = QueryConnection(client, events, chunks, scheduler, receiver)
-        output = Mock(Output, follows_scope=True, namespaces=set)
+        output = Mock(QueryOutput, follows_scope=True, namespaces=set)
         output.unread.return_value = ({}, ())
         self.planner = OffsetPlanner(options, connection, output)
         self.reader = MergerouterStreamReader(options, 0.0, output)

@@ -24,7 +24,7 @@ from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text
 from spark_sink.snapshot.selections import MissingDocuments
 from spark_sink.snapshot.unread import LostDocument
-from spark_sink.source.offset_planner import OffsetPlanner, Output, _Move
+from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput, _Move
 from spark_sink.source.offsets import Offset
 
 MARK = Timestamp(100, 1)
@@ -115,7 +115,11 @@ class Collections(ChunkPlanner):
         bounds = pairwise(keys[keys.index(lower) :])
         return [_Piece(Chunk(collection, *each), 1 / 40, 4.0 / 40, 1) for each in bounds]
 
+    refused: str | None = None
+
     def problem(self, collection: SnapshotCollection, condition: Any) -> str | None:
+        if self.refused is not None:
+            return self.refused
         return "no such operator" if condition and "$no" in condition else None
 
 
@@ -133,12 +137,14 @@ class Query:
         self,
         unread: Mapping[str, int] | None = None,
         lost: Sequence[tuple[str, int, int]] = (),
+        *,
+        is_first: bool = False,
         **signals: Any,
     ) -> list[str]:
         """Run a batch that takes these signals first; return the collections of its chunks.
 
-        `unread` are collections of the database a that a table lacks, and since when. `lost` are
-        names, numbers of documents, and since when.
+        With `is_first` a start of the query begins. `unread` are collections of the database a that
+        a table lacks, and since when. `lost` are names, numbers of documents, and since when.
         """
         received = [ReceivedSignal(name, document) for name, document in signals.items()]
         lacking = {
@@ -149,7 +155,7 @@ class Query:
             LostDocument("a", name, f'{{"$numberInt": "{n}"}}', high_water_mark(Timestamp(time, 1)))
             for name, n, time in lost
         ]
-        queue = self.snapshots.require(self.queue.without_batch(), lacking, documents)
+        queue = self.snapshots.require(self.queue.without_batch(), lacking, documents, is_first)
         queue = self.snapshots.process(queue, received)
         self.time += 1
         queue = self.snapshots.advance(queue, Timestamp(self.time, 1))
@@ -351,6 +357,23 @@ def test_collections_that_a_table_lacks_are_requested_once() -> None:
     assert not query.queue.notifications
 
 
+def test_a_start_requests_again_what_was_refused() -> None:
+    query = Query()
+    query.planner.refused = "not authorized"
+    assert query.batch({"x": 7}) == query.batch({"x": 7}) == []
+    assert query.notified == [("again-7-1", "ABORTED")]
+    query.planner.refused = None
+    assert query.batch({"x": 7, "y": 8}) == ["a.y", "a.y"]
+    assert query.batch({"x": 7, "y": 8}, is_first=True) == ["a.y", "a.y"]
+    assert query.queue.required_at == high_water_mark(Timestamp(8, 1))
+    read = [*query.batch({"x": 7, "y": 8}, is_first=True), *query.rest()]
+    assert read == ["a.x"] * 4
+    assert [name for name, kind in query.notified if kind == "COMPLETED"] == [
+        "again-8-1",
+        "again-7-1",
+    ]
+
+
 def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
     query = Query()
     lost = [("x", 4, 7), ("x", 5, 7), ("y", 6, 6)]
@@ -453,7 +476,7 @@ def test_many_signals_of_one_cluster_time_come_once_each() -> None:
 def test_a_signal_is_processed_once_though_it_causes_nothing() -> None:
     connection: Any = Mock()
     connection.scheduler.skipped = lambda queue: queue
-    planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), connection, Output())
+    planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), connection, QueryOutput())
     start = Offset(AtTime(MARK))
     batch = EventRange(start.position, start.position, 0)
     assert planner._moved(start, _Move.STREAM, batch, SnapshotQueue()) is None

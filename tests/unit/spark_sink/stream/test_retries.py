@@ -1,20 +1,28 @@
 """Retries after failures, and Debezium's options for them."""
 
+import json
 import socket
+import struct
 import time
 from collections.abc import Generator
 from contextlib import closing, suppress
-from threading import Event, current_thread
+from datetime import UTC, datetime
+from io import StringIO
+from threading import Event, Thread, current_thread
 from typing import Any, cast
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import bson
 import pytest
+from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure
 
+from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.stream_options import RetryPolicy, parse_options
+from spark_sink.source.readers import MergerouterStreamReader
+from spark_sink.stream import session_guard
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.retries import Retries
@@ -106,6 +114,99 @@ def test_a_stream_fails_after_its_attempts() -> None:
     with pytest.raises(StreamError, match=r"^gave up after 3 attempts: "):
         stream.next_run()
     assert history.failures == []
+
+
+def test_a_server_that_ends_the_stream_repeatedly_is_reported_as_one_that_answers() -> None:
+    ended = Mock(alive=False, resume_token=None, try_reply=Mock(return_value=[]))
+    stream = EventStream(
+        lambda _: ended,
+        AtTime(History().now),
+        retry_policy=RetryPolicy(attempts=2),
+        sleep=lambda _: None,
+    )
+    with pytest.raises(StreamError, match=r"answers, but not as it should.*closes the stream"):
+        stream.next_run()
+
+
+class HangingServer:
+    """A mongos in a thread: it answers until it gets a getMore, and then keeps silent."""
+
+    def __enter__(self) -> int:
+        self._hangs = Event()
+        self._socket = socket.create_server(("127.0.0.1", 0))
+        Thread(target=self._accept, daemon=True).start()
+        return int(self._socket.getsockname()[1])
+
+    def __exit__(self, *_: object) -> None:
+        self._socket.close()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                Thread(target=self._serve, args=self._socket.accept()[:1], daemon=True).start()
+
+    def _serve(self, client: socket.socket) -> None:
+        time_now = {"clusterTime": Timestamp(9, 1), "signature": {}}
+        with suppress(OSError, struct.error), client, client.makefile("rb") as received:
+            while True:
+                size, number, _, _ = struct.unpack("<iiii", received.read(16))
+                body = received.read(size - 16)
+                name = next(iter(bson.decode(body[5:])))
+                if name == "getMore" or self._hangs.is_set():
+                    self._hangs.set()
+                    continue
+                reply: dict[str, Any] = {"msg": "isdbgrid", "maxWireVersion": 21, "ok": 1.0}
+                reply |= {"localTime": datetime.now(UTC), "$clusterTime": time_now}
+                if name == "aggregate":
+                    token = {"_data": high_water_mark(Timestamp(9, 1))}
+                    cursor = {"id": 7, "ns": "admin.$cmd.aggregate", "firstBatch": []}
+                    reply |= {"cursor": {**cursor, "postBatchResumeToken": token}}
+                text = struct.pack("<IB", 0, 0) + bson.encode(reply)
+                client.sendall(struct.pack("<iiii", 16 + len(text), 1, number, 2013) + text)
+
+
+def test_a_router_that_hangs_and_keeps_its_connections_ends_no_getmore_late() -> None:
+    """The driver's monitor of the server times out, and interrupts the connections in use."""
+    with HangingServer() as port:
+        uri = f"mongodb://127.0.0.1:{port}/?connectTimeoutMS=500&heartbeatFrequencyMS=500"
+        options = parse_options({"uri": uri, "connect.max.attempts": "2"})
+        begun = time.monotonic()
+        with closing(RouterClient(options)) as client:
+            stream = EventStream(
+                client.watch_events, AtTime(Timestamp(9, 1)), retry_policy=options.retry_policy
+            )
+            with closing(stream), pytest.raises(StreamError, match="gave up after 2 attempts"):
+                list(iter(stream.next_run, None))
+        assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize(
+    ("code", "told"), [(18, "check the user"), (13, "check the user"), (11600, "start again later")]
+)
+def test_only_a_refused_login_is_reported_as_one(code: int, told: str) -> None:
+    with closing(RouterClient(parse_options({"uri": URI}))) as client:
+        refused = Mock(side_effect=OperationFailure("no", code))
+        with (
+            patch("spark_sink.stream.router_client.require_deployment", refused),
+            pytest.raises(StreamError, match=told),
+        ):
+            client.require_reachable()
+
+
+def test_a_metric_never_fails_a_query() -> None:
+    reader = MergerouterStreamReader(parse_options({"uri": URI}), 0.0)
+    for error in (AutoReconnect("away"), StreamError("the server has no cluster time")):
+        reader._planner = Mock(newest=Mock(side_effect=error))
+        assert reader.reportLatestOffset() is None
+
+
+def test_a_guard_without_a_dns_says_nothing(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    guarded = {"uri": "mongodb+srv://cluster0.abcde.invalid/", "session": {}}
+    monkeypatch.setattr("sys.stdin", StringIO(json.dumps(guarded) + "\n"))
+    session_guard.main()
+    assert capsys.readouterr().err == ""
 
 
 def test_a_long_outage_does_not_count_as_a_stalled_stream() -> None:

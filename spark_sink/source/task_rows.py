@@ -50,7 +50,7 @@ Task = EventsTask | SnapshotTask | SourceEvent
 class TaskPartition(InputPartition):
     """What one task of Spark reads, and its scope if that differs from the options'."""
 
-    value: Task
+    task: Task
     scope: Scope | None = None
 
 
