@@ -226,12 +226,12 @@ def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
     Folder(address).remove(*(group.path for group in groups))
 
 
-def remove_interrupted(address: str, before: int) -> None:
-    """Remove what starts with an epoch below `before` have staged. Raises OSError.
+def remove_interrupted(address: str, epoch: int = 0) -> None:
+    """Remove what starts with an epoch up to this one have staged, before this start stages more.
 
-    Such a start may still be running, and cannot commit any more.
+    An earlier start may still be running, but it cannot commit any more. Raises OSError.
     """
     folder = Folder(address)
     staged = folder.listed(_FOLDER)
     epochs = ((file.base_name.partition("-")[0], file.path) for file in staged)
-    folder.remove(*(path for epoch, path in epochs if epoch.isdecimal() and int(epoch) < before))
+    folder.remove(*(path for text, path in epochs if text.isdecimal() and int(text) <= epoch))
