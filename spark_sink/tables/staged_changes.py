@@ -7,6 +7,7 @@ that readers of Delta tables ignore. Executors import this module (docs/on-a-clu
 from __future__ import annotations
 
 import uuid
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -219,6 +220,23 @@ def read_groups(
             file = pq.ParquetFile(stream)
             tables.append(chosen(file.read_row_groups(wanted, columns, use_threads=False)))
     return pa.concat_tables(tables) if tables else _STAGED.empty_table()
+
+
+class StagedPlaces:
+    """Reads the places of groups of staged changes, in order; each file once. Raises OSError."""
+
+    def __init__(self, address: str, groups: Sequence[ChangeGroup]) -> None:
+        self._address, self._groups = address, groups
+        self._by_path: dict[str, list[str]] = {}
+
+    def __call__(self, group: ChangeGroup) -> Sequence[str]:
+        """Return the places of a group."""
+        if group.path not in self._by_path:
+            of_file = [each for each in self._groups if each.path == group.path]
+            rows = read_groups(self._address, of_file, ["place"])
+            self._by_path[group.path] = rows["place"].to_pylist()
+        places = self._by_path[group.path]
+        return places[bisect_left(places, group.first) : bisect_right(places, group.last)]
 
 
 def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
