@@ -356,7 +356,7 @@ def test_a_snapshot_may_begin_with_any_document(tmp_path: Path) -> None:
     stage = ChangeStage(str(tmp_path))
     stage.add(rows.set_column(4, "event", no_text))
     report = stage.close()
-    assert report.streamed == streamed
+    assert report.before_snapshot == streamed
     CurrentTable(str(tmp_path)).apply_staged(None, Upsert(report))
     [row] = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert b"c\xc3t" in row["document"]
