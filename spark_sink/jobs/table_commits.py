@@ -34,7 +34,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.prepare import PREPARED
+from spark_sink.tables.prepared_rows import PREPARED
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm

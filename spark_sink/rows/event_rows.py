@@ -1,8 +1,8 @@
 """Change events as rows: Arrow batches made from raw events.
 
-Columns are made for all events of one layout together. A document's column is extended JSON, BSON
-or a struct of a given schema, as the option `documents` says; `event` holds the event's own bytes,
-without loss. Fields of events: docs/protocol.md#events.
+`row_schema` declares the columns, which are made for all events of one layout together. A
+document's column is extended JSON, BSON or a struct of a given schema, as the option `documents`
+says; `event` holds the event's own bytes, without loss. Fields of events: docs/protocol.md#events.
 """
 
 from __future__ import annotations

@@ -7,10 +7,9 @@ readers see nothing of a batch, and a batch that ends early can be repeated.
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache, partial, reduce
+from functools import partial, reduce
 from itertools import groupby
 from operator import attrgetter
 
@@ -47,7 +46,7 @@ from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
-    read_groups,
+    StagedPlaces,
     remove_changes,
     remove_interrupted,
     stage_file,
@@ -63,7 +62,6 @@ from spark_sink.tables.version_states import restored_error
 _DRIVER_BYTES = 8 * 1024 * 1024
 # Commits after which the files of versions that nobody reads any more are deleted.
 _COMMITS_PER_VACUUM = 20
-_Merged = Sequence[tuple[Merge, MergeReport]]
 
 
 @dataclass(frozen=True)
@@ -94,19 +92,52 @@ class Plan:
 
     Args:
         state: the state after the batch, without what only the merges find.
-        ranges: the version's ranges of keys.
-        merges: what is written again.
         changes: the staged changes, after DDL events with the rows that these move.
         moved: the partitions that have had these rows.
+        ranges: the version's ranges of keys, without the moved ones.
+        merges: what is written again.
+        rewrites_all: whether all other files are, too, because their columns do not fit the form.
         fold: what applies changes to rows.
     """
 
     state: TableState
-    ranges: KeyRanges
-    merges: Sequence[Merge]
     changes: ChangeReport
     moved: frozenset[str]
+    ranges: KeyRanges
+    merges: Sequence[Merge]
+    rewrites_all: bool
     fold: Fold
+
+    def rest(self) -> list[Merge]:
+        """Return merges of the files without changes: as many as the table has files."""
+        return merges_of_rest(self.ranges, self.merges)
+
+
+@dataclass(frozen=True)
+class Merged:
+    """What the merges of a batch have written.
+
+    Args:
+        form: the columns of the table with these files.
+        written: each merge with its report.
+    """
+
+    form: TableForm
+    written: Sequence[tuple[Merge, MergeReport]] = ()
+
+    def grown(self) -> tuple[Merged, Sequence[tuple[Merge, MergeReport]]]:
+        """Return this with a form that the documents fit, and what must be written again in it.
+
+        The latter is left out: it is what wants the form, or all if the columns written do not fit.
+        """
+        wanted = [report.wanted for _, report in self.written if report.wanted is not None]
+        form = reduce(TableForm.grown, map(StructType.fromJson, wanted), self.form)
+        if form == self.form:
+            return self, ()
+        if form.rewrites(self.form):
+            return Merged(form), self.written
+        kept = [pair for pair in self.written if pair[1].wanted is None]
+        return Merged(form, kept), [pair for pair in self.written if pair[1].wanted is not None]
 
 
 class CurrentTable:
@@ -217,8 +248,7 @@ class CurrentTable:
         """
         if upsert.batch is None or not self.log.has(upsert.batch):
             plan = self._plan(spark, upsert)
-            form, merged = self._merge(spark, upsert, plan)
-            self._commit(upsert, plan, form, merged)
+            self._commit(upsert, plan, self._merge(spark, upsert, plan))
             if upsert.changes.ddl:
                 remove_changes(self.address, plan.changes.groups)
         remove_changes(self.address, upsert.changes.groups)
@@ -230,58 +260,36 @@ class CurrentTable:
         new_events = before.not_applied(ddl_events)
         state, incomplete = before.after(changes, ddl_events), set(before.unread)
         if scope is not None:
-            unread = {**before.unread, **scope.unread}
-            state = replace(state, unread=unread_after(unread, new_events, scope.contains))
-            named = {event.target for event in ddl_events if event.target is not None}
-            incomplete = {
-                *state.unread,
-                *(namespace for namespace in named if not scope.contains(*namespace)),
-            }
-        writes = changes.groups or ddl_events or self._is_rewritten
-        ranges = KeyRanges.of(self.log.files(), self.form.column) if writes else KeyRanges()
-        moved = list[KeyRange]()
+            unread = unread_after({**before.unread, **scope.unread}, new_events, scope.contains)
+            state = replace(state, unread=unread)
+            targets = {event.target for event in ddl_events if event.target is not None}
+            incomplete = {*unread, *(name for name in targets if not scope.contains(*name))}
+        rewrites_all = self._stored is not None and self.form.rewrites(self._stored)
+        is_read = changes.groups or ddl_events or rewrites_all
+        ranges = KeyRanges.of(self.log.files(), self.form.column) if is_read else KeyRanges()
+        affected = {
+            index for event in new_events for index in ranges.older(event.token, event.prefixes)
+        }
+        moved = [ranges[index] for index in sorted(affected)]
         if ddl_events:
-            affected = {
-                number
-                for event in new_events
-                for number in ranges.older(event.token, event.prefixes)
-            }
-            moved = [ranges[index] for index in sorted(affected)]
             changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
             ranges = ranges.without(affected)
-
-        groups_in: dict[str, list[ChangeGroup]] = {}
-        for group in changes.groups:
-            groups_in.setdefault(group.path, []).append(group)
-
-        @cache
-        def places_in(path: str) -> list[str]:
-            rows = read_groups(self.address, groups_in[path], ["place"])
-            values: list[str] = rows["place"].to_pylist()
-            return values
-
-        def places(group: ChangeGroup) -> list[str]:
-            values = places_in(group.path)  # sorted
-            return values[bisect_left(values, group.first) : bisect_right(values, group.last)]
-
-        return Plan(
-            state,
-            ranges,
-            merges_of(ranges, changes.groups, places),
-            changes,
-            frozenset(name for key_range in moved for name in key_range.partitions),
-            Fold(
-                state.complete_from,
-                {**state.complete_in, **dict.fromkeys(incomplete, ABOVE_ALL_TOKENS)},
-                self.form.keeps_deleted,
-                renamed_by(new_events),
-            ),
+        merges = merges_of(ranges, changes.groups, StagedPlaces(self.address, changes.groups))
+        fold = Fold(
+            complete_from=state.complete_from,
+            complete_in={**state.complete_in, **dict.fromkeys(incomplete, ABOVE_ALL_TOKENS)},
+            keeps_deleted=self.form.keeps_deleted,
+            renamed=renamed_by(new_events),
         )
-
-    @property
-    def _is_rewritten(self) -> bool:
-        """Whether the next batch writes all files again, because the columns have changed."""
-        return self._stored is not None and self.form.rewrites(self._stored)
+        return Plan(
+            state=state,
+            changes=changes,
+            moved=frozenset(name for each in moved for name in each.partitions),
+            ranges=ranges,
+            merges=merges,
+            rewrites_all=rewrites_all,
+            fold=fold,
+        )
 
     def _staged_anew(
         self,
@@ -299,53 +307,37 @@ class CurrentTable:
         tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
         return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
 
-    def _merge(
-        self, spark: SparkSession | None, upsert: Upsert, plan: Plan
-    ) -> tuple[TableForm, _Merged]:
-        """Write the files of a plan, in tasks; return their form, and each merge with its report.
-
-        Where documents need a wider schema, their files are written once more with it; all files
-        are if theirs does not fit the table any more.
-        """
-        form, rewrites_all = self.form, self._is_rewritten
+    def _merge(self, spark: SparkSession | None, upsert: Upsert, plan: Plan) -> Merged:
+        """Write the files of a plan, in tasks, in a form that all its documents fit."""
         quarantine = None
         if upsert.quarantine is not None and upsert.batch is not None:
             quarantine = upsert.quarantine.address, upsert.batch.number
-        task = partial(MergeTask, self.address, quarantine, fold=plan.fold)
-        untouched = partial(merges_of_rest, plan.ranges, plan.merges)  # as long as the table
-        pending = [*plan.merges, *(untouched() if rewrites_all else ())]
-        merged = list[tuple[Merge, MergeReport]]()
-        while True:
-            work = sum(merge.size for merge in pending)
-            tasks = [task(merge=merge, form=form, again=rewrites_all) for merge in pending]
-            session = spark if work > _DRIVER_BYTES else None
+        merged, wants_all = Merged(self.form), plan.rewrites_all
+        pending = [*plan.merges, *(plan.rest() if wants_all else ())]
+        while pending:
+            task = partial(MergeTask, self.address, quarantine, fold=plan.fold)
+            tasks = [task(merge=merge, form=merged.form, again=wants_all) for merge in pending]
+            session = spark if sum(merge.size for merge in pending) > _DRIVER_BYTES else None
             reports = run_tasks(session, MergeReport, tasks, "files merged")
-            merged += zip(pending, reports, strict=True)
-            schemas = (report.wanted for _, report in merged)
-            wanted = [StructType.fromJson(schema) for schema in schemas if schema is not None]
-            before, form = form, reduce(TableForm.grown, wanted, form)
-            if form == before:
-                return form, merged
-            rewrites = form.rewrites(before)
-            stale = [pair for pair in merged if rewrites or pair[1].wanted is not None]
+            written = (*merged.written, *zip(pending, reports, strict=True))
+            merged, stale = replace(merged, written=written).grown()
             for _, report in stale:
                 Folder(self.address).remove(*(part.path for part in report.parts))
-                if upsert.quarantine is not None:
-                    problems = (problem.path for problem in report.problems)
-                    Folder(upsert.quarantine.address).remove(*problems)
-            merged = [] if rewrites else [pair for pair in merged if pair[1].wanted is None]
+                if quarantine is not None:
+                    Folder(quarantine[0]).remove(*(part.path for part in report.problems))
             pending = [merge for merge, _ in stale]
-            if rewrites and not rewrites_all:
-                pending += untouched()
-                rewrites_all = True
+            if not wants_all and merged.form.rewrites(self.form):
+                pending += plan.rest()
+                wants_all = True
+        return merged
 
-    def _commit(self, upsert: Upsert, plan: Plan, form: TableForm, merged: _Merged) -> None:
+    def _commit(self, upsert: Upsert, plan: Plan, merged: Merged) -> None:
         """Commit what was written, with the state after the batch.
 
         The quarantine gets its rows first. Without a change and a batch nothing is committed.
         """
-        batch, log, state = upsert.batch, self.log, plan.state
-        reports = [report for _, report in merged]
+        batch, log, state, form = upsert.batch, self.log, plan.state, merged.form
+        reports = [report for _, report in merged.written]
         problems = [problem for report in reports for problem in report.problems]
         begins = upsert.creates_quarantine and not log.exists
         if (problems or begins) and upsert.quarantine is not None and batch is not None:
@@ -355,13 +347,13 @@ class CurrentTable:
             lost = (document for report in reports for document in report.lost)
             contains = upsert.scope.contains
             state = state.with_lost([each for each in lost if contains(*each.namespace)])
-        checksum = sum((report.added for report in reports), state.checksum)
-        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged))
+        added = sum((report.added for report in reports), NO_ROWS)
+        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged.written))
         parts = [part for report in reports for part in report.parts]
         new = {part.partition[KEY_RANGE] for part in parts}
         state = replace(
             state,
-            checksum=checksum - plan.changes.removed,
+            checksum=state.checksum + added - plan.changes.removed,
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
             batch=state.batch if batch is None else batch,
         )

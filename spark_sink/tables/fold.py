@@ -1,8 +1,8 @@
 """Folds the rows of a table and the events after them into the table's next rows.
 
-`Prepare` gives each row and each event its key. Sorted by key and token, they are versions of each
-document, which `Fold` applies in order. The token of a row guards it: an event at or below that
-token was applied already, or a snapshot has read its result. So applying events again changes
+`PreparedRows` gives each row and each event its key. Sorted by key and token, they are versions of
+each document, which `Fold` applies in order. The token of a row guards it: an event at or below
+that token was applied already, or a snapshot has read its result. So applying events again changes
 nothing.
 """
 
@@ -31,7 +31,7 @@ from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, token_in
-from spark_sink.tables.prepare import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
+from spark_sink.tables.prepared_rows import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
 TABLE = StructType(
     columns(

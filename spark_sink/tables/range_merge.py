@@ -28,7 +28,7 @@ from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superse
 from spark_sink.tables.key_ranges import Merge
 from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered
 from spark_sink.tables.places import KEY_COLUMNS, last_before, places_of
-from spark_sink.tables.prepare import PREPARED, kinds_of, order_of, sorted_rows
+from spark_sink.tables.prepared_rows import PREPARED, kinds_of, order_of, sorted_rows
 from spark_sink.tables.range_files import RangeFiles
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm

@@ -7,6 +7,7 @@ that readers of Delta tables ignore. Executors import this module (docs/on-a-clu
 from __future__ import annotations
 
 import uuid
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -23,7 +24,7 @@ from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup
 from spark_sink.tables.places import places_of
-from spark_sink.tables.prepare import PREPARED, Prepare, sorted_rows
+from spark_sink.tables.prepared_rows import PREPARED, PreparedRows, sorted_rows
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 """The columns of the source's rows from which a current table is made."""
@@ -46,7 +47,7 @@ class ChangeReport:
         groups: the row groups of the files that it has written.
         through: the token of the last event; empty if there is none.
         ddl: the BSON of DDL events and of ends of snapshots.
-        streamed: the token of the last event before the first row of a snapshot.
+        before_snapshot: the token of the last event before the first row of a snapshot.
         is_initial: whether a snapshot is read that no signal and no table has requested.
         removed: the checksum of the rows that were staged from files of the table.
     """
@@ -54,7 +55,7 @@ class ChangeReport:
     groups: list[ChangeGroup] = field(default_factory=list)
     through: str = ""
     ddl: list[bytes] = field(default_factory=list)
-    streamed: str = ""
+    before_snapshot: str = ""
     is_initial: bool = False
     removed: Checksum = NO_ROWS
 
@@ -72,8 +73,8 @@ class ChangeReport:
         self.ddl += other.ddl
         self.removed += other.removed
         self.through = max(self.through, other.through)
-        begun = [streamed for streamed in (self.streamed, other.streamed) if streamed]
-        self.streamed = min(begun, default="")
+        known = filter(None, (self.before_snapshot, other.before_snapshot))
+        self.before_snapshot = min(known, default="")
         self.is_initial |= other.is_initial
 
 
@@ -88,7 +89,7 @@ class ChangeStage:
 
     def __init__(self, address: str, keys: Sequence[str] = ("_id",), *, epoch: int = 0) -> None:
         self._epoch = epoch
-        self._prepare = Prepare(keys, ())
+        self._prepared_rows = PreparedRows(keys, ())
         self._folder = Folder(address)
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
@@ -109,9 +110,9 @@ class ChangeStage:
         for event in rows["event"].filter(marks).slice(0, 1).to_pylist():
             of_request = (field_of(event, b"signal"), field_of(event, b"requested"))
             report.is_initial |= of_request == (None, None)
-        self._read(rows.filter(pc.fill_null(is_read, fill_value=False)))
+        self._note_snapshot(rows.filter(pc.fill_null(is_read, fill_value=False)))
         changes = filtered(rows, pc.is_in(kinds, value_set=pa.array(_CHANGES)))
-        for prepared in self._prepare.events([changes.drop_columns(["operationType"])]):
+        for prepared in self._prepared_rows.events([changes.drop_columns(["operationType"])]):
             self.add_prepared(prepared)
 
     def add_prepared(self, batch: pa.RecordBatch) -> None:
@@ -127,15 +128,15 @@ class ChangeStage:
         self._write()
         return self._report
 
-    def _read(self, rows: pa.RecordBatch) -> None:
-        """Note which event came before the first row of a snapshot."""
+    def _note_snapshot(self, rows: pa.RecordBatch) -> None:
+        """Note which event came before the first of a snapshot's rows."""
         if not rows.num_rows or rows["token"][0].as_py() >= self._first_read:
             return
         self._first_read = rows["token"][0].as_py()
         data = field_of(rows["event"][0].as_py(), b"signal")
         signal = {} if data is None else fields_of(data.value)
         streamed = signal.get(b"streamed")
-        self._report.streamed = (streamed and streamed.text()) or self._first_read
+        self._report.before_snapshot = (streamed and streamed.text()) or self._first_read
 
     def _write(self) -> None:
         if not self._pending:
@@ -175,9 +176,9 @@ def stage_moved(
     address: str, epoch: int, ddl_events: Sequence[DdlEvent], groups: Sequence[ChangeGroup]
 ) -> ChangeReport:
     """Stage changes again in one task, with the namespaces that DDL events give them. OSError."""
-    stage, prepare = ChangeStage(address, epoch=epoch), Prepare((), ddl_events)
+    stage, prepared_rows = ChangeStage(address, epoch=epoch), PreparedRows((), ddl_events)
     rows = read_groups(address, groups).drop_columns(["place"])
-    for moved in map(prepare.after_ddl, rows.to_batches()):
+    for moved in map(prepared_rows.after_ddl, rows.to_batches()):
         stage.add_prepared(moved)
     return stage.close()
 
@@ -187,14 +188,14 @@ def stage_file(
 ) -> ChangeReport:
     """Stage the rows of a file of the table in one task, as `stage_moved`.
 
-    `columns` are the names in the table of the columns that `Prepare.table_rows` reads.
+    `columns` are the names in the table of the columns that `PreparedRows.table_rows` reads.
     """
-    stage, prepare = ChangeStage(address, epoch=epoch), Prepare((), ddl_events)
+    stage, prepared_rows = ChangeStage(address, epoch=epoch), PreparedRows((), ddl_events)
     removed = NO_ROWS
     with Folder(address).files.open_input_file(path) as stream:
         for stored in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP):
             removed += Checksum.of(stored)
-            for moved in prepare.table_rows([stored.select(columns)]):
+            for moved in prepared_rows.table_rows([stored.select(columns)]):
                 stage.add_prepared(moved)
     return replace(stage.close(), removed=removed)
 
@@ -221,17 +222,34 @@ def read_groups(
     return pa.concat_tables(tables) if tables else _STAGED.empty_table()
 
 
+class StagedPlaces:
+    """Reads the places of groups of staged changes, in order; each file once. Raises OSError."""
+
+    def __init__(self, address: str, groups: Sequence[ChangeGroup]) -> None:
+        self._address, self._groups = address, groups
+        self._by_path: dict[str, list[str]] = {}
+
+    def __call__(self, group: ChangeGroup) -> Sequence[str]:
+        """Return the places of a group."""
+        if group.path not in self._by_path:
+            of_file = [each for each in self._groups if each.path == group.path]
+            rows = read_groups(self._address, of_file, ["place"])
+            self._by_path[group.path] = rows["place"].to_pylist()
+        places = self._by_path[group.path]
+        return places[bisect_left(places, group.first) : bisect_right(places, group.last)]
+
+
 def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
     """Remove the files of staged changes that have been applied. Raises OSError."""
     Folder(address).remove(*(group.path for group in groups))
 
 
-def remove_interrupted(address: str, before: int) -> None:
-    """Remove what starts with an epoch below `before` have staged. Raises OSError.
+def remove_interrupted(address: str, epoch: int = 0) -> None:
+    """Remove what starts with an epoch up to this one have staged, before this start stages more.
 
-    Such a start may still be running, and cannot commit any more.
+    An earlier start may still be running, but it cannot commit any more. Raises OSError.
     """
     folder = Folder(address)
     staged = folder.listed(_FOLDER)
     epochs = ((file.base_name.partition("-")[0], file.path) for file in staged)
-    folder.remove(*(path for epoch, path in epochs if epoch.isdecimal() and int(epoch) < before))
+    folder.remove(*(path for text, path in epochs if text.isdecimal() and int(text) <= epoch))

@@ -156,7 +156,7 @@ class TableState:
         passed = (mark for mark in self.complete_in.values() if mark <= self.through)
         state = replace(
             self,
-            through=max([*before, read.through, *reached]) or read.streamed,
+            through=max([*before, read.through, *reached]) or read.before_snapshot,
             complete_from=max([self.complete_from, *passed]),
             complete_in=ahead,
         )

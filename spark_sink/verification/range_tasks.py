@@ -39,7 +39,7 @@ from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.key_ranges import KeyRanges
 from spark_sink.tables.parquet_parts import TableScan
 from spark_sink.tables.places import KEY_COLUMNS, places_of
-from spark_sink.tables.prepare import DELETED, INAPPLICABLE, Prepare, problem_of
+from spark_sink.tables.prepared_rows import DELETED, INAPPLICABLE, PreparedRows, problem_of
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 DOUBLED = "doubled"
@@ -263,7 +263,7 @@ class RangeTasks:
 
     def _prepared(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return rows of the source as rows of PREPARED."""
-        [prepared] = Prepare(self.keys, ()).events([batch.select(DOCUMENTS.names)])
+        [prepared] = PreparedRows(self.keys, ()).events([batch.select(DOCUMENTS.names)])
         rows: list[dict[str, Any]] = prepared.to_pylist()
         for row in rows:
             if row["kind"] == INAPPLICABLE:

@@ -31,7 +31,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.signals.signal import EXECUTE
 from spark_sink.snapshot.plan import filter_of
-from spark_sink.tables.prepare import EVENT
+from spark_sink.tables.prepared_rows import EVENT
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import newest_state
 from spark_sink.verification.collection_comparison import ROUND, Comparison, document_options

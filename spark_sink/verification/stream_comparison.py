@@ -96,7 +96,7 @@ def bronze_differences(stored: DataFrame, events: Events) -> DataFrame:
     Columns: token, namespace, operationType; the difference, which is "missing" or DOUBLED in the
     rows, "extra" for a row that the stream lacks, or "different"; and the `fields` that differ.
     """
-    stored = stored.where(~F.col("token").rlike(MARKS) & (F.col("token") >= events.first))
+    stored = _from_stream(stored, events.first)
     shown = ["token", "namespace", "operationType"]
     differing = _differences(stored, _dated(events.rows), ["token"], shown, events.whole)
     return _of_one_version(differing).orderBy("token")
@@ -111,10 +111,9 @@ def message_differences(stored: DataFrame, events: Events, options: Mapping[str,
     rows = [field for field in stored.schema.fields if field.name in MESSAGE_ROWS.names]
     schema = StructType(rows).add(_CERTAIN, "boolean")
     expected = events.rows.mapInArrow(partial(_made, dict(options), schema), schema)
-    is_event = ~F.col("token").rlike(MARKS) & (F.col("token") >= events.first)
     without_clock = F.regexp_replace("value", _CLOCK, "")
     stored, expected = (
-        rows.where(is_event).withColumn("value", without_clock)
+        _from_stream(rows, events.first).withColumn("value", without_clock)
         for rows in (stored, _dated(expected))
     )
     shown = ["token", "index", "topic"]
@@ -137,7 +136,13 @@ def transaction_differences(stored: DataFrame, events: Events) -> DataFrame:
     return _differences(stored, counted, ["id"], ["id"], events.whole).drop("times")
 
 
+def _from_stream(rows: DataFrame, first: str) -> DataFrame:
+    """Return the rows of events of the stream from a token on."""
+    return rows.where(~F.col("token").rlike(MARKS) & (F.col("token") >= first))
+
+
 def _dated(rows: DataFrame) -> DataFrame:
+    """Return rows with the date of their events, as a job's table has it."""
     day = F.to_date(F.to_utc_timestamp("clusterTime", F.current_timezone()))
     return rows.withColumn(DATE, day)
 
@@ -186,12 +191,11 @@ def _differences(
     Columns: `shown`, difference, fields, and `times`, how often the table has a row.
     """
     names = [name for name in sent.columns if name in stored.columns and name != "shard"]
-    extra = [_CERTAIN] if _CERTAIN in sent.columns else []
     stored, sent = _comparable(stored), _comparable(sent)
     of_table = stored.groupBy(*keys).agg(
         F.count("*").alias("times"), F.first(F.struct(*names)).alias("stored")
     )
-    certain = [F.col(name) for name in extra]
+    certain = [_CERTAIN] if _CERTAIN in sent.columns else []
     of_stream = sent.select(*keys, F.struct(*names).alias("sent"), *certain)
     pairs = of_table.join(of_stream, list(keys), "full_outer").drop(*keys)
     unequal = pairs.where(~F.col("stored").eqNullSafe(F.col("sent")) | (F.col("times") > 1))

@@ -28,7 +28,7 @@ from spark_sink.options.declared import argument
 from spark_sink.options.parsers import cluster_time
 from spark_sink.snapshot.unread import unread_names
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.advance import Advance
+from spark_sink.tables.applied_changes import AppliedChanges
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import TableScope, unread_after
 from spark_sink.tables.delta_log import DeletedVersionError, DeltaLog
@@ -114,9 +114,9 @@ def _current_from_bronze(spark: SparkSession, history: JobHistory, cut: Timestam
         _require_begun(bronze, history.record, cut)
     later = [*_counts_before(bronze, cut), (BATCH, ">", since)]
     changes = read_rows(spark, bronze, (*CHANGE_COLUMNS, "op"), later)
-    advance = Advance(table.state.keys, changes, table.form)
-    frame, scope = advance.of_table(rows), history.scope(cut)
-    events = advance.ddl_events
+    applied = AppliedChanges(table.state.keys, changes, table.form)
+    frame, scope = applied.of_table(rows), history.scope(cut)
+    events = applied.ddl_events
     unread = {} if scope is None else unread_after(scope.unread, events, scope.contains)
     if names := unread_names(unread):
         warnings.warn(f"current lacks documents of {names}: {UNREAD_THEN}", stacklevel=3)

@@ -164,7 +164,7 @@ def rebuild_table(
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
     scans, batch, scope = bronze_at(folder, time)
     table = CurrentTable(target.table(CURRENT), form=table_form(folder.record()))
-    remove_interrupted(table.address, 1)  # files of an interrupted attempt
+    remove_interrupted(table.address)  # files of an interrupted attempt
     tasks = [partial(stage_rows, part, table.address, table.state.keys) for part in scans]
     staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
     quarantine = DeltaLog(target.table(QUARANTINE))

@@ -356,7 +356,7 @@ def test_a_snapshot_may_begin_with_any_document(tmp_path: Path) -> None:
     stage = ChangeStage(str(tmp_path))
     stage.add(rows.set_column(4, "event", no_text))
     report = stage.close()
-    assert report.streamed == streamed
+    assert report.before_snapshot == streamed
     CurrentTable(str(tmp_path)).apply_staged(None, Upsert(report))
     [row] = DeltaTable(tmp_path).to_pyarrow_table().to_pylist()
     assert b"c\xc3t" in row["document"]
@@ -547,6 +547,25 @@ def test_a_new_query_may_begin_on_a_restored_table_with_a_snapshot_alone(
     end = {"operationType": "snapshotEnd", "readUntil": time, "ns": {"db": "", "coll": ""}}
     write(2, head | end)
     assert documents_in(tmp_path).keys() == {("a", 9)}
+
+
+def test_the_changes_of_a_killed_attempt_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stream = RandomChanges(1)
+
+    def write(epoch: int) -> list[str]:
+        changes = ChangeStage(str(tmp_path), epoch=epoch)
+        changes.add(change_rows([stream.change(epoch, n=1)]))
+        monkeypatch.setattr(current_table, "reports_in", lambda *_: [changes.close()])
+        CurrentTable(str(tmp_path), epoch=epoch).apply(Mock(sparkSession=None))
+        return sorted(path.name.partition("-")[0] for path in tmp_path.glob("_changes/*"))
+
+    for epoch in (0, 5, 8):
+        (tmp_path / "_changes").mkdir(exist_ok=True)
+        (tmp_path / f"_changes/{epoch}-a.parquet").touch()
+    assert write(0) == ["5", "8"]
+    assert write(5) == ["8"]
 
 
 def test_another_table_is_refused(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from spark_sink.snapshot.unread import CollectionTokens, LostDocument, tokens_do
 from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of, unread_after
 from spark_sink.tables.fold import Fold, whole_documents, without_superseded
 from spark_sink.tables.places import places_of
-from spark_sink.tables.prepare import PREPARED, ROW, Prepare
+from spark_sink.tables.prepared_rows import PREPARED, ROW, PreparedRows
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_state import TableState
 
@@ -64,7 +64,7 @@ def test_events_together_have_the_keys_of_each(keys: tuple[str, ...], seed: int)
         events.append((f"{number:03}", bson.encode(fields)))
     rows = source_rows(events)
     together, singly = (
-        pa.Table.from_batches(Prepare(keys, ()).events(batches))
+        pa.Table.from_batches(PreparedRows(keys, ()).events(batches))
         for batches in ([rows], [rows.slice(row, 1) for row in range(len(events))])
     )
     order = ["token", "key"]
@@ -87,7 +87,7 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
 def prepared_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
     """Return changes of documents, and rows that the table has of some of them."""
     events = [event(chance, number, chance.randrange(keys)) for number in range(count)]
-    [changes] = Prepare(("_id",), ()).events([source_rows(events)])
+    [changes] = PreparedRows(("_id",), ()).events([source_rows(events)])
     rows = [
         {**row, "kind": ROW, "payload": bson.encode({"old": True})}
         for row in changes.to_pylist()
@@ -161,7 +161,7 @@ def test_many_documents_that_are_lost_make_their_collection_unread() -> None:
 
 def test_the_events_after_a_snapshot_that_is_read_late_are_new() -> None:
     marks = [high_water_mark(Timestamp(second, 1)) for second in range(10)]
-    state = TableState(("_id",)).after(ChangeReport(streamed=marks[7]), ())
+    state = TableState(("_id",)).after(ChangeReport(before_snapshot=marks[7]), ())
     end = {"_id": {"_data": marks[3]}, "operationType": "snapshotEnd"}
     end |= {"clusterTime": Timestamp(3, 0), "readUntil": Timestamp(8, 0)}
     found = bson.encode(end)

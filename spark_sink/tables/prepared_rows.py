@@ -1,4 +1,4 @@
-"""Gives each row of a table, and each event, its collection and the key of its document.
+"""Rows of a table and events as one form, with the collection and the key of their document.
 
 The rows with the columns PREPARED are the input of `Fold`. DDL events and ends of snapshots change
 many rows together. So each row, and each event, is compared with the DDL events after it in the
@@ -44,7 +44,7 @@ _DELETE = Slice(STRING, b"\x07\0\0\0delete\0")
 
 
 @dataclass
-class Prepare:
+class PreparedRows:
     """Makes rows of PREPARED from rows of a table, or from a source's rows.
 
     Args:

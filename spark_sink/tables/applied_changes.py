@@ -1,4 +1,4 @@
-"""Applies later events to rows of a current table or of a snapshot, which are rows of Spark.
+"""Later events, applied to rows of a current table or of a snapshot, which are rows of Spark.
 
 Executors import this module (docs/on-a-cluster.md).
 """
@@ -18,12 +18,12 @@ from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of, renamed_by
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import Fold
 from spark_sink.tables.places import KEY_COLUMNS
-from spark_sink.tables.prepare import PREPARED, Prepare
+from spark_sink.tables.prepared_rows import PREPARED, PreparedRows
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 
-class Advance:
-    """Applies rows of the source, `changes`, to rows of a current table or of a snapshot.
+class AppliedChanges:
+    """The rows of a current table or of a snapshot after `changes`, which are rows of the source.
 
     An event that cannot be applied removes its document, as in a job's table.
 
@@ -39,13 +39,13 @@ class Advance:
         rows = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
         self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in rows)
         """The DDL events among the changes."""
-        self._prepare = Prepare(keys, self.ddl_events)
+        self._prepared_rows = PreparedRows(keys, self.ddl_events)
         self._changes = self._prepared(changes.where(F.col("op").isNotNull()))
         self._form = form or TableForm()
 
     def of_table(self, rows: DataFrame) -> DataFrame:
         """Return rows with the columns BASE, and DELETED if there is one, after the changes."""
-        return self._folded(rows.mapInArrow(self._prepare.table_rows, PREPARED))
+        return self._folded(rows.mapInArrow(self._prepared_rows.table_rows, PREPARED))
 
     def of_documents(self, rows: DataFrame) -> DataFrame:
         """Return a snapshot's rows of the source after the changes, in the same form."""
@@ -53,7 +53,7 @@ class Advance:
 
     def _prepared(self, rows: DataFrame) -> DataFrame:
         columns = rows.select("database", "collection", "token", "event")
-        return columns.mapInArrow(self._prepare.events, PREPARED)
+        return columns.mapInArrow(self._prepared_rows.events, PREPARED)
 
     def _folded(self, rows: DataFrame) -> DataFrame:
         by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
