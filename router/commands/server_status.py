@@ -49,7 +49,7 @@ async def server_status(call: Call) -> Answer:
 
 async def described_streams(process: ServingProcess) -> AsyncIterator[dict[str, Any]]:
     """Yield the descriptions of this process's streams; other tasks run between two of them."""
-    for stream in process.cursors.describe():
+    for stream in process.cursors.describe_streams():
         yield stream
         await asyncio.sleep(0)
 
@@ -129,7 +129,7 @@ def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) 
     """Return the router's own section: the state of each merge (docs/design.md#the-merge)."""
     cursors, peers = process.cursors, process.peers
     whose = {} if peers is None else {"worker": peers.number}
-    to_shared, to_own = cursors.moves
+    open_streams = cursors.streams
     loads = cursors.loads.by_target
     return {
         "streams": [{**stream, **whose} for stream in streams],
@@ -142,9 +142,12 @@ def _mergerouter(process: ServingProcess, streams: Sequence[Mapping[str, Any]]) 
                 "available": counts.available,
                 "created": Int64(counts.created),
             }
-            for address, counts in cursors.connections.items()
+            for address, counts in process.cluster.pool.counts.items()
         },
-        "moves": {"toShared": Int64(to_shared), "toOwn": Int64(to_own)},
+        "moves": {
+            "toShared": Int64(open_streams.moves_to_shared),
+            "toOwn": Int64(open_streams.moves_to_own),
+        },
         "differentStreams": cursors.admission.streams,
         "refused": {name: Int64(count) for name, count in cursors.admission.refused.items()},
         "users": [{**share, **whose} for share in cursors.admission.users(_MOST_USERS)],

@@ -2,7 +2,7 @@
 
 import asyncio
 import secrets
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from heapq import nlargest
@@ -25,8 +25,6 @@ from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
-from shard_client.wire.connection import Address
-from shard_client.wire.connection_pool import PoolCounts
 
 log = structlog.get_logger()
 
@@ -153,12 +151,7 @@ class CursorRegistry:
         """Return the number of open merged cursors."""
         return len(self._cursors)
 
-    @property
-    def moves(self) -> tuple[int, int]:
-        """The number of moves of cursors to streams that serve others as well, and back."""
-        return self.streams.moves_to_shared, self.streams.moves_to_own
-
-    def describe(self) -> Iterator[dict[str, Any]]:
+    def describe_streams(self) -> Iterator[dict[str, Any]]:
         """Yield descriptions of the streams that are open at first, for monitoring."""
         readers: dict[RunningStream, list[int]] = {}
         for cursor_id, cursor in self._cursors.items():
@@ -212,11 +205,6 @@ class CursorRegistry:
     def earliest_departed_resume_time(self) -> Timestamp | None:
         """The same for cursors that clients have left within a day without opening them again."""
         return self._departed.earliest(self._loop.time())
-
-    @property
-    def connections(self) -> Mapping[Address, PoolCounts]:
-        """Connections to the cluster's members, by member."""
-        return self.streams.cluster.pool.counts
 
     def has_another_users(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
         """Return whether another user has opened one of these cursors."""

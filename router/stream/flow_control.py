@@ -288,37 +288,44 @@ class FlowControl:
             return COLLECTING_TIME if collects else 0.0
         return self._settings.noop_delay
 
-    def next_wait(
+    def plan_getmore(
         self,
         remote: PacedRemote,
-        watermark: Timestamp | None,
+        watermark: Timestamp,
         now: float,
         *,
         needed: bool,
         next_noop: float | None,
         alone: bool = False,
     ) -> Wait:
-        """Return the wait of a remote's next getMore.
+        """Plan a remote's next getMore: return its wait, and record the pause or the round it uses.
 
         ``watermark`` is the remote's, and ``needed`` whether events need it to advance;
         ``next_noop`` is the time until the member's next no-op write, if the budgets allow no
         watermark before it. ``alone`` is whether the stream has no other remote.
         """
-        if watermark is not None and self._is_in_rounds(remote, watermark, now):
-            return self._wait_in_rounds(remote, watermark, now, alone=alone)
+        if self._is_in_rounds(remote, watermark, now):
+            return self._plan_in_rounds(remote, watermark, now, alone=alone)
+        # The first row that applies decides:
+        #
+        #   the watermark is needed, no no-ops are written  a growing pause: only time moves it
+        #   the member may have more events                 short: it may be scanning, not waiting
+        #   the watermark is needed and about to advance,   a growing pause: this getMore is what
+        #   and no progress cursor may report it            reports it
+        #   it watches config.shards                        none until later: no event ends its wait
+        #   the budgets allow nothing before a no-op write  until that is done: one getMore a write
+        #   otherwise                                       long: an event ends it, and a progress
+        #                                                   cursor reports the watermark
         settings, quiet = self._settings, self._settings.await_quiet
-        # The watermark is due: the member's oplog is past it, or is getting a no-op write.
-        moves = watermark is None or remote.is_beyond(watermark) or remote.noops.state == "sent"
-        due = needed and moves
+        advances = remote.is_beyond(watermark) or remote.noops.state == "sent"
+        reports = needed and advances and (remote.topology or next_noop is not None)
         if needed and not settings.writes_noops:
             await_for = remote.waits.next_pause()
         elif not remote.idle:
-            # A getMore that waits cannot be distinguished from one that scans: keep the wait short.
             await_for = settings.await_unknown
-        elif due and (remote.topology or next_noop is not None):
+        elif reports:
             await_for = remote.waits.next_pause()
         elif remote.topology:
-            # It has no events that could end a wait, so it need not wait on the config server.
             return Wait(settings.await_watermark, send_after=quiet)
         elif next_noop is not None:
             await_for = next_noop
@@ -331,10 +338,10 @@ class FlowControl:
         dense = remote.idle and not remote.topology and self.rounds.is_dense(now)
         return dense and not remote.is_in_backlog(watermark)
 
-    def _wait_in_rounds(
+    def _plan_in_rounds(
         self, remote: PacedRemote, watermark: Timestamp, now: float, *, alone: bool
     ) -> Wait:
-        """Return the wait of a remote that is read in rounds."""
+        """Plan the next getMore of a remote that is read in rounds."""
         rounds, quiet = self.rounds, self._settings.await_quiet
         if alone:
             pause = _SINGLE_REMOTE_PAUSE * self._memory.remotes

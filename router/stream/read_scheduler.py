@@ -85,7 +85,7 @@ class ReadScheduler:
         ``opening``, no remote is paused although no client reads.
         """
         number, events = remote.number, len(batch.events)
-        if self._remotes.get(number) is None:
+        if self._remotes.get(number) is None or self._stream.error is not None:
             return
         flow, cursor = self._flow, remote.cursor
         remote.record_reply(events, batch.operation_time, now, complete=batch.complete)
@@ -107,9 +107,8 @@ class ReadScheduler:
 
     def _set_wait(self, remote: Remote, now: float, *, needed: bool) -> None:
         """Set how long the next getMore waits; ``needed`` is whether events need the watermark."""
-        key = remote.queue.watermark
-        watermark = cluster_time_of(key) if key else None
-        if watermark is not None and remote.should_leave(watermark, now):
+        watermark = cluster_time_of(remote.queue.watermark)
+        if remote.should_leave(watermark, now):
             log.warning(
                 "member is left: it does not show what its replica set has written",
                 target=remote.target,
@@ -117,7 +116,7 @@ class ReadScheduler:
             )
             remote.cursor.leave_member()
         next_noop, alone = self._next_noop(remote, now), len(self._remotes) == 1
-        wait = self._flow.next_wait(
+        wait = self._flow.plan_getmore(
             remote, watermark, now, needed=needed, next_noop=next_noop, alone=alone
         )
         if wait.send_after:

@@ -4,7 +4,6 @@ import asyncio
 import math
 from collections.abc import Awaitable, Callable, Sequence
 from contextvars import Context
-from enum import Enum
 from functools import cached_property
 from itertools import count
 from typing import Any, Final
@@ -36,15 +35,6 @@ _NUMBERS = count(1)
 CLOSED: Final = "the stream was closed while it was being opened"
 _LONGEST = 200
 """Most characters of the options and stages in a stream's description."""
-
-
-class _Life(Enum):
-    """The states of a running stream; each is followed by a later one only."""
-
-    OPENING = "the first readers wait for the remotes' replies"
-    OPEN = "the remotes have replied, or one shard has by the deadline"
-    ENDED = "no reader may enter: it could not be opened, or the last reader has left it"
-    CLOSED = "``close`` has begun"
 
 
 class RunningStream:
@@ -91,9 +81,10 @@ class RunningStream:
         self._tasks = AwaitedTasks()
         """The tasks that read and close remotes, or watch for shards that have left."""
         self._draining: asyncio.Task[None] | None = None
-        self._life = _Life.OPENING
         self._opened: asyncio.Future[None] = self._loop.create_future()
-        """The result of the opening, for those who wait for it."""
+        """The opening: done when the remotes have replied, or one shard has by the deadline."""
+        self._is_over = False
+        """Whether no reader may enter: it could not be opened, or the last reader has left it."""
         self._opening_timer: asyncio.TimerHandle | None = None
         self._events = 0
         self._waited_until = self._loop.time()
@@ -115,7 +106,7 @@ class RunningStream:
 
     def _open_without_late(self, most: float) -> None:
         """Open the stream with the shards that have answered by the deadline, one at least."""
-        if self._life is not _Life.OPENING:
+        if self._opened.done():
             return
         late = sorted(remote.target for remote in self._remotes if not remote.queue.has_replied)
         missing = f"no answer from {', '.join(late)} within {most} s"
@@ -129,9 +120,8 @@ class RunningStream:
 
     def _become_open(self) -> None:
         """Let ``wait_opened`` return, unless the opening is over."""
-        if self._life is _Life.OPENING:
+        if not self._opened.done():
             self._opened.set_result(None)
-            self._life = _Life.OPEN
 
     def _fail_opening(self, error: CommandError) -> None:
         """Let ``wait_opened`` raise ``error``, and end the stream, unless the opening is over."""
@@ -143,17 +133,13 @@ class RunningStream:
     def _end(self) -> None:
         """Let no reader enter any more."""
         if not self._is_over:
-            self._life = _Life.ENDED
+            self._is_over = True
             self._gone(self)
 
     @property
     def has_opened(self) -> bool:
         """Whether ``wait_opened`` returns at once."""
-        return self._life is _Life.OPEN
-
-    @property
-    def _is_over(self) -> bool:
-        return self._life in (_Life.ENDED, _Life.CLOSED)
+        return self._opened.done() and not self._is_over
 
     async def wait_opened(self) -> None:
         """Wait until each remote has answered; after the deadline, one shard.
@@ -167,7 +153,7 @@ class RunningStream:
 
         No task of the stream is left. Idempotent.
         """
-        self._life = _Life.CLOSED
+        self._is_over = True
         self._opened.cancel()
         self.waiting.cancel_step()
         for pending in (self._opening_timer, self._lingering, self._draining):
@@ -362,7 +348,7 @@ class RunningStream:
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self.start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
-        if self._life is _Life.OPENING and all(each.queue.has_replied for each in self._remotes):
+        if not self._opened.done() and all(each.queue.has_replied for each in self._remotes):
             self._become_open()
         self._pass_on()
         if self._held_back_since is not None and not self.merged.is_held_back:

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import bson
@@ -91,15 +92,16 @@ class FakeCursors:
         self.failure: CommandError | None = None
         self.first: list[bytes] = []
         self.new_id: Callable[[], int] = count(2**62 + 1).__next__
-        self.moves = (0, 0)
+        self.streams = SimpleNamespace(moves_to_shared=0, moves_to_own=0)
         self.loads = MemberLoads()
-        self.streams: list[dict[str, Any]] = []
+        self.described: list[dict[str, Any]] = []
         self.memory = Memory(StreamSettings().total_buffer_bytes)
         self.admission = Admission(StreamSettings(), self.memory)
         self.place = Timestamp(1795163220, 1)
         self.behind = 0.0
         self.earliest_departed_resume_time: Timestamp | None = None
         self.connections: dict[Address, PoolCounts] = {}
+        self.pool = SimpleNamespace(counts=self.connections)
 
     async def open(
         self,
@@ -142,8 +144,8 @@ class FakeCursors:
     def __len__(self) -> int:
         return len(self.cursors)
 
-    def describe(self) -> Iterator[dict[str, Any]]:
-        yield from self.streams
+    def describe_streams(self) -> Iterator[dict[str, Any]]:
+        yield from self.described
 
     def describe_cursors(self, most: int, wall: float) -> list[dict[str, Any]]:
         return [

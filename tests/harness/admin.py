@@ -119,7 +119,7 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
     measures = AdminMeasures(checks, Histogram(LAG_BOUNDS))
     shown = {"measures": measures, "certificates": certificates}
     async with facade(**{**shown, **fields}) as made:
-        made.cursors.streams = [
+        made.cursors.described = [
             stream(
                 remote("config", behind=1, topology=True),
                 remote("north", behind=40, failingMillis=2500, error="connection refused"),
@@ -131,7 +131,7 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
         for target in ("config", "north", "south"):
             load = made.cursors.loads.of(target)
             load.openings, load.get_mores, load.noop_commands = 2, 50, 2
-        made.cursors.connections = {("north.example", 27018): PoolCounts(2, 1, 5)}
+        made.cursors.connections["north.example", 27018] = PoolCounts(2, 1, 5)
         made.cursors.admission.refused["maxStreams"] += 1
         made.process.counters.errors = {43: 2, 99999: 1}
         for report in jobs(made.process.now()):

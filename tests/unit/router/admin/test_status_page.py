@@ -82,7 +82,7 @@ async def test_the_newest_report_of_all_workers_counts() -> None:
 async def test_texts_of_servers_and_clients_are_escaped() -> None:
     text = "<script>alert(1)</script>"
     async with watched_facade() as made, admin_port(made) as port:
-        made.cursors.streams = [stream(remote(text, behind=1), holder=text, reason="idle")]
+        made.cursors.described = [stream(remote(text, behind=1), holder=text, reason="idle")]
         checks = fixed_checks(made)
         checks.fails(text, text)
         made.process.jobs.add(JobReport(text, text, text, made.process.now(), error=text))
@@ -127,7 +127,7 @@ async def test_the_page_follows_the_router_in_a_browser() -> None:
         lane = "[...document.querySelectorAll('.lane')].find(e => /north/.test(e.textContent))"
         assert "reconnecting" in await page.evaluate(f"{lane}.querySelector('.why').textContent")
         # North catches up; the page shows it without a reload.
-        made.cursors.streams = [
+        made.cursors.described = [
             stream(
                 remote("north", behind=0), remote("south", behind=3), holder="south", reason="idle"
             )
@@ -222,7 +222,7 @@ async def test_only_trouble_has_a_colour() -> None:
         assert await page.evaluate(names) == ["north"]
         # South is the slowest, as one shard always is, but nothing is wrong with it.
         slow = remote("south", behind=3)
-        made.cursors.streams = [
+        made.cursors.described = [
             stream(remote("north", behind=0), slow, holder="south", reason="idle")
         ]
         await page.open(f"http://127.0.0.1:{port}/")

@@ -101,7 +101,7 @@ async def test_other_tasks_run_between_two_streams_of_a_status() -> None:
             yield {"bufferedBytes": 0}
 
     async with facade() as router, await router.client() as client:
-        router.cursors.describe = describe  # type: ignore[method-assign]
+        router.cursors.describe_streams = describe  # type: ignore[method-assign]
         loop.call_soon(tick)
         reply = await client.command("admin", {"serverStatus": 1})
     assert len(reply["mergerouter"]["streams"]) == 3

@@ -66,4 +66,4 @@ def explained_by(registry: CursorRegistry, request: StreamRequest) -> dict[str, 
 
 def namespaces(registry: CursorRegistry) -> list[str]:
     """Return the namespaces of the open streams."""
-    return [each["namespace"] for each in registry.describe()]
+    return [each["namespace"] for each in registry.describe_streams()]

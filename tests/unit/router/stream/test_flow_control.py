@@ -113,7 +113,7 @@ def remote_of(
 
 def wait_of(flow: FlowControl, remote: PacedRemote, **state: Any) -> Wait:
     known: dict[str, Any] = {"needed": False, "next_noop": None}
-    return flow.next_wait(remote, WATERMARK, 1000.0, **known | state)
+    return flow.plan_getmore(remote, WATERMARK, 1000.0, **known | state)
 
 
 @pytest.mark.parametrize(
@@ -162,7 +162,9 @@ def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams:
     flow = dense(remote)
     flow._memory.add(remotes=streams)
     for watermark, expected in ((WATERMARK, Wait(QUIET, pause)), (Timestamp(90, 1), Wait(QUIET))):
-        found = flow.next_wait(remote, watermark, 1000.01, needed=False, next_noop=None, alone=True)
+        found = flow.plan_getmore(
+            remote, watermark, 1000.01, needed=False, next_noop=None, alone=True
+        )
         assert found == expected
 
 

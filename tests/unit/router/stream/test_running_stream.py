@@ -31,16 +31,16 @@ async def test_an_open_stream_outlasts_an_outage(cluster: ScriptedCluster, away:
     cluster.noop(102)
 
     def remote() -> dict[str, Any]:
-        (described,) = registry.describe()
+        (described,) = registry.describe_streams()
         return next(each for each in described["remotes"] if each["target"] == away)
 
     await read_nothing_until(cursor, lambda: remote().get("failingMillis", 0) > 300)
-    await read_nothing_until(cursor, lambda: next(registry.describe())["waiting"])
-    assert next(registry.describe())["slowestShard"] == away
+    await read_nothing_until(cursor, lambda: next(registry.describe_streams())["waiting"])
+    assert next(registry.describe_streams())["slowestShard"] == away
     assert remote()["state"] == "failing"
     assert remote()["error"]
     # A client that asks now and then is not late: there is nothing to read.
-    await until(lambda: not next(registry.describe())["waitedFor"])
+    await until(lambda: not next(registry.describe_streams())["waitedFor"])
     assert registry.describe_cursors(1, 1e6)[0]["behindSeconds"] < 10
     await member.start(port)
     cluster.noop(104)
@@ -97,7 +97,7 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     cluster.shards["s0"].insert(101, 1)
     cluster.noop(102)
     cluster.shards["s1"].insert(103, 2)
-    await until(lambda: next(registry.describe())["bufferedBytes"])
+    await until(lambda: next(registry.describe_streams())["bufferedBytes"])
     assert await read_until(cursor, 1) == [1]
     registry.kill([cursor.cursor_id], OWNER)
     await registry.close()

@@ -42,7 +42,7 @@ async def test_only_identical_streams_share(
     registry = cluster.registry()
     await registry.open(stream(None), OWNER)
     await registry.open(stream(None, **other), OWNER)
-    assert len(list(registry.describe())) == (1 if shared else 2)
+    assert len(list(registry.describe_streams())) == (1 if shared else 2)
 
 
 async def test_a_single_slow_client_pauses_the_remotes(cluster: ScriptedCluster):
@@ -54,13 +54,13 @@ async def test_a_single_slow_client_pauses_the_remotes(cluster: ScriptedCluster)
     for _ in range(3):
         assert len((await cursor.next_batch(1, PATIENCE)).events) == 1
         await until(lambda: paused(registry))
-        (description,) = registry.describe()
+        (description,) = registry.describe_streams()
         assert sum(remote["events"] for remote in description["remotes"]) < 800
 
 
 def paused(registry: CursorRegistry) -> bool:
     """Return whether every shard's remote has paused until a client reads."""
-    (description,) = registry.describe()
+    (description,) = registry.describe_streams()
     shards = [each for each in description["remotes"] if each["target"] != "config"]
     return all(each["state"] == "paused" for each in shards)
 

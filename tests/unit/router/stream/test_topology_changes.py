@@ -90,7 +90,7 @@ _NAMESPACE = {"db": "config", "coll": "shards"}
 
 def targets(registry: CursorRegistry) -> list[str]:
     """Return the targets of the remotes of the first stream."""
-    return [each["target"] for each in next(registry.describe())["remotes"]]
+    return [each["target"] for each in next(registry.describe_streams())["remotes"]]
 
 
 def drain(cluster: ScriptedCluster) -> None:

@@ -129,7 +129,7 @@ async def test_few_filters_stay_on_the_shards_and_many_move_over(cluster: Script
     registry = cluster.registry(share_filters_from=3, share_filters_hold=0.0, share_linger=0.0)
     cursors = await tenants(registry, 0, 1)
     assert cluster.open_cursors == 2 * REMOTES
-    assert "filtered" not in next(registry.describe())
+    assert "filtered" not in next(registry.describe_streams())
     cursors += await tenants(registry, 2)
     for second in range(101, 107):
         write(cluster, second, "c", tenant=second % 3)
@@ -140,7 +140,7 @@ async def test_few_filters_stay_on_the_shards_and_many_move_over(cluster: Script
         registry.kill([cursor.cursor_id], OWNER)
 
     def on_shards() -> bool:
-        return "filtered" not in next(registry.describe(), {"filtered": {}})
+        return "filtered" not in next(registry.describe_streams(), {"filtered": {}})
 
     await read_nothing_until(cursors[0], on_shards)
     write(cluster, 111, "c", tenant=0)
