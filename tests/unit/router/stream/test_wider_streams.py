@@ -177,8 +177,8 @@ async def test_null_follows_the_servers_version(cluster: ScriptedCluster) -> Non
     await registry.open(request, OWNER)
     undefined = document(b"\x03fullDocument\0" + document(b"\x06a\0"))
     for version, met in ((17, True), (24, True), (25, False)):
-        for target in cluster.clusters[0]._wire_versions:
-            cluster.clusters[0]._wire_versions[target] = version
+        for target in ("config", *cluster.shards):
+            cluster.clusters[0].versions.record(target, {"maxWireVersion": version})
         (source,) = registry.streams.policy.candidates(request).filters.sources
         assert source.filter is not None
         index: FilterIndex[int] = FilterIndex()

@@ -108,7 +108,9 @@ async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(
     reader.start()
     member.insert(101)
     await until(lambda: reader.keys == keys(101))
-    key = invalidate(member, 102)
+    member.insert(102)  # the getMore after its batch asks for one event
+    await until(lambda: reader.keys == keys(101, 102))
+    key = invalidate(member, 103)
     await until(lambda: reader.batches[-1].invalidated)
     assert (reader.batches[-1].cursor_id, reader.keys[-1]) == (0, key.encode())
     assert reader.cursor.status == "ended"

@@ -73,7 +73,7 @@ def test_starts_that_are_shorter_than_the_interval_compact_too(
         printed += capsys.readouterr().err
     assert "compacted into" in printed
     assert time.monotonic() - started > 2
-    with compaction_beside(folder, 2):
+    with compaction_beside(folder, 60):
         time.sleep(0.5)
     assert "compacted into" not in capsys.readouterr().err
 
