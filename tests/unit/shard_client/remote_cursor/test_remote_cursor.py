@@ -122,7 +122,7 @@ async def test_an_invalidate_that_fills_its_reply_ends_the_cursor(
 
 
 async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
-    reader = Reader(member, replace(SETTINGS, reply_timeout=0.05, close_timeout=4.0))
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.3, close_timeout=4.0))
     reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     member.hang.add("getMore")
@@ -137,7 +137,7 @@ async def test_a_slow_member_is_not_abandoned(member: ScriptedMember):
 async def test_a_member_is_not_abandoned_for_a_hello_that_it_does_not_get_or_refuses(
     member: ScriptedMember, refuses: bool
 ):
-    reader = Reader(member, replace(SETTINGS, reply_timeout=0.05, close_timeout=4.0))
+    reader = Reader(member, replace(SETTINGS, reply_timeout=0.3, close_timeout=4.0))
     reader.start()
     await until(lambda: member.commands["getMore"] > 1)
     async with AsyncExitStack() as probes:
