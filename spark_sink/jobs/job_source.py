@@ -133,4 +133,4 @@ class JobStreamReader(MergerouterStreamReader):
             if number is None:
                 raise StreamError(f"the format {FORMAT} is for jobs: use mergerouter")
             read = cast("TaskPartition", partition)
-            yield from reported(partial(self.write, [read.task], read.scope, int(number)))
+            yield from reported(partial(self.write, [read.value], read.scope, int(number)))

@@ -117,7 +117,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def rows(self, partition: TaskPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, in the scope of its batch. Raises StreamError."""
         scope = partition.scope or self.options.scope
-        return rows_of_task(partition.task, replace(self.options, scope=scope))
+        return rows_of_task(partition.value, replace(self.options, scope=scope))
 
     def stop(self) -> None:
         """Kill the driver's cursor and close its connections."""
@@ -158,7 +158,7 @@ class MergerouterBatchReader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of one task, as Arrow batches. Raises StreamError."""
         with without_traceback():
-            task: Task | None = cast("TaskPartition", partition).task
+            task: Task | None = cast("TaskPartition", partition).value
             if task is not None:  # Spark passes None where there are no partitions
                 yield from rows_of_task(task, self._options)
 

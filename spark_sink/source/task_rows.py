@@ -50,7 +50,7 @@ Task = EventsTask | SnapshotTask | SourceEvent
 class TaskPartition(InputPartition):
     """What one task of Spark reads, and its scope if that differs from the options'."""
 
-    task: Task
+    value: Task  # Spark's own name: it passes an InputPartition(None) where there are none
     scope: Scope | None = None
 
 

@@ -90,7 +90,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
             reader.latestOffset(last, ReadAllAvailable())  # and not snapshots for ever
     finally:
         reader.stop()
-    assert [type(vars(partition)["task"]) for partition in parts] == [SnapshotTask, SourceEvent]
+    assert [type(partition.value) for partition in parts] == [SnapshotTask, SourceEvent]
     reader = MergerouterStreamReader(chosen, 0.0)
     try:
         assert (
