@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import anyio
 import structlog
@@ -44,9 +44,6 @@ from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 from shard_client.wire.authentication import Access
 from shard_client.wire.tls import TlsContexts
-
-if TYPE_CHECKING:
-    from router.commands.fail_points import FailPoints
 
 log = structlog.get_logger(component="CONTROL")
 
@@ -153,6 +150,11 @@ async def process_parts(
             measures = AdminMeasures(ServerChecks(*servers), Histogram(LAG_BOUNDS))
             owned.push_async_callback(measures.checks.close)
             tasks.run(measure_lag, measures.lag)
+        fail_points = None
+        if settings.process.test_commands:
+            from router.commands.fail_points import FailPoints  # no other router loads them
+
+            fail_points = FailPoints()
         process = ServingProcess(
             cursors=cursors,
             cluster=servers.cluster,
@@ -163,7 +165,7 @@ async def process_parts(
             options=_options(settings, arguments),
             server=server,
             measures=measures,
-            fail_points=_fail_points() if settings.process.test_commands else None,
+            fail_points=fail_points,
             now=now,
         )
         report = server.become if peers is None else peers.announce
@@ -181,12 +183,6 @@ def _options(settings: Settings, arguments: Sequence[str]) -> StartOptions:
         client_limits=settings.client_limits,
         compressors=settings.net.compressors,
     )
-
-
-def _fail_points() -> "FailPoints":
-    from router.commands.fail_points import FailPoints  # no other router loads its commands
-
-    return FailPoints()
 
 
 class _Servers(NamedTuple):

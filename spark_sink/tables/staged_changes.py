@@ -226,16 +226,18 @@ class StagedPlaces:
     """Reads the places of groups of staged changes, in order; each file once. Raises OSError."""
 
     def __init__(self, address: str, groups: Sequence[ChangeGroup]) -> None:
-        self._address, self._groups = address, groups
-        self._by_path: dict[str, list[str]] = {}
+        self._address = address
+        self._groups: dict[str, list[ChangeGroup]] = {}
+        self._places: dict[str, list[str]] = {}
+        for group in groups:
+            self._groups.setdefault(group.path, []).append(group)
 
     def __call__(self, group: ChangeGroup) -> Sequence[str]:
         """Return the places of a group."""
-        if group.path not in self._by_path:
-            of_file = [each for each in self._groups if each.path == group.path]
-            rows = read_groups(self._address, of_file, ["place"])
-            self._by_path[group.path] = rows["place"].to_pylist()
-        places = self._by_path[group.path]
+        if group.path not in self._places:
+            rows = read_groups(self._address, self._groups[group.path], ["place"])
+            self._places[group.path] = rows["place"].to_pylist()
+        places = self._places[group.path]
         return places[bisect_left(places, group.first) : bisect_right(places, group.last)]
 
 

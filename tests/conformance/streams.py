@@ -86,7 +86,7 @@ class Stream:
         deadline = Deadline()
         while not done(self):
             assert self.id, f"the stream ended with {self.events}"
-            deadline.check(f"more than {self.events}")
+            deadline.check("more events", self.events)
             self.more(**fields)
         return self.events
 
@@ -102,7 +102,7 @@ class Stream:
         """Read until a getMore fails; return the whole error reply."""
         deadline = Deadline()
         while True:
-            deadline.check(f"a failure after {self.events}")
+            deadline.check("a failure", self.events)
             try:
                 self.more()
             except OperationFailure as error:

@@ -115,7 +115,7 @@ async def test_a_conversation_gets_the_recorded_answers(
     deadline = Deadline()
     asked = 0
     while asked < len(readings) or len(events) < len(recorded) or (ends and reply["ok"]):
-        deadline.check(f"more than {events}")
+        deadline.check("more events", events)
         more = {**readings[0]["command"], "getMore": cursor_id, "maxTimeMS": 100}
         reply = await raw.command(case["db"], more)
         asked += 1

@@ -99,7 +99,7 @@ class DebeziumEngine:
             self._take()
             if len(self._messages) == seen:
                 assert not ended, f"the engine ended:\n{self.log()}"
-                deadline.check(f"such a message:\n{self.log()}")
+                deadline.check("such a message", self.log())
                 time.sleep(0.05)
         return list(self._messages)
 

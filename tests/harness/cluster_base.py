@@ -7,6 +7,7 @@ from typing import Any, Self
 import pymongo
 
 from tests.harness.server_settings import ROOT, ServerSettings
+from tests.harness.until import Deadline
 
 Client = pymongo.MongoClient[dict[str, Any]]
 
@@ -83,11 +84,10 @@ class TestCluster(ABC):
         Its databases move to another shard.
         """
         other = next(each for each in self.shards if each != name)
-        deadline = time.monotonic() + _DRAIN_SECONDS
+        deadline = Deadline(_DRAIN_SECONDS)
         with Client(self.mongos_uri) as client:
             while (state := client.admin.command("removeShard", name))["state"] != "completed":
-                if time.monotonic() > deadline:
-                    raise RuntimeError(f"timed out waiting for {name} to drain: {state}")
+                deadline.check(f"{name} to drain: {state}")
                 for database in state.get("dbsToMove", ()):
                     client.admin.command("movePrimary", database, to=other)
                 time.sleep(0.05)

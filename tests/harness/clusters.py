@@ -44,7 +44,6 @@ _NO_SERVERS = f"needs MongoDB's servers: set {REAL_SERVERS}, or use --docker"
 _START_SECONDS = 120.0
 EMBEDDED = "import typer; from embedded.cli import embedded; typer.run(embedded)"
 """The program ``mergerouter embedded``, without the router's package."""
-_NOT_OF_REAL_SERVERS = ("server_version",)
 
 
 def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
@@ -57,8 +56,7 @@ def start_cluster(shards: int = 3, **options: Any) -> TestCluster:
     launcher = _launcher()
     if launcher is None:
         return EmbeddedProcess(shards, options)
-    for name in _NOT_OF_REAL_SERVERS:
-        options.pop(name, None)
+    options.pop("server_version", None)
     return RealCluster(launcher, shards, **options)
 
 

@@ -11,6 +11,7 @@ from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 from tests.harness.launchers import Launcher
 from tests.harness.ports import free_port
 from tests.harness.server_settings import ServerSettings
+from tests.harness.until import Deadline
 
 Client = pymongo.MongoClient[dict[str, Any]]
 
@@ -109,10 +110,9 @@ class ReplicaSet:
 
     def wait_primary(self, other_than: str | None = None) -> str:
         """Wait for a primary other than ``other_than``; return it."""
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = Deadline(WAIT_SECONDS)
         while (primary := self.primary()) in (None, other_than):
-            if time.monotonic() > deadline:
-                raise RuntimeError(f"timed out waiting for a primary of {self.name}")
+            deadline.check(f"a primary of {self.name}")
             time.sleep(0.1)
         assert primary is not None
         return primary
@@ -128,9 +128,10 @@ class ReplicaSet:
 
     def wait_healthy(self) -> None:
         """Wait until there is a primary and every other configured member is a secondary."""
-        deadline = time.monotonic() + WAIT_SECONDS
+        deadline = Deadline(WAIT_SECONDS)
         states: Any = None
-        while time.monotonic() < deadline:
+        while True:
+            deadline.check(f"{self.name} to be healthy", states)
             primary = self.primary()
             if primary is not None:
                 with suppress(PyMongoError), self.client(primary) as client:
@@ -139,7 +140,6 @@ class ReplicaSet:
                     if states == ["PRIMARY", *["SECONDARY"] * (len(members) - 1)]:
                         return
             time.sleep(0.1)
-        raise RuntimeError(f"timed out waiting for {self.name} to be healthy: {states}")
 
     # Faults.
 
@@ -275,9 +275,10 @@ def eventually(
     New clients are necessary since a connection from before replSetInitiate refuses sessions.
     ``of`` chooses the member for each try; ``uri`` then returns its connection string.
     """
-    deadline = time.monotonic() + WAIT_SECONDS
+    deadline = Deadline(WAIT_SECONDS)
     failure: PyMongoError | None = None
-    while time.monotonic() < deadline:
+    while True:
+        deadline.check(what, failure)
         at = uri if isinstance(uri, str) else uri(of() if of is not None else "")
         try:
             with Client(at, serverSelectionTimeoutMS=1000, socketTimeoutMS=20_000) as client:
@@ -286,4 +287,3 @@ def eventually(
         except PyMongoError as error:
             failure = error
         time.sleep(0.1)
-    raise RuntimeError(f"timed out waiting for {what}: {failure}")

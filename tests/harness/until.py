@@ -21,9 +21,11 @@ class Deadline:
     def __init__(self, timeout: float = PATIENCE) -> None:
         self._at = time.monotonic() + timeout
 
-    def check(self, what: object) -> None:
-        """Raise AssertionError if the wait has ended; the message names ``what``."""
-        assert time.monotonic() < self._at, f"timed out waiting for {what}"
+    def check(self, what: str, seen: object = None) -> None:
+        """Raise AssertionError if the wait has ended; its message has ``what`` and ``seen``."""
+        if time.monotonic() >= self._at:
+            found = "" if seen is None else f", after {seen}"
+            raise AssertionError(f"timed out waiting for {what}{found}")
 
 
 def wait_for(condition: Callable[[], object], what: str, timeout: float = PATIENCE) -> None:

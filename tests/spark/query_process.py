@@ -53,7 +53,7 @@ class QueryProcess:
         while not what():
             log = (self.folder / "log").read_text()
             assert self.process.poll() is None, log
-            deadline.check(f"the query:\n{log}")
+            deadline.check("the query", log)
             time.sleep(0.05)
 
     def batches(self, log: str) -> list[int]:

@@ -1,6 +1,8 @@
 """Requests between workers: cursors, sessions, status."""
 
 import asyncio
+from collections.abc import AsyncIterator, Set
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
 from router.peers.cursor_ids import MOST_WORKERS, new_cursor_id, worker_of
-from router.peers.peers import ON_BEHALF_OF, Peers, private_address
+from router.peers.peers import ON_BEHALF_OF, Peer, Peers, private_address
 from router.server.listener import Listener
 from shard_client.errors import CommandError, ErrorCode
 from tests.doubles.fake_cursors import event
@@ -107,46 +109,43 @@ async def test_cursors_of_a_worker_that_does_not_answer_are_killed_later(tmp_pat
     peers.close()
 
 
-async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    peers = Peers(1, MARK, 2, tmp_path, lambda message: None)
+@asynccontextmanager
+async def refusing_worker(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, cursors: Set[int]
+) -> AsyncIterator[tuple[Peer, list[tuple[int, str]]]]:
+    """Provide a worker that refuses each kill of one of ``cursors``, and the kills it obeys."""
+    peers = Peers(1, MARK, 2, folder, lambda message: None)
     other = peers.owner(new_cursor_id(MARK, 2))
     assert other is not None
-    killed: list[int] = []
+    killed: list[tuple[int, str]] = []
 
     async def command(_database: str, command: dict[str, Any]) -> dict[str, Any]:
-        if command[ON_BEHALF_OF] == "ann":
-            raise CommandError(ErrorCode.Unauthorized, "not authorized")
-        killed.extend(command["cursors"])
+        await asyncio.sleep(0)  # meanwhile, others may be asked for
+        if not cursors.isdisjoint(command["cursors"]):
+            raise CommandError(ErrorCode.Unauthorized, "it is another user's")
+        killed.extend((cursor_id, command[ON_BEHALF_OF]) for cursor_id in command["cursors"])
         return {"ok": 1.0}
 
     monkeypatch.setattr(other._link, "command", command)
-    for cursor_id, user in ((1, "ann"), (2, "bob"), (3, "ann"), (4, "bob")):
-        await other.kill_cursor(cursor_id, user)
-    assert killed == [2, 4]
+    yield other, killed
     peers.close()
+
+
+async def test_a_kill_that_a_worker_refuses_keeps_no_other_from_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with refusing_worker(tmp_path, monkeypatch, cursors={1, 3}) as (other, killed):
+        for cursor_id, user in ((1, "ann"), (2, "bob"), (3, "ann"), (4, "bob")):
+            await other.kill_cursor(cursor_id, user)
+        assert killed == [(2, "bob"), (4, "bob")]
 
 
 async def test_a_refused_kill_keeps_no_cursor_from_being_killed_that_is_asked_for_with_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    peers = Peers(1, MARK, 2, tmp_path, lambda message: None)
-    other = peers.owner(new_cursor_id(MARK, 2))
-    assert other is not None
-    killed: list[int] = []
-
-    async def command(_database: str, command: dict[str, Any]) -> dict[str, Any]:
-        await asyncio.sleep(0)  # meanwhile, the other cursors are asked for
-        if 2 in command["cursors"]:
-            raise CommandError(ErrorCode.Unauthorized, "it is bob's")
-        killed.extend(command["cursors"])
-        return {"ok": 1.0}
-
-    monkeypatch.setattr(other._link, "command", command)
-    await asyncio.gather(*(other.kill_cursor(cursor_id, "ann") for cursor_id in range(4)))
-    assert killed == [0, 1, 3]
-    peers.close()
+    async with refusing_worker(tmp_path, monkeypatch, cursors={2}) as (other, killed):
+        await asyncio.gather(*(other.kill_cursor(cursor_id, "ann") for cursor_id in range(4)))
+        assert killed == [(0, "ann"), (1, "ann"), (3, "ann")]
 
 
 MARKS = st.integers(0, 2**15 - 1)
