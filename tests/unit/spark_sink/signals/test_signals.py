@@ -72,6 +72,7 @@ def test_a_signal_has_debeziums_format() -> None:
         (signal("stop-snapshot", type="blocking"), "only incremental"),
         ({"type": "pause-snapshot", "data": 5}, "data must be a document"),
         ({"type": "log"}, "data.message must be a text"),
+        ({"type": "log", "data": '{"message": "\\ud800"}'}, "data is not JSON"),
         *(
             (
                 signal(
@@ -83,6 +84,9 @@ def test_a_signal_has_debeziums_format() -> None:
             for condition, message in [
                 ("color='blue'", "filter is not JSON"),
                 ('{"n": {"$numberDecimal": "five"}}', "filter is not JSON"),
+                ('{"n": 99999999999999999999}', "filter is not JSON"),
+                ('{"n\\u0000": 1}', "filter is not JSON"),
+                ({"n": {"$oid": "5"}}, "filter is not JSON"),
                 ('{"a":' * 600 + "1" + "}" * 600, "more than 100 levels"),
                 ({"$or": [{"x": 1}, {"$where": "sleep(1)"}]}, "runs code"),
             ]
