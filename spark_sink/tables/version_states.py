@@ -58,16 +58,19 @@ class StateFiles:
     def read(self, number: int) -> TableState:
         """Return a state.
 
-        Raises StreamError if its file is lost, or of a newer version of this package; and OSError.
+        Raises StreamError if its file is lost or damaged, or of a newer version of this package;
+        and OSError.
         """
         text = self._folder.text(_path(number))
-        if text is None:
-            raise StreamError(
-                f"the table at {self._folder.address} has lost its file {_path(number)}, which "
-                "says where it is in the stream: restore the file from a backup, or remove a table "
-                "current for job rebuild to make it again"
-            )
-        return TableState.of(json.loads(text), self._folder.address)
+        with suppress(ValueError, KeyError, TypeError, AttributeError):
+            if text is not None:
+                return TableState.of(json.loads(text), self._folder.address)
+        loss = "has lost" if text is None else "has damage in"
+        raise StreamError(
+            f"the table at {self._folder.address} {loss} its file {_path(number)}, which says "
+            "where it is in the stream: restore the file from a backup, or remove a table current "
+            "for job rebuild to make it again"
+        )
 
     def clean(self, newest: int) -> None:
         """Remove the states that are older than that of the newest version by an hour. OSError.
