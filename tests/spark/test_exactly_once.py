@@ -15,7 +15,7 @@ from tests.spark.parquet_query import parquet_writer
 from tests.spark.query_process import QueryProcess
 from tests.spark.tables import change_at_random, collections_of, table_of
 
-pytestmark = pytest.mark.xdist_group("spark_queries")  # one cluster, one Spark
+pytestmark = pytest.mark.xdist_group("exactly_once")  # beside the other queries: these take long
 
 
 @pytest.mark.timeout(900)
