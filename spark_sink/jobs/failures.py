@@ -39,6 +39,8 @@ _REMEDIES = {
     "spark.driver.memory=4g, or more if it has that, or with smaller batches (--option "
     "maxEventsPerTrigger=50000, or fewer)",
 }
+# The names of classes in reports: of all with a package, such as pyarrow.lib.ArrowInvalid.
+_QUALIFIED, _ERROR = r"([\w$]+\.)+[A-Z][\w$]*", "(Error|Exception)"
 _LOST_FILE = ("No such file", "does not exist", "not found", "NoSuchKey")
 """Words for a file that is gone, and not one that a storage does not return just now."""
 _REMEDIES_OF_LOST_FILES = {
@@ -76,8 +78,9 @@ def _innermost(text: str) -> str:
     lines = [line for line in text.splitlines() if not re.match(r"\s+(at |\.\.\. |File )", line)]
     caused = [line for line in lines if line.startswith("Caused by: ")]
     caused = [line for line in caused if ": " in line.removeprefix("Caused by: ")] or caused
-    thrown = [line for line in lines if re.match(r"(: )?[\w.$]+(Error|Exception): ", line)]
+    thrown = [line for line in lines if re.match(rf"(: )?({_QUALIFIED}|[\w.$]+{_ERROR}): ", line)]
     line = (caused or thrown or lines[:1] or [text])[-1]
     query = r"\[\w+\] Query \[.*?\] terminated with exception: "
-    plain = re.sub(rf"^(Caused by: |: )?({query})?([\w.$]*(Error|Exception): )*", "", line)
+    names = rf"({_QUALIFIED}: )?([\w.$]*{_ERROR}: )*"
+    plain = re.sub(rf"^(Caused by: |: )?({query})?{names}", "", line)
     return re.sub(r"(Detail: )?\[[Ee]rrno \d+\] ", "", plain)

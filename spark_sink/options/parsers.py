@@ -9,6 +9,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+import bson
 from bson import json_util
 from bson.errors import BSONError
 from bson.timestamp import Timestamp
@@ -110,6 +111,7 @@ def json_value(text: str, options: json_util.JSONOptions = json_util.DEFAULT_JSO
     """Return extended JSON as values of BSON. Raises ValueError, also for too many levels."""
     try:
         value = json_util.loads(text, json_options=options)
+        bson.encode({"": value})  # no command has longer numbers, or texts that are no UTF-8
     except json.JSONDecodeError:
         raise
     except _NO_JSON as error:

@@ -140,7 +140,9 @@ def _condition(entry: Any) -> DocumentFilter:
     if not isinstance(condition, Mapping):
         raise SignalError("filter must be a filter of MongoDB, as a document or as JSON")
     _refuse_code(condition)
-    return DocumentFilter(_pattern(entry["data-collection"]), bound_text(condition))
+    text = bound_text(condition)
+    parsed_json(text, "filter")  # a document may have {"$oid": …} as a field
+    return DocumentFilter(_pattern(entry["data-collection"]), text)
 
 
 def parsed_json(text: str, name: str) -> Any:

@@ -143,7 +143,7 @@ class SnapshotScheduler:
 
         Args:
             unread: collections, and the token since which. Each is requested once; those that a
-                scope has gained were requested then.
+                scope has gained were requested then, under the ids of their gains.
             lost: documents of other collections; each is requested once, too.
             is_first: whether a start of the query begins. Then what no waiting request reads is
                 requested again: an earlier request was aborted, perhaps for the lack of a right.
@@ -154,6 +154,9 @@ class SnapshotScheduler:
             again = is_first and not any(selection.reads_whole(name) for selection in waiting)
             return again or token > queue.required_at
 
+        for gain in (each for each in unread if is_first and isinstance(each, ScopeGain)):
+            if not queue.has_request(gain.id):
+                queue = queue.with_request(SnapshotRequest(gain.id, "incremental", gain))
         new = {
             ".".join(names): token
             for names, token in unread.items()

@@ -257,6 +257,9 @@ def test_the_innermost_cause_comes_first() -> None:
     assert cause_of(OSError(long)).startswith("the name of a collection or of a topic is too long")
     told = cause_of(OSError("Failed to open local file '/job/x'. Read-only file system"))
     assert told.startswith("a folder is on a file system that is mounted read-only: ")
+    worker = "An exception was thrown from the Python worker:\nTraceback (most recent call last):"
+    arrow = f'{worker}\n  File "x.py", line 1, in x\npyarrow.lib.ArrowInvalid: no footer in a.b'
+    assert cause_of(RuntimeError(arrow)) == "no footer in a.b"
 
 
 def test_any_error_of_this_package_is_the_cause_and_the_first_one_counts() -> None:

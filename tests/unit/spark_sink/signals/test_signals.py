@@ -18,11 +18,11 @@ from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signal_of
-from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text
-from spark_sink.snapshot.selections import MissingDocuments
+from spark_sink.snapshot.selections import MissingDocuments, ScopeGain
 from spark_sink.snapshot.unread import LostDocument
 from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput, _Move
 from spark_sink.source.offsets import Offset
@@ -72,6 +72,7 @@ def test_a_signal_has_debeziums_format() -> None:
         (signal("stop-snapshot", type="blocking"), "only incremental"),
         ({"type": "pause-snapshot", "data": 5}, "data must be a document"),
         ({"type": "log"}, "data.message must be a text"),
+        ({"type": "log", "data": '{"message": "\\ud800"}'}, "data is not JSON"),
         *(
             (
                 signal(
@@ -83,6 +84,9 @@ def test_a_signal_has_debeziums_format() -> None:
             for condition, message in [
                 ("color='blue'", "filter is not JSON"),
                 ('{"n": {"$numberDecimal": "five"}}', "filter is not JSON"),
+                ('{"n": 99999999999999999999}', "filter is not JSON"),
+                ('{"n\\u0000": 1}', "filter is not JSON"),
+                ({"n": {"$oid": "5"}}, "filter is not JSON"),
                 ('{"a":' * 600 + "1" + "}" * 600, "more than 100 levels"),
                 ({"$or": [{"x": 1}, {"$where": "sleep(1)"}]}, "runs code"),
             ]
@@ -372,6 +376,22 @@ def test_a_start_requests_again_what_was_refused() -> None:
         "again-8-1",
         "again-7-1",
     ]
+
+
+def test_a_start_requests_again_what_its_scope_had_gained() -> None:
+    query, gain = Query(), ScopeGain("again-9", high_water_mark(MARK), Scope("b"))
+    query.queue = query.queue.with_request(SnapshotRequest(gain.id, "incremental", gain))
+    query.planner.refused = "not authorized"
+    assert query.batch() == []
+    assert query.notified == [("again-9", "ABORTED")]
+    query.planner.refused = None
+    unread = {gain: gain.token}
+    assert query.snapshots.require(query.queue, unread).requests == ()
+    query.queue = query.snapshots.require(query.queue, unread, is_first=True)
+    assert query.snapshots.require(query.queue, unread, is_first=True) == query.queue
+    assert query.rest() == ["b.z"] * 4
+    assert query.queue.ending is not None
+    assert query.queue.ending.selection == gain
 
 
 def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:

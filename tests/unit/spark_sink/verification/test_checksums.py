@@ -30,7 +30,7 @@ from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
-from spark_sink.verification.verify_job import checksum_difference
+from spark_sink.verification.verify_job import checksum_difference, exchanged_files
 from tests.doubles.event_history import runs_of
 from tests.doubles.table_damages import damages
 
@@ -143,3 +143,16 @@ def test_every_damage_to_every_column_is_found(name: str, tmp_path: Path) -> Non
         assert found_in(damaged) is not None, what
     assert tried >= filled - {KEY_RANGE}
     assert found_in(rows.take(pc.sort_indices(rows[rows.column_names[0]]))) is None
+
+
+def test_files_that_have_changed_places_are_found(tmp_path: Path) -> None:
+    log = written(tmp_path / "table", "bronze")
+    assert exchanged_files(log) == []
+    first, second = (tmp_path / "table" / path for path in sorted(log.paths()))
+    of_first = first.read_bytes()
+    first.write_bytes(second.read_bytes())
+    assert len(exchanged_files(log)) == 1
+    second.write_bytes(of_first)
+    assert sorted(exchanged_files(log)) == sorted(log.paths())
+    second.unlink()
+    assert len(exchanged_files(log)) == 2
