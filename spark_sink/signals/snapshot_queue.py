@@ -41,6 +41,7 @@ class SnapshotRequest:
         kind: initial, blocking or incremental. The stream waits for all but incremental ones.
         selection: the collections that it reads, and which of their documents.
         plan: how far it is; None before the beginning.
+        aborted: whether it could not begin. A required one waits for the next start of the query.
     """
 
     id: str
@@ -49,6 +50,7 @@ class SnapshotRequest:
         default=EVERYTHING, metadata=tagged(CollectionPatterns, MissingDocuments, ScopeGain)
     )
     plan: SnapshotPlan | None = None
+    aborted: bool = False
 
     @classmethod
     def initial(
@@ -114,10 +116,11 @@ class SnapshotQueue:
     @property
     def running(self) -> SnapshotRequest | None:
         """The snapshot whose chunks are read next."""
-        for request in self.requests:
+        waiting = [request for request in self.requests if not request.aborted]
+        for request in waiting:
             if request.blocks_stream:
                 return request
-        return None if self.paused or not self.requests else self.requests[0]
+        return None if self.paused or not waiting else waiting[0]
 
     @property
     def initial_plan(self) -> SnapshotPlan | None:
@@ -129,6 +132,17 @@ class SnapshotQueue:
         """What the scope has gained, and no snapshot has read to its end."""
         selections = (request.selection for request in self.requests)
         return [selection for selection in selections if isinstance(selection, ScopeGain)]
+
+    @property
+    def lost(self) -> CollectionTokens:
+        """The collections of which a table lacks single documents, until a request has read them.
+
+        Each has the newest token at which it lacked something.
+        """
+        selections = [request.selection for request in self.requests]
+        missing = [each for each in selections if isinstance(each, MissingDocuments)]
+        names = (name.partition(".") for each in missing for name in each.documents)
+        return {(database, name): self.required_at for database, _, name in names}
 
     @property
     def blocks_stream(self) -> bool:
@@ -174,6 +188,19 @@ class SnapshotQueue:
         while self.has_request(name):
             name += "-more"
         return name
+
+    def with_aborted(self, request: SnapshotRequest, most: int) -> SnapshotQueue:
+        """Return the queue in which what a request reads waits for the next start of the query.
+
+        Documents that a table lacks are one request, whose keys have `most` characters at most.
+        """
+        for other in (other for other in self.requests if other.aborted):
+            more, known = request.selection, other.selection
+            if isinstance(more, MissingDocuments) and isinstance(known, MissingDocuments):
+                both = known.with_more(more.collections, more.keys, most)
+                rest = self.without_request(request.id)
+                return rest.with_request(replace(other, selection=both))
+        return self.with_request(replace(request, plan=None, aborted=True))
 
     def with_request(self, request: SnapshotRequest) -> SnapshotQueue:
         """Return the queue with a changed request, or with a further one."""

@@ -232,8 +232,9 @@ class OffsetPlanner:
         if start.is_in_snapshot:
             return queue
         self._first = self._first or start
-        lacking = self._output.unread(start)
-        return self._connection.scheduler.require(queue, *lacking, start == self._first)
+        if start == self._first:
+            queue = self._connection.scheduler.restarted(queue)
+        return self._connection.scheduler.require(queue, *self._output.unread(start))
 
     def _next_events(
         self, position: Position, queue: SnapshotQueue, max_events: int | None

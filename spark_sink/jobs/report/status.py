@@ -116,7 +116,11 @@ def verified_line(verified: Mapping[str, Any]) -> str:
 def _planned(progress: dict[str, Any]) -> str:
     """Return how far a snapshot is, as text."""
     rows = f" with about {progress['rowsPlanned']:,} rows" if progress["rowsPlanned"] else ""
-    stage = "paused" if progress.get("paused") else f"{progress['chunksPlanned']} chunks{rows}"
+    stage = f"{progress['chunksPlanned']} chunks{rows}"
+    if progress.get("paused"):
+        stage = "paused"
+    if progress.get("aborted"):
+        return "aborted, as the table of notifications says; the next start tries it again"
     return f"{stage}; {progress['collectionsPlanned']} of {progress['collections']} collections"
 
 
@@ -127,6 +131,7 @@ def _requested(signals: SnapshotQueue) -> list[dict[str, Any]]:
             "id": request.id,
             "type": request.kind,
             "paused": signals.paused and not request.blocks_stream,
+            "aborted": request.aborted,
             **_counts(Progress() if request.plan is None else request.plan.progress),
         }
         for request in signals.requests

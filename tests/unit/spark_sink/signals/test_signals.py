@@ -155,7 +155,10 @@ class Query:
             LostDocument("a", name, f'{{"$numberInt": "{n}"}}', high_water_mark(Timestamp(time, 1)))
             for name, n, time in lost
         ]
-        queue = self.snapshots.require(self.queue.without_batch(), lacking, documents, is_first)
+        queue = self.queue.without_batch()
+        if is_first:
+            queue = self.snapshots.restarted(queue)
+        queue = self.snapshots.require(queue, lacking, documents)
         queue = self.snapshots.process(queue, received)
         self.time += 1
         queue = self.snapshots.advance(queue, Timestamp(self.time, 1))
@@ -357,21 +360,65 @@ def test_collections_that_a_table_lacks_are_requested_once() -> None:
     assert not query.queue.notifications
 
 
-def test_a_start_requests_again_what_was_refused() -> None:
+def test_a_start_reads_what_could_not_be_read_before() -> None:
     query = Query()
     query.planner.refused = "not authorized"
     assert query.batch({"x": 7}) == query.batch({"x": 7}) == []
     assert query.notified == [("again-7-1", "ABORTED")]
     query.planner.refused = None
     assert query.batch({"x": 7, "y": 8}) == ["a.y", "a.y"]
-    assert query.batch({"x": 7, "y": 8}, is_first=True) == ["a.y", "a.y"]
-    assert query.queue.required_at == high_water_mark(Timestamp(8, 1))
+    query.take("pause", signal("pause-snapshot"))
+    query.take("resume", signal("resume-snapshot"))
+    told = [(each["id"], each["type"]) for each in query.queue.notifications[-2:]]
+    assert told == [("again-8-1", "PAUSED"), ("again-8-1", "RESUMED")]
     read = [*query.batch({"x": 7, "y": 8}, is_first=True), *query.rest()]
-    assert read == ["a.x"] * 4
+    assert read == [*["a.x"] * 4, *["a.y"] * 2]
     assert [name for name, kind in query.notified if kind == "COMPLETED"] == [
-        "again-8-1",
         "again-7-1",
+        "again-8-1",
     ]
+
+
+def test_documents_of_an_aborted_request_are_lost_only_until_a_start_reads_them() -> None:
+    query = Query()
+    query.planner.refused = "not authorized"
+    assert query.batch(lost=[("x", 4, 7), ("y", 5, 7)]) == []
+    assert query.batch(lost=[("x", 6, 8)]) == []
+    told = [each["additional_data"] for each in query.queue.notifications]
+    assert told == [
+        {
+            "reason": "not authorized. The table lacks documents of data_collections until a start "
+            "of the job reads them",
+            "data_collections": "a.x",
+        }
+    ]
+    assert query.batch() == []
+    [aborted] = query.queue.requests  # however many were aborted
+    assert aborted.selection == MissingDocuments(
+        (), {"a.x": ('{"$numberInt": "4"}', '{"$numberInt": "6"}'), "a.y": ('{"$numberInt": "5"}',)}
+    )
+    assert query.queue.lost == dict.fromkeys(
+        [("a", "x"), ("a", "y")], high_water_mark(Timestamp(8, 1))
+    )
+    query.take("stop", signal("stop-snapshot"))
+    assert [(each["id"], each["type"]) for each in query.queue.notifications] == [
+        ("stop", "REFUSED")
+    ]
+    query.planner.refused = None
+    assert query.batch() == []
+    assert query.batch(is_first=True) == ["a.x", "a.y"]
+    query.rest()
+    assert query.queue.lost == {}
+    assert query.notified[-1] == ("again-7-1", "COMPLETED")
+
+
+def test_a_pipeline_without_filters_keeps_what_a_table_lacks_for_a_later_start() -> None:
+    query = Query()
+    query.snapshots = SnapshotScheduler(query.planner, (), "no snapshotFilters")
+    assert query.batch(lost=[("x", 4, 7)]) == []
+    assert query.notified == [("again-7-1", "ABORTED")]
+    query.snapshots = SnapshotScheduler(query.planner)
+    assert query.batch(is_first=True) == ["a.x"]
 
 
 def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
