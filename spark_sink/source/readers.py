@@ -170,10 +170,10 @@ class MergerouterBatchReader(DataSourceReader):
             begun = client.with_retries(lambda: planner.begin(snapshot_time))
             plan = replace(begun, end=None)  # all in one batch
             request = SnapshotRequest.initial(snapshot_time, plan, options.snapshot.collections)
-            state = SnapshotQueue(requests=(request,), reading=snapshot_time)
+            queue = SnapshotQueue(requests=(request,), reading=snapshot_time)
             start = options.start
             return client.with_retries(
-                lambda: tasks_of_queue(state, start, options, planner, client.present)
+                lambda: tasks_of_queue(queue, start, options, planner, client.present)
             )
         present = after(client.with_retries(client.present))
         end = options.end or present

@@ -219,7 +219,7 @@ class RouterClient:
         time = reply.get("$clusterTime", {}).get("clusterTime")
         if not isinstance(time, Timestamp):
             raise StreamError(
-                f"the server at {_addresses(self._client)} has no cluster time: it is no router, "
+                f"the server at {addresses_of(self._client)} has no cluster time: it is no router, "
                 "mongos or replica set. Correct option 'uri'"
             )
         return Clocks(time, reply["localTime"].timestamp())
@@ -235,8 +235,8 @@ class RouterClient:
             self.with_retries(self.clocks)  # a replica set may be electing a primary
         except ConnectionFailure as error:
             raise StreamError(
-                f"the server at {_addresses(self._client)} cannot be reached: start it, or correct "
-                "option 'uri'",
+                f"the server at {addresses_of(self._client)} cannot be reached: start it, or "
+                "correct option 'uri'",
                 error,
             ) from None
         except PyMongoError as error:
@@ -247,7 +247,7 @@ class RouterClient:
             if isinstance(error, OperationFailure) and error.code not in _OF_LOGIN:
                 problem = "cannot serve the query now: look into its log, or start again later"
             raise StreamError(
-                f"the server at {_addresses(self._client)} {problem}", error
+                f"the server at {addresses_of(self._client)} {problem}", error
             ) from None
 
     def require_stream(self) -> None:
@@ -350,7 +350,7 @@ def require_deployment(client: MongoClient[Any]) -> None:
     elif client.topology_description.topology_type_name == "Single":
         problem = _MEMBER
     if problem is not None:
-        raise StreamError(f"the server at {_addresses(client)} {problem}")
+        raise StreamError(f"the server at {addresses_of(client)} {problem}")
 
 
 def _is_shard(admin: Database[Any]) -> bool:
@@ -362,7 +362,8 @@ def _is_shard(admin: Database[Any]) -> bool:
     return identity is not None
 
 
-def _addresses(client: MongoClient[Any]) -> str:
+def addresses_of(client: MongoClient[Any]) -> str:
+    """Return the addresses of the servers that a client knows, for messages."""
     seeds = client.topology_description.server_descriptions()
     return ", ".join(f"{host}:{port}" for host, port in seeds)
 

@@ -17,7 +17,7 @@ from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.report.progress import BatchProgress
 from spark_sink.options.stream_options import parse_options
 from spark_sink.stream.retries import is_transient
-from spark_sink.stream.router_client import RouterClient
+from spark_sink.stream.router_client import addresses_of, mongo_client
 
 _COMMAND = "mergerouterReportJob"
 # Seconds between two reports, and how long one may take: the job waits for it.
@@ -56,8 +56,7 @@ class RouterReport:
         scope = parsed.scope
         self._database = scope.database or "admin"
         self._target: str | int = scope.collections[0] if len(scope.collections) == 1 else 1
-        self._client = RouterClient(parsed)
-        self._address = "{}:{}".format(*self._client.address)
+        self._client = mongo_client(parsed.uri, parsed.retry_policy.selection_timeout)
         self._report: dict[str, Any] = {"job": _without_password(folder)}
         self._clock = clock
         self._began = clock()
@@ -112,7 +111,7 @@ class RouterReport:
         given = (self._target, self._report) if self._command == _COMMAND else (1, {})
         try:
             with pymongo.timeout(_TIMEOUT):
-                self._client.mongo[self._database].command(self._command, given[0], **given[1])
+                self._client[self._database].command(self._command, given[0], **given[1])
         except PyMongoError as error:
             if not isinstance(error, OperationFailure) or is_transient(error) or error.timeout:
                 return error
@@ -127,8 +126,9 @@ class RouterReport:
         if seconds >= _SILENCE:
             self._silent_since = math.inf
             say(
-                f"{self._address} has not answered for {seconds:.0f} s ({type(error).__name__}): "
-                "check that the router runs there. The job waits, and continues when it answers"
+                f"{addresses_of(self._client)} has not answered for {seconds:.0f} s "
+                f"({type(error).__name__}): check that the router runs there. The job waits, and "
+                "continues when it answers"
             )
 
     def _rate(self) -> float:
