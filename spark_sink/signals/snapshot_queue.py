@@ -86,11 +86,34 @@ class SnapshotRequest:
 
 
 @dataclass(frozen=True)
+class BatchPart:
+    """What snapshots and signals add to one batch.
+
+    Args:
+        reading: the cluster time at which the batch reads a part of the running snapshot, whose
+            plan says up to where; None if it reads none.
+        ending: the request that ends with the batch, if it has read whole collections.
+        notifications: of what has changed with the batch.
+    """
+
+    reading: Timestamp | None = None
+    ending: SnapshotRequest | None = None
+    notifications: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the batch has rows or notifications."""
+        return bool(self.reading or self.ending or self.notifications)
+
+    @property
+    def asks_present(self) -> bool:
+        """Whether a signal of the batch requests that the batch moves to the end of the stream."""
+        return any(notification["type"] == LOGGED for notification in self.notifications)
+
+
+@dataclass(frozen=True)
 class SnapshotQueue:
     """The snapshots that have not ended, in their order, and the signals processed so far.
-
-    `reading`, `ending` and `notifications` belong to the batch that ends here, the other fields to
-    the query.
 
     Args:
         handled: digests of the ids of processed signals, the oldest first.
@@ -98,10 +121,7 @@ class SnapshotQueue:
         paused: whether a signal has paused all that do not block the stream.
         signal_position: in the stream of the collection of signals; None for the query's position.
         required_at: the newest token at which a table lacked a requested collection.
-        reading: the cluster time at which the batch reads a part of the running snapshot, whose
-            plan says up to where; None if it reads none.
-        ending: the request that ends with the batch, if it has read whole collections.
-        notifications: of what has changed with the batch.
+        batch: what they add to the batch that ends here.
     """
 
     handled: tuple[str, ...] = ()
@@ -109,9 +129,7 @@ class SnapshotQueue:
     paused: bool = False
     signal_position: Position | None = None
     required_at: str = ""
-    reading: Timestamp | None = None
-    ending: SnapshotRequest | None = None
-    notifications: tuple[Mapping[str, Any], ...] = ()
+    batch: BatchPart = BatchPart()
 
     @property
     def running(self) -> SnapshotRequest | None:
@@ -154,23 +172,17 @@ class SnapshotQueue:
         """The characters of the names and filters of all requests."""
         return sum(request.selection.characters for request in self.requests)
 
-    @property
-    def has_output(self) -> bool:
-        """Whether the batch has rows or notifications."""
-        return bool(self.reading or self.ending or self.notifications)
-
-    @property
-    def asks_present(self) -> bool:
-        """Whether a signal of the batch requests that the batch moves to the end of the stream."""
-        return any(notification["type"] == LOGGED for notification in self.notifications)
-
     def has_handled(self, identifier: str) -> bool:
         """Return whether the queue has the id of this signal as processed."""
         return digest(identifier) in self.handled
 
     def without_batch(self) -> SnapshotQueue:
-        """Return the queue without the batch's part."""
-        return replace(self, reading=None, ending=None, notifications=())
+        """Return the queue at the beginning of the next batch."""
+        return replace(self, batch=BatchPart())
+
+    def adding(self, **part: Any) -> SnapshotQueue:
+        """Return the queue with other fields of the batch's part."""
+        return replace(self, batch=replace(self.batch, **part))
 
     def with_handled(self, identifier: str, waiting: Container[str]) -> SnapshotQueue:
         """Return the queue with a further id; digests in `waiting` stay: they may recur."""

@@ -185,7 +185,7 @@ class SnapshotScheduler:
         while (request := queue.running) is not None:
             if request.plan is None:
                 queue = self._begun(queue, request, time)
-                if queue.ending is not None:
+                if queue.batch.ending is not None:
                     return queue
                 continue
             plan = self._planner.next_batch(request.plan, request.selection)
@@ -193,7 +193,7 @@ class SnapshotScheduler:
                 return self._ended(queue, request)
             at = plan.snapshot_time if request.kind == "initial" else max(time, plan.snapshot_time)
             queue = self._progressed(queue, request, plan).with_request(replace(request, plan=plan))
-            return replace(queue, reading=at)
+            return queue.adding(reading=at)
         return queue
 
     def _applied(self, queue: SnapshotQueue, signal: Signal) -> SnapshotQueue:
@@ -263,7 +263,7 @@ class SnapshotScheduler:
         collections = self._planner.collections(request.selection)
         request = replace(request, plan=plan)
         if request.ends_unread and not collections:  # they were dropped
-            return replace(queue.without_request(request.id), ending=request)
+            return queue.without_request(request.id).adding(ending=request)
         problem = None if request.kind == "initial" else self._problem(request, collections)
         if problem is not None and request.is_required and collections:
             queue = queue.with_aborted(request, _MAX_KEY_BYTES)
@@ -297,7 +297,7 @@ class SnapshotScheduler:
         queue = self._notified_of(queue.without_request(request.id), request, "COMPLETED")
         completes = request.kind == "initial" or request.ends_unread
         is_whole = completes or self._planner.names(request.selection)
-        return replace(queue, ending=request if is_whole else None)
+        return queue.adding(ending=request if is_whole else None)
 
     def _progressed(
         self, queue: SnapshotQueue, request: SnapshotRequest, plan: SnapshotPlan
@@ -337,7 +337,7 @@ class SnapshotScheduler:
             "additional_data": {name: text[:_MAX_LENGTH] for name, text in texts.items()},
             "timestamp": int(self._clock() * 1000),
         }
-        return replace(queue, notifications=(*queue.notifications, notification))
+        return queue.adding(notifications=(*queue.batch.notifications, notification))
 
 
 def names_of(collections: Sequence[SnapshotCollection]) -> str:

@@ -29,7 +29,7 @@ from spark_sink.jobs.report.status import lines_of, status_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.running import Job
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.source.option_checks import warn_of_unmatched_names
@@ -418,7 +418,7 @@ def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     request = SnapshotRequest.initial(time, SnapshotPlan(time))
     running = to_document(SnapshotQueue(requests=(request,)))
     fake_job(tmp_path / "a", snapshots=running).begin(record, once=True)
-    ended = to_document(SnapshotQueue(ending=request))
+    ended = to_document(SnapshotQueue(batch=BatchPart(ending=request)))
     with pytest.raises(OptionError, match="has finished its snapshot"):
         fake_job(tmp_path / "b", snapshots=ended).begin(record, once=True)
 

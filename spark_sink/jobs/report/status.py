@@ -55,7 +55,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         return status
     offset = last.end
     status["requestedSnapshots"] = _requested(offset.snapshots)
-    ended = offset.snapshots.ending
+    ended = offset.snapshots.batch.ending
     plan = offset.snapshots.initial_plan or (
         ended.plan if ended is not None and ended.kind == "initial" else None
     )
