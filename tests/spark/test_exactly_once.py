@@ -73,7 +73,9 @@ def test_a_killed_query_writes_every_event_exactly_once(
         insert_one(100_001)
         wanted = {"data-collections": [f"{shop.database}.orders"]}
         send(str(signals), {"type": "execute-snapshot", "data": wanted})
-        query.wait_for(lambda: bool(query.last_offset().get("snapshots", {}).get("reading")))
+        query.wait_for(
+            lambda: bool(query.last_offset().get("snapshots", {}).get("batch", {}).get("reading"))
+        )
         kill_within_a_batch()
         assert query.last_offset()["snapshots"]["batch"]["reading"]
         change(5)
