@@ -199,6 +199,6 @@ def _notifications(end: Offset) -> pa.Table:
             "additional_data": [*notification["additional_data"].items()],
             "timestamp": notification["timestamp"] * 1000,
         }
-        for notification in end.snapshots.notifications
+        for notification in end.snapshots.batch.notifications
     ]
     return pa.Table.from_pylist(notifications, NOTIFICATION_COLUMNS)

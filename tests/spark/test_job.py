@@ -23,13 +23,13 @@ from spark_sink.cli import job
 from spark_sink.dataclass_json import to_document
 from spark_sink.errors import OptionError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.job import Job
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_tables import DEFAULT_TABLES, MESSAGES, TRANSACTIONS
 from spark_sink.jobs.report.status import lines_of, status_of
 from spark_sink.options.scope import namespace_options
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.running import Job
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
 from spark_sink.source.option_checks import warn_of_unmatched_names
@@ -268,7 +268,7 @@ def test_an_event_without_its_image_does_not_fail_a_tolerant_job(
 def test_a_bad_pipeline_is_told_before_spark_starts(
     tmp_path: Path, shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_sink.job.job_session", None)
+    monkeypatch.setattr("spark_sink.running.job_session", None)
     monkeypatch.setattr("spark_sink.jobs.stop_request.signal.signal", lambda *_: None)
     arguments = ["run", f"{shop.database}.orders", "--uri", shop.uri, "--out", str(tmp_path / "x")]
     arguments += ["--option", "snapshotMode=no_data", "--option", 'pipeline=[{"$mtch": {}}]']
@@ -418,7 +418,7 @@ def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
     request = SnapshotRequest.initial(time, SnapshotPlan(time))
     running = to_document(SnapshotQueue(requests=(request,)))
     fake_job(tmp_path / "a", snapshots=running).begin(record, once=True)
-    ended = to_document(SnapshotQueue(ending=request))
+    ended = to_document(SnapshotQueue(batch=BatchPart(ending=request)))
     with pytest.raises(OptionError, match="has finished its snapshot"):
         fake_job(tmp_path / "b", snapshots=ended).begin(record, once=True)
 

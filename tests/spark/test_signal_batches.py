@@ -176,7 +176,7 @@ def test_all_waiting_signals_are_received_before_the_end_of_what_is_available(
         before = None
         while query.offset != before:
             before = query.offset
-            assert len(query.batch()["snapshots"].get("notifications", ())) <= 5
+            assert len(query.batch()["snapshots"].get("batch", {}).get("notifications", ())) <= 5
         assert [kind for _, _, kind in query.notified].count("LOGGED") == 10
     finally:
         query.reader.stop()

@@ -21,7 +21,7 @@ from spark_sink.options.snapshot_options import (
     custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
@@ -218,7 +218,7 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     for given, found, ends in (({}, [], [None]), (lists, [("db", "c")], [listed]), (lists, [], [])):
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
         request = SnapshotRequest.initial(plan.snapshot_time, plan, options.snapshot.collections)
-        state = from_json(SnapshotQueue, to_json(SnapshotQueue(ending=request)))
+        state = from_json(SnapshotQueue, to_json(SnapshotQueue(batch=BatchPart(ending=request))))
         tasks = tasks_of_queue(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
         assert [bson.decode(task.event).get("collections") for task in tasks] == ends
 

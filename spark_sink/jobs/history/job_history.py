@@ -56,7 +56,7 @@ class PastBatch:
 
         A row that a snapshot has read is newer than its batch until the stream passes its time.
         """
-        if self.end.snapshots.requests or self.end.snapshots.reading or self.end.sought:
+        if self.end.snapshots.requests or self.end.snapshots.batch.reading or self.end.sought:
             return False
         state = self.state
         marks = [mark for mark in (state.complete_from, *state.complete_in.values()) if mark]
