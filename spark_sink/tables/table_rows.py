@@ -15,13 +15,13 @@ from pyspark.sql.types import StructType
 
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
-from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import rows_of
 from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableFile, TableScan
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import TableState
+from spark_sink.tables.table_version import TableVersion
 from spark_sink.tables.version_states import newest_in, restored_error
 
 # Bytes of files for one task.
@@ -29,7 +29,7 @@ _SCAN_BYTES = 64 * 1024 * 1024
 
 
 def scans_of(
-    log: DeltaLog,
+    log: TableVersion,
     columns: Sequence[str],
     chosen: RowFilter = (),
     files: Iterable[TableFile] | None = None,
@@ -54,7 +54,9 @@ def scans_of(
     return [TableScan(log.address, schema, columns, portion, rows) for portion in portions]
 
 
-def scan(log: DeltaLog, columns: Sequence[str], chosen: RowFilter = ()) -> Iterator[pa.RecordBatch]:
+def scan(
+    log: TableVersion, columns: Sequence[str], chosen: RowFilter = ()
+) -> Iterator[pa.RecordBatch]:
     """Return columns of the chosen rows of a version. Raises StreamError."""
     with log.stream_errors():
         scans = scans_of(log, columns, chosen)
@@ -65,7 +67,7 @@ def scan(log: DeltaLog, columns: Sequence[str], chosen: RowFilter = ()) -> Itera
 
 def read_rows(
     spark: SparkSession,
-    log: DeltaLog,
+    log: TableVersion,
     columns: Sequence[str] | None = None,
     chosen: RowFilter = (),
 ) -> DataFrame:
@@ -77,7 +79,7 @@ def read_rows(
     return rows_of(spark, [partial(iter, part) for part in scans], schema)
 
 
-def namespaces_in(log: DeltaLog) -> set[tuple[str, str]]:
+def namespaces_in(log: TableVersion) -> set[tuple[str, str]]:
     """Return the collections, by database and name, whose documents a table has."""
     form = TableForm.of(log.schema) if log.exists else TableForm()
     names = [form.column(name) for name in ("database", "collection")]
@@ -88,7 +90,7 @@ def namespaces_in(log: DeltaLog) -> set[tuple[str, str]]:
     return namespaces
 
 
-def is_whole(log: DeltaLog, name: str = "") -> bool:
+def is_whole(log: TableVersion, name: str = "") -> bool:
     """Return whether no older version was restored beneath the state of a later one.
 
     If the commits of both have expired, the files are compared with the state. A current table must
@@ -103,13 +105,13 @@ def is_whole(log: DeltaLog, name: str = "") -> bool:
     return _has_rows_of(log, state, name) if newest is None else newest == state
 
 
-def require_whole(log: DeltaLog, name: str = "") -> None:
+def require_whole(log: TableVersion, name: str = "") -> None:
     """Raise StreamError if the table is not whole (`is_whole`)."""
     if not is_whole(log, name):
         raise restored_error(log.address)
 
 
-def _has_rows_of(log: DeltaLog, state: TableState, name: str) -> bool:
+def _has_rows_of(log: TableVersion, state: TableState, name: str) -> bool:
     """Return whether the files fit a state, also after others have compacted them."""
     if KEY_RANGE in log.partitions:
         return bool(partition_digest(partitions_of(log.files())) == state.partitions)

@@ -17,11 +17,12 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs import compaction
 from spark_sink.jobs.compaction import merge_small_files
-from spark_sink.tables import delta_log
-from spark_sink.tables.delta_log import DeletedVersionError, DeltaLog
+from spark_sink.tables import delta_log, table_version
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import PartFile, Parts
 from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import Batch, TableState
+from spark_sink.tables.table_version import DeletedVersionError
 from spark_sink.tables.version_states import StateFiles, newest_state
 
 SCHEMA = pa.schema(
@@ -539,7 +540,7 @@ def test_a_version_with_deleted_files_is_told_from_a_storage_that_fails(
     def fail(*_: Any) -> None:
         raise OSError("the storage does not answer")
 
-    monkeypatch.setattr(DeltaLog, "_existing", fail)
+    monkeypatch.setattr(table_version, "existing_files", fail)
     with pytest.raises(StreamError, match="does not answer") as raised:
         log.at(0, TableState())
     assert not isinstance(raised.value, DeletedVersionError)
