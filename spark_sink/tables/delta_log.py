@@ -34,6 +34,7 @@ from deltalake.transaction import (
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.folders import Folder, absolute
 from spark_sink.tables.parquet_parts import WITH_STATISTICS, PartFile, Parts, TableFile, numbered
+from spark_sink.tables.restores import RESTORE, restored_error
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.table_version import (
     DROP_FEATURE,
@@ -41,7 +42,7 @@ from spark_sink.tables.table_version import (
     TableVersion,
     existing_files,
 )
-from spark_sink.tables.version_states import APPLICATION, RESTORE, STATE, restored_error
+from spark_sink.tables.version_states import APPLICATION, STATE, clean_states, write_state
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
@@ -277,7 +278,7 @@ class DeltaLog(TableVersion):
         """Commit files and a state, instead of the files that filters of partitions select."""
         actions = [_action(part) for part in parts]
         with self.stream_errors():
-            number = self._states.write(state)
+            number = write_state(self.address, state)
         transactions = [Transaction(APPLICATION, number)]
         if state.batch.query:
             transactions.append(Transaction(state.batch.query, state.batch.number))
@@ -301,7 +302,7 @@ class DeltaLog(TableVersion):
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
             with self.stream_errors():
                 self._table.cleanup_metadata()
-                self._states.clean(number)
+                clean_states(self.address, number)
 
     def _commit(
         self,

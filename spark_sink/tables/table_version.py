@@ -24,7 +24,7 @@ from spark_sink.folders import Folder
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import RowFilter, TableFile
 from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.version_states import APPLICATION, StateFiles, commit_path
+from spark_sink.tables.version_states import APPLICATION, commit_path, read_state
 
 STATISTICS = "delta.dataSkippingStatsColumns"
 """The property of a table with the columns that have statistics in its commits."""
@@ -59,7 +59,6 @@ class TableVersion:
     def __init__(self, address: str, table: DeltaTable | None) -> None:
         self.address = address
         self._table = table
-        self._states = StateFiles(address)
         self._known_state: tuple[int | None, TableState] = None, TableState()
 
     @property
@@ -144,7 +143,7 @@ class TableVersion:
         number = self._transaction(APPLICATION)
         if number is not None and number != self._known_state[0]:
             with self.stream_errors():
-                self._known_state = number, self._states.read(number)
+                self._known_state = number, read_state(self.address, number)
         return self._known_state[1]
 
     def batch(self) -> Batch:

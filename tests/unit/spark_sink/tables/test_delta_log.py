@@ -23,7 +23,7 @@ from spark_sink.tables.parquet_parts import PartFile, Parts
 from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.table_version import DeletedVersionError
-from spark_sink.tables.version_states import StateFiles, newest_state
+from spark_sink.tables.version_states import clean_states, newest_state, read_state, write_state
 
 SCHEMA = pa.schema(
     [
@@ -441,15 +441,14 @@ def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
 
 
 def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:
-    states = StateFiles(str(tmp_path))
-    numbers = [states.write(TableState(batch=batch(number))) for number in range(3)]
+    address = str(tmp_path)
+    numbers = [write_state(address, TableState(batch=batch(number))) for number in range(3)]
     for number in numbers[:2]:
         os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
-    states.clean(numbers[2])
-    again = StateFiles(str(tmp_path))
-    assert again.read(numbers[2]).batch == batch(2)
+    clean_states(address, numbers[2])
+    assert read_state(address, numbers[2]).batch == batch(2)
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
-        again.read(numbers[1])
+        read_state(address, numbers[1])
 
 
 @pytest.mark.parametrize("partitions", [[], ["bucket"]])
