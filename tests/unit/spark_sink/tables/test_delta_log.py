@@ -372,7 +372,8 @@ def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
 
 
 def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
-    names = [*NAMES, "shop.<|>`&;", "shop.a~b"]
+    long = f"shop.{'ü#' * 83}x"  # 255 bytes, the most of a collection's full name
+    names = [*NAMES, "shop.<|>`&;", "shop.a~b", long]
     table, rows = DeltaLog(str(tmp_path), ("namespace", "bucket")), []
     for number in range(3):
         found = [rows_of([10 * number + i], namespace=n, bucket=i)[0] for i, n in enumerate(names)]
