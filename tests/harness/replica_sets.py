@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import pymongo
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
+from tests.harness.cluster_base import Client
 from tests.harness.launchers import Launcher
 from tests.harness.ports import free_port
 from tests.harness.server_settings import ServerSettings
 from tests.harness.until import Deadline
-
-Client = pymongo.MongoClient[dict[str, Any]]
 
 WAIT_SECONDS = 120.0
 _ALREADY_INITIALIZED = 23
