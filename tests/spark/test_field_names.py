@@ -96,8 +96,8 @@ def documents_of_messages(
     spark: SparkSession, shop: Shop, start: Timestamp
 ) -> dict[Any, dict[str, Any]]:
     """What Debezium's messages of all changes since a time say."""
-    options = {"uri": shop.uri, "database": shop.database, "collection": "orders"}
-    options |= {"mode": "changes", "startAtOperationTime": f"{start.time},{start.inc}"}
+    since = f"{start.time},{start.inc}"
+    options = shop.options("orders", mode="changes", startAtOperationTime=since)
     options["fullDocument"] = "required"
     events = spark.read.format("mergerouter").options(**options).load().orderBy("token")
     found = {}
