@@ -12,10 +12,10 @@ TESTS := tests/simulation/test_some_seeds.py tests/spark/test_source.py tests/in
 # Tests at a time, for two processors: many wait. Those on real servers mostly do: each process has a cluster of its own.
 JOBS ?= 3
 REAL_JOBS ?= 3
-# The longest first: what is left at the end are many short ones.
-REAL_TESTS := tests/faults tests/differential tests/debezium tests/filters tests/drivers \
-	tests/spark/test_exactly_once.py tests/spark/test_secured.py tests/spark/test_unreadable.py tests/integration \
-	tests/conformance
+# A group is run by one process. Files start in the order given, the longest first; by default, groups of many tests would.
+SHARED := --dist loadgroup --no-loadscope-reorder
+REAL_TESTS := tests/spark/test_exactly_once.py tests/spark/test_unreadable.py tests/spark/test_secured.py tests/drivers \
+	tests/faults tests/differential tests/debezium tests/filters tests/integration tests/conformance
 
 # A wait that expires is tried once more, since the machine may have been busy, and is reported; so is Spark's wait of ten
 # seconds for a Python process. Other failures are final.
@@ -30,6 +30,8 @@ ifneq ($(REAL_SERVERS),)
 LEFT_OUT += $(filter-out tests/integration, $(REAL_TESTS)) \
 	$(filter-out %/test_embedded.py %/conftest.py %/__init__.py, $(wildcard tests/integration/*))
 endif
+# What it looks through, the longest first.
+REST := tests/spark $(filter-out tests/spark tests/__pycache__ $(LEFT_OUT), $(patsubst %/,%,$(wildcard tests/*/)))
 
 SEEDS ?= 1000
 MINUTES ?= 30
@@ -43,7 +45,7 @@ LOCK := --quiet --upgrade --universal --python-version 3.11 --generate-hashes --
 	sbom lock image image-test licences audit clean install
 
 test: lint typecheck fetch  ## before each commit: lint, type-check, test the core and each way end to end
-	$(EMBEDDED) $(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(JOBS) $(TESTS) $(ARGS)
+	$(EMBEDDED) $(BIN)/pytest $(SHARED) $(RETRIES) --numprocesses $(JOBS) $(TESTS) $(ARGS)
 
 test-all: fetch pytest-real pytest-rest  ## all other tests, and those with clusters on real servers
 
@@ -113,12 +115,13 @@ pytest: install  ## tests; ARGS goes to pytest
 
 pytest-rest: install  ## the tests that `make test` and pytest-real leave out, on the embedded cluster
 	@echo "== the tests that have not run yet, on the embedded cluster"
-	$(EMBEDDED) $(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(JOBS) $(addprefix --ignore=,$(LEFT_OUT)) $(ARGS)
+	$(EMBEDDED) $(BIN)/pytest $(SHARED) $(RETRIES) --numprocesses $(JOBS) $(addprefix --ignore=,$(LEFT_OUT)) \
+		$(REST) $(ARGS)
 
 pytest-real: install  ## the tests with clusters, on real servers where MERGEROUTER_MONGO_BIN or _IMAGE names them
 ifneq ($(REAL_SERVERS),)
 	@echo "== tests with clusters, on real servers"
-	$(BIN)/pytest --dist loadgroup $(RETRIES) --numprocesses $(REAL_JOBS) $(REAL_TESTS) $(ARGS)
+	$(BIN)/pytest $(SHARED) $(RETRIES) --numprocesses $(REAL_JOBS) $(REAL_TESTS) $(ARGS)
 else
 	@echo "== tests on real servers: skipped, as neither MERGEROUTER_MONGO_BIN nor MERGEROUTER_MONGO_IMAGE is set"
 endif

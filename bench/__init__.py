@@ -5,7 +5,7 @@ How a figure comes about:
 1. A suite (`__main__.py` lists them) starts servers, real ones, the embedded cluster or
    `replaying_cluster.py`, and a router (`programs.py`). Its ``run`` returns tables of figures.
 2. Programs of their own processes read and write: `drain.py` reads a backlog, `watchers.py` is
-   many clients, `writes.py` writes at a rate; `spark_backlog.py`, `spark_follow.py` and
+   many clients, `writes.py` writes at a rate; `spark_backlog.py`, `spark_reads.py` and
    `debezium_engine.py` run Spark and Debezium.
 3. CPU and memory are the kernel's counts (`kernel.py`; those of members: `members.py`). The ways
    take turns, and a figure is the median of their runs.

@@ -99,9 +99,9 @@ def _spark(form: str, uri: str, pid: int, events: int, start: str, table: str = 
     return Engine(
         f"job, {table}" if table else f"Spark, {form}",
         ["bench.spark_backlog", *backlog],
-        () if table else ["bench.spark_follow", "snapshot", *read, *flags(events=events)],
+        () if table else ["bench.spark_reads", "snapshot", *read, *flags(events=events)],
         # Messages come as late as the rows of bronze.
-        () if table == MESSAGES else ["bench.spark_follow", "latency", *read],
+        () if table == MESSAGES else ["bench.spark_reads", "latency", *read],
     )
 
 

@@ -122,7 +122,7 @@ def _small_batches(options: Options) -> Table:
     ):
         shard_evenly(cluster)
         for trigger in TRIGGERS:
-            arguments = ["bench.spark_follow", "latency", "--tables", *TABLES[1]]
+            arguments = ["bench.spark_reads", "latency", "--tables", *TABLES[1]]
             arguments += ["--uri", through.uri, "--trigger", trigger]
             writes = options.scaled(WRITES, WRITES // 6)
             pauses = random_pauses(writes, PAUSE)
@@ -148,7 +148,7 @@ def _snapshots(options: Options) -> Table:
                 for form in ("raw", "json"):
                     uri = f"mongodb://127.0.0.1:{port}"
                     wanted = flags(uri=uri, form=form, events=documents, tables=tables)
-                    figures = run_json("-m", "bench.spark_follow", "snapshot", *wanted)
+                    figures = run_json("-m", "bench.spark_reads", "snapshot", *wanted)
                     rows.append({"form": form, "into": ", ".join(tables), **figures})
                     say_row(options, SNAPSHOTS, rows[-1])
     title = f"A snapshot of {documents:,} documents of {SIZE} bytes"

@@ -40,9 +40,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from spark_sink.job import Job as Job
     from spark_sink.jobs.history.point_in_time import read_at as read_at
     from spark_sink.rows.document_parsing import parse_documents as parse_documents
+    from spark_sink.running import Job as Job
     from spark_sink.session.spark_session import local_session as local_session
     from spark_sink.session.spark_session import register as register
     from spark_sink.source.schema import infer_schema as infer_schema
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from spark_sink.verification.collection_comparison import verify as verify
 
 _MODULES = {
-    "Job": "spark_sink.job",
+    "Job": "spark_sink.running",
     "apply_changes": "spark_sink.tables.current_table",
     "infer_schema": "spark_sink.source.schema",
     "local_session": "spark_sink.session.spark_session",

@@ -174,7 +174,7 @@ def run(settings: JobSettings) -> None:
     Prints a line for each batch. SIGTERM and SIGINT stop the job after the batch in progress.
     """
     stop = StopRequest()
-    from spark_sink.job import run_jobs
+    from spark_sink.running import run_jobs
 
     run_jobs(settings, stop)
 
@@ -184,7 +184,7 @@ def run(settings: JobSettings) -> None:
 def snapshot(settings: JobSettings) -> None:
     """Write collections to tables once, and end."""
     stop = StopRequest()
-    from spark_sink.job import run_jobs
+    from spark_sink.running import run_jobs
 
     run_jobs(settings, stop, once=True)
 
@@ -193,7 +193,7 @@ def snapshot(settings: JobSettings) -> None:
 @with_settings
 def check(settings: JobSettings) -> None:
     """Check the settings of a job, its folder and the router; say what `job run` would do."""
-    from spark_sink.job import check_jobs
+    from spark_sink.running import check_jobs
 
     typer.echo("\n".join(check_jobs(settings)))
 

@@ -1,14 +1,11 @@
 """Options and hooks of the whole test run."""
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import structlog
 from hypothesis import HealthCheck, settings
-
-from tests.harness.clusters import DEFAULT_IMAGE, DOCKER_IMAGE
 
 pytest_plugins = ["tests.conformance.plugin"]
 
@@ -22,20 +19,10 @@ settings.load_profile("busy")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
-        "--docker",
-        action="store_true",
-        help="run cluster tests against MongoDB's servers in containers",
-    )
-    parser.addoption(
         "--mongos-too",
         action="store_true",
         help="compare drivers' tests on the router with those on a real mongos",
     )
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    if config.getoption("--docker"):
-        os.environ.setdefault(DOCKER_IMAGE, DEFAULT_IMAGE)
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest-xdist reads the groups

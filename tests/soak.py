@@ -25,6 +25,7 @@ from shard_client.wire.frames import build_msg
 from tests.harness.clusters import Client, TestCluster, start_cluster
 from tests.harness.raw_client import RawClient
 from tests.harness.routers import RouterProcess, start_router
+from tests.harness.until import Deadline
 
 CURSOR_TIMEOUT_MS = 2000
 PARAMETERS = {"cursorTimeoutMillis": CURSOR_TIMEOUT_MS, "messageTimeoutMs": 2000}
@@ -101,9 +102,9 @@ class Soak:
         )
 
     def settled(self, before: Holdings) -> dict[str, int]:
-        """Wait until no count exceeds ``before``; return the excess that is left at a deadline."""
-        deadline = time.monotonic() + _SETTLE_SECONDS
-        while (left := self.holdings().beyond(before)) and time.monotonic() < deadline:
+        """Wait until no count exceeds ``before``; return the excess that is left after a time."""
+        deadline = Deadline(_SETTLE_SECONDS)
+        while (left := self.holdings().beyond(before)) and not deadline.passed:
             time.sleep(0.1)
         return left
 

@@ -9,10 +9,10 @@ from bson.timestamp import Timestamp
 from router.request.stream_request import CONFIG, StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.membership import Membership, ShardSpan, covers_all
-from router.stream.merger import FIRST_EVENT, MergeOrderError, Merger, RemoteQueue
+from router.stream.merger import FIRST_EVENT, MergedRemote, MergeOrderError, Merger
 from shard_client.bson.resume_token import cluster_time_of, first_key, is_invalidate
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
-from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
+from shard_client.remote_cursor.cursor_reply import CursorBatch, Event, KeyedToken
 
 
 class MergedStream:
@@ -58,7 +58,7 @@ class MergedStream:
         if only is not None:
             shards = only_shard(shards, only)
         elif topology_from is not None:
-            self.membership.open(RemoteQueue(CONFIG, "", topology_from, topology=True))
+            self.membership.open(MergedRemote(CONFIG, "", topology_from, topology=True))
             self.membership.draining.update(draining)
         # The present shards come last: later events of the config server apply to them.
         skipped = FIRST_EVENT if request.starts_after_invalidate else None
@@ -70,7 +70,7 @@ class MergedStream:
                 self.membership.open_removed(span, start_at)
         for shard, host in shards.items():
             skipped = skipped_times[shard]
-            self.membership.open(RemoteQueue(shard, host, start_at, skipped_time=skipped))
+            self.membership.open(MergedRemote(shard, host, start_at, skipped_time=skipped))
 
     def covers(self, after: bytes, spans: Set[ShardSpan] = frozenset()) -> bool:
         """Return whether all events after the sort key ``after`` are in the log or still to come.
@@ -95,11 +95,11 @@ class MergedStream:
         except CommandError as error:
             self.error = error
 
-    def _add(self, remote: RemoteQueue, batch: CursorBatch) -> None:
+    def _add(self, remote: MergedRemote, batch: CursorBatch) -> None:
         """Add a reply to the merge; raises CommandError if it breaks the rules."""
         if batch.watermark is None:
             raise _broken(remote, "a batch came without a postBatchResumeToken")
-        key, token = batch.watermark
+        key = batch.watermark.key
         try:
             cluster_time_of(key)
         except ValueError:
@@ -110,11 +110,7 @@ class MergedStream:
         if batch.cursor_id == 0:
             if not (batch.invalidated or is_invalidate(key.decode("ascii"))):
                 raise _broken(remote, "its cursor ended", ErrorCode.CursorNotFound)
-            if remote.record_invalidate(key):
-                self.skipped_invalidates.append(key)
-                self.membership.reopen(remote, token)
-                if events and events[-1][0] == key:  # a user's $match may have removed it
-                    events, size = events[:-1], size - len(events[-1][1])
+            events, size = self._end_or_reopen(remote, batch.watermark, events, size)
         if remote.topology:
             if remote.invalidated:
                 raise _broken(remote, "config.shards was dropped or renamed")
@@ -131,6 +127,21 @@ class MergedStream:
             # A client that resumes gets all events, in order.
             raise _broken(remote, str(error), labels=(RESUMABLE_LABEL,)) from None
         self.membership.retire_removed()
+
+    def _end_or_reopen(
+        self, remote: MergedRemote, invalidate: KeyedToken, events: list[Event], size: int
+    ) -> tuple[list[Event], int]:
+        """Process the invalidate that has ended a remote's cursor, after these events.
+
+        It ends the remote; or it is skipped, and the remote is opened again after it. Return the
+        events, and their size in bytes, without an invalidate that is skipped.
+        """
+        if remote.record_invalidate(invalidate.key):
+            self.skipped_invalidates.append(invalidate.key)
+            self.membership.reopen(remote, invalidate.token)
+            if events and events[-1][0] == invalidate.key:  # a user's $match may have removed it
+                return events[:-1], size - len(events[-1][1])
+        return events, size
 
     def remote_failed(self, remote: int, error: CommandError, address: str | None = None) -> None:
         """Record a remote's permanent failure; readers get ``error`` after the ready events.
@@ -211,7 +222,7 @@ class MergedStream:
             )
         )
 
-    # Which remotes hold back others.
+    # Which remotes the stream waits for.
 
     @property
     def is_held_back(self) -> bool:
@@ -222,32 +233,20 @@ class MergedStream:
         return self.merger.has_buffered and not (self._unread or self.merger.ready)
 
     @property
-    def _slowest_holds_back(self) -> bool:
-        """Whether the slowest shard, which can advance, holds back a buffered event."""
-        slowest = self.merger.slowest_remote
-        return (
-            self.is_held_back
-            and slowest is not None
-            and self._can_advance(slowest)
-            and self.merger.remotes[slowest].watermark < self.merger.last_key
-        )
+    def _tail(self) -> bytes:
+        """The last buffered event's sort key, if a watermark that can advance holds it back.
 
-    @property
-    def awaits_watermarks(self) -> bool:
-        """Whether the stream goes on only once a watermark has advanced.
-
-        The slowest shard holds back events while nothing is ready, or a removed shard's remote
-        cannot be closed yet.
+        b"" otherwise: of a stream that has failed, and while the slowest remote is silent.
         """
-        leaving = self.membership.leaving
-        return self._slowest_holds_back or any(map(self._can_advance, leaving))
+        slowest = self.merger.slowest_remote
+        if slowest is None or self.error is not None or not self.is_held_back:
+            return b""
+        return self.merger.last_key if self._can_advance(slowest) else b""
 
-    def is_needed(self, number: int) -> bool:
-        """Return whether the stream goes on only once this remote's watermark has advanced."""
-        merger = self.merger
-        if self._slowest_holds_back and merger.remotes[number].watermark < merger.last_key:
-            return True
-        return number in self.membership.leaving and self._can_advance(number)
+    def is_laggard(self, number: int) -> bool:
+        """Return whether the remote is one of the ``laggards``."""
+        late = self.merger.remotes[number].watermark < self._tail
+        return (late or number in self.membership.leaving) and self._can_advance(number)
 
     def laggards(self) -> dict[int, Timestamp]:
         """Return the remotes that are waited for, and the times that their watermarks must pass.
@@ -255,13 +254,12 @@ class MergedStream:
         While nothing is ready these are all remotes that hold back any buffered event, the slowest
         shard first, with the time of the last such event; then those of removed shards, with the
         time of the removal. Remotes that have not replied yet, and remotes whose streams have
-        ended, are left out.
+        ended, are left out. While the slowest remote is one of these, no event is waited for.
         """
-        merger, times = self.merger, dict[int, Timestamp]()
-        if self.is_held_back and self.error is None:
-            tail = merger.last_key
+        times = dict[int, Timestamp]()
+        if tail := self._tail:
             with suppress(ValueError):  # a damaged token has no cluster time to pass
-                times = dict.fromkeys(merger.remotes_below(tail), cluster_time_of(tail))
+                times = dict.fromkeys(self.merger.remotes_below(tail), cluster_time_of(tail))
         for number, removed_at in sorted(self.membership.leaving.items()):
             removal = cluster_time_of(removed_at)
             times[number] = max(removal, times.get(number, removal))
@@ -273,8 +271,8 @@ class MergedStream:
 
     def buffered_bytes(self, remote: int) -> int:
         """Return the bytes of events from ``remote`` that no client has read yet."""
-        queue = self.merger.remotes.get(remote)
-        return 0 if queue is None else queue.buffered + self._unread.get(remote, 0)
+        state = self.merger.remotes.get(remote)
+        return 0 if state is None else state.buffered + self._unread.get(remote, 0)
 
     @property
     def all_buffered_bytes(self) -> int:
@@ -288,7 +286,7 @@ class MergedStream:
 
 
 def _broken(
-    remote: RemoteQueue,
+    remote: MergedRemote,
     reason: str,
     code: ErrorCode = ErrorCode.InternalError,
     labels: Iterable[str] = (),

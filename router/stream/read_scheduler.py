@@ -92,8 +92,8 @@ class ReadScheduler:
         if events:
             flow.record_events(remote, events, now)
         cursor.aim_at(min(flow.batch_bytes(len(self._remotes)), self._memory.batch_bytes))
-        needed = self._stream.is_needed(number)
-        if events or needed:
+        needed = self._stream.is_laggard(number)
+        if events or needed or batch.opening:
             self.check_laggards(arriving=True)
         if not needed:
             remote.waits.reset()
@@ -107,7 +107,7 @@ class ReadScheduler:
 
     def _set_wait(self, remote: Remote, now: float, *, needed: bool) -> None:
         """Set how long the next getMore waits; ``needed`` is whether events need the watermark."""
-        watermark = cluster_time_of(remote.queue.watermark)
+        watermark = cluster_time_of(remote.in_merge.watermark)
         if remote.should_leave(watermark, now):
             log.warning(
                 "member is left: it does not show what its replica set has written",
@@ -145,7 +145,7 @@ class ReadScheduler:
         """Return the seconds to the member's next no-op if no budget allows a watermark before."""
         if not remote.idle or remote.topology or not self._flow.is_lively(now):
             return None
-        target = self._noop_writer.target(remote.target, remote.queue.host)
+        target = self._noop_writer.target(remote.target, remote.in_merge.host)
         waits = self._settings.writes_noops and target.budget.ready_at(now) > now
         if not waits and remote.may_probe(now):
             return None
@@ -164,7 +164,7 @@ class ReadScheduler:
     def _check_in(self, delay: float, *, arriving: bool) -> None:
         """Check after ``delay`` seconds, unless an earlier check has been asked for."""
         at = self._loop.time() + delay
-        if at >= self._check_asked_at or not self._stream.awaits_watermarks:
+        if at >= self._check_asked_at or not self._stream.laggards():
             return
         if delay > 0 or arriving:
             self._set_check(at)
@@ -213,7 +213,7 @@ class ReadScheduler:
             self._ask(remote, latest)
         elif remote.noops.may_request(latest, now):
             remote.noops.request(latest)
-            target = self._noop_writer.target(remote.target, remote.queue.host)
+            target = self._noop_writer.target(remote.target, remote.in_merge.host)
             target.write(self, remote.number)
 
     def noop_wanted(self, number: int) -> Timestamp | None:

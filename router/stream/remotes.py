@@ -17,7 +17,7 @@ from router.request.stream_request import StreamRequest, shard_command, topology
 from router.status.loads import MemberLoads
 from router.stream.flow_control import PacedRemote
 from router.stream.merged_stream import MergedStream
-from router.stream.merger import RemoteQueue
+from router.stream.merger import MergedRemote
 from router.stream.noop_writer import NoOpWriter
 from router.stream_settings import StreamSettings
 from shard_client import spans
@@ -54,14 +54,16 @@ class Remote(PacedRemote):
     A reading can be delayed: then no getMore is sent although the budgets allow it.
     """
 
-    def __init__(self, queue: RemoteQueue, cursor: RemoteCursor, settings: StreamSettings) -> None:
-        super().__init__(settings, topology=queue.topology)
-        self.number = queue.number
-        self.target = queue.target
-        self.queue = queue
-        """What the merge holds of it."""
+    def __init__(
+        self, in_merge: MergedRemote, cursor: RemoteCursor, settings: StreamSettings
+    ) -> None:
+        super().__init__(settings, topology=in_merge.topology)
+        self.number = in_merge.number
+        self.target = in_merge.target
+        self.in_merge = in_merge
+        """What the merge knows of it."""
         self.cursor = cursor
-        self.opened_at = queue.opens_at
+        self.opened_at = in_merge.opens_at
         """Where the cursor begins."""
         self._delay: asyncio.TimerHandle | None = None
         self._probes = TokenBucket(1000 * settings.probe_share, 1000 * settings.probe_burst)
@@ -120,7 +122,7 @@ class Remote(PacedRemote):
         shard has another remote for its data. ``reopened`` counts the failures after which the
         cursor was opened again, ``failingMillis`` is the time since a failure that lasts began.
         """
-        cursor, watermark = self.cursor, self.queue.watermark
+        cursor, watermark = self.cursor, self.in_merge.watermark
         document: dict[str, Any] = {
             "target": self.target,
             "address": cursor.address,
@@ -204,28 +206,29 @@ class Remotes:
 
         If a cursor cannot be created, this raises, and nothing is open that was not before.
         """
-        changes, queues = self._merged.membership.changes, self._merged.merger.remotes
+        changes, merged = self._merged.membership.changes, self._merged.merger.remotes
         if self._closed or changes == self._changes:
             return
         self._changes = changes
-        for gone in [remote for remote in self if remote.number not in queues]:
+        for gone in [remote for remote in self if remote.number not in merged]:
             self._close(gone)
-        for number, queue in queues.items():
+        for number, in_merge in merged.items():
             remote = self.get(number)
             if remote is None:
-                remote = Remote(queue, self._new_cursor(queue), self._resources.settings)
-                log.debug("open remote", target=queue.target, start_at=queue.start_at)
+                cursor = self._new_cursor(in_merge)
+                remote = Remote(in_merge, cursor, self._resources.settings)
+                log.debug("open remote", target=remote.target, start_at=in_merge.start_at)
                 self._by_number[number] = remote
                 self._resources.memory.add(remotes=1)
-            elif remote.opened_at != queue.opens_at:
+            elif remote.opened_at != in_merge.opens_at:
                 self._close_cursor(remote)
-                remote.cursor, remote.opened_at = self._new_cursor(queue), queue.opens_at
+                remote.cursor, remote.opened_at = self._new_cursor(in_merge), in_merge.opens_at
             else:
                 continue
             name = f"remote cursor {remote.target}"
             self._owner.start(name, partial(self._read, remote, remote.cursor), spans.apart())
 
-    def _new_cursor(self, remote: RemoteQueue) -> RemoteCursor:
+    def _new_cursor(self, remote: MergedRemote) -> RemoteCursor:
         request, shared = self._request, self._resources
         topology, first = remote.topology, remote.opens_at
 

@@ -108,10 +108,10 @@ class RunningStream:
         """Open the stream with the shards that have answered by the deadline, one at least."""
         if self._opened.done():
             return
-        late = sorted(remote.target for remote in self._remotes if not remote.queue.has_replied)
+        late = sorted(remote.target for remote in self._remotes if not remote.in_merge.has_replied)
         missing = f"no answer from {', '.join(late)} within {most} s"
         # A shard has accepted the request: the others are waited for in an open stream.
-        if any(remote.queue.has_replied and not remote.topology for remote in self._remotes):
+        if any(remote.in_merge.has_replied and not remote.topology for remote in self._remotes):
             log.warning("stream opened without some shards", missing=missing)
             self._become_open()
         else:
@@ -348,7 +348,7 @@ class RunningStream:
         if remote.topology and self.merged.membership.draining and self._draining is None:
             self._draining = self.start("watch draining shards", self._watch_draining)
         self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
-        if not self._opened.done() and all(each.queue.has_replied for each in self._remotes):
+        if not self._opened.done() and all(each.in_merge.has_replied for each in self._remotes):
             self._become_open()
         self._pass_on()
         if self._held_back_since is not None and not self.merged.is_held_back:
@@ -408,7 +408,7 @@ class RunningStream:
             # A client that resumes causes the shard list to be read again, so no event is lost.
             error = CommandError(ErrorCode.RetryChangeStream, error.message)
         self.merged.remote_failed(remote.number, error, address)
-        if not remote.queue.has_replied:
+        if not remote.in_merge.has_replied:
             self._fail_opening(error.with_change_stream_label())
         else:
             # If other remotes are still being opened, the client's first getMore raises the error.

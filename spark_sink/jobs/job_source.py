@@ -111,7 +111,7 @@ class JobStreamReader(MergerouterStreamReader):
         are limited, tasks read it, and report the size of events to their planner. Tasks read the
         documents of snapshots, too: the planner of Spark's tasks divides them once.
         """
-        batch, reads_documents = end.events_after(before), end.snapshots.reading is not None
+        batch, reads_documents = end.events_after(before), end.snapshots.batch.reading is not None
         if not batch.is_small or reads_documents or self.options.max_bytes_per_trigger:
             return None
         added = self.added_tasks(before, end)

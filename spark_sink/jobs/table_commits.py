@@ -34,7 +34,7 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.prepared_rows import PREPARED
+from spark_sink.tables.keyed_rows import KEYED
 from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
 from spark_sink.tables.table_form import TableForm
@@ -65,14 +65,14 @@ class Findings:
     def __init__(self, address: str, verified: Mapping[str, Any]) -> None:
         self.verified = verified
         self.gone = SimpleQueue[Mapping[str, Any]]()
-        """Rows of PREPARED, which delete documents: the next batch applies them."""
+        """Rows of KEYED, which delete documents: the next batch applies them."""
         self._address = address
 
     def removals(self) -> ChangeReport:
         """Return the changes in `gone`, each once."""
         gone = [self.gone.get() for _ in range(self.gone.qsize())]
         stage = ChangeStage(self._address)
-        stage.add_prepared(pa.RecordBatch.from_pylist(gone, arrow_schema(PREPARED)))
+        stage.add_keyed(pa.RecordBatch.from_pylist(gone, arrow_schema(KEYED)))
         return stage.close()
 
 
@@ -199,6 +199,6 @@ def _notifications(end: Offset) -> pa.Table:
             "additional_data": [*notification["additional_data"].items()],
             "timestamp": notification["timestamp"] * 1000,
         }
-        for notification in end.snapshots.notifications
+        for notification in end.snapshots.batch.notifications
     ]
     return pa.Table.from_pylist(notifications, NOTIFICATION_COLUMNS)

@@ -41,6 +41,7 @@ class SnapshotRequest:
         kind: initial, blocking or incremental. The stream waits for all but incremental ones.
         selection: the collections that it reads, and which of their documents.
         plan: how far it is; None before the beginning.
+        aborted: whether it could not begin. A required one waits for the next start of the query.
     """
 
     id: str
@@ -49,6 +50,7 @@ class SnapshotRequest:
         default=EVERYTHING, metadata=tagged(CollectionPatterns, MissingDocuments, ScopeGain)
     )
     plan: SnapshotPlan | None = None
+    aborted: bool = False
 
     @classmethod
     def initial(
@@ -84,11 +86,34 @@ class SnapshotRequest:
 
 
 @dataclass(frozen=True)
+class BatchPart:
+    """What snapshots and signals add to one batch.
+
+    Args:
+        reading: the cluster time at which the batch reads a part of the running snapshot, whose
+            plan says up to where; None if it reads none.
+        ending: the request that ends with the batch, if it has read whole collections.
+        notifications: of what has changed with the batch.
+    """
+
+    reading: Timestamp | None = None
+    ending: SnapshotRequest | None = None
+    notifications: tuple[Mapping[str, Any], ...] = ()
+
+    @property
+    def has_output(self) -> bool:
+        """Whether the batch has rows or notifications."""
+        return bool(self.reading or self.ending or self.notifications)
+
+    @property
+    def asks_present(self) -> bool:
+        """Whether a signal of the batch requests that the batch moves to the end of the stream."""
+        return any(notification["type"] == LOGGED for notification in self.notifications)
+
+
+@dataclass(frozen=True)
 class SnapshotQueue:
     """The snapshots that have not ended, in their order, and the signals processed so far.
-
-    `reading`, `ending` and `notifications` belong to the batch that ends here, the other fields to
-    the query.
 
     Args:
         handled: digests of the ids of processed signals, the oldest first.
@@ -96,10 +121,7 @@ class SnapshotQueue:
         paused: whether a signal has paused all that do not block the stream.
         signal_position: in the stream of the collection of signals; None for the query's position.
         required_at: the newest token at which a table lacked a requested collection.
-        reading: the cluster time at which the batch reads a part of the running snapshot, whose
-            plan says up to where; None if it reads none.
-        ending: the request that ends with the batch, if it has read whole collections.
-        notifications: of what has changed with the batch.
+        batch: what they add to the batch that ends here.
     """
 
     handled: tuple[str, ...] = ()
@@ -107,17 +129,16 @@ class SnapshotQueue:
     paused: bool = False
     signal_position: Position | None = None
     required_at: str = ""
-    reading: Timestamp | None = None
-    ending: SnapshotRequest | None = None
-    notifications: tuple[Mapping[str, Any], ...] = ()
+    batch: BatchPart = BatchPart()
 
     @property
     def running(self) -> SnapshotRequest | None:
         """The snapshot whose chunks are read next."""
-        for request in self.requests:
+        waiting = [request for request in self.requests if not request.aborted]
+        for request in waiting:
             if request.blocks_stream:
                 return request
-        return None if self.paused or not self.requests else self.requests[0]
+        return None if self.paused or not waiting else waiting[0]
 
     @property
     def initial_plan(self) -> SnapshotPlan | None:
@@ -131,6 +152,17 @@ class SnapshotQueue:
         return [selection for selection in selections if isinstance(selection, ScopeGain)]
 
     @property
+    def lost(self) -> CollectionTokens:
+        """The collections of which a table lacks single documents, until a request has read them.
+
+        Each has the newest token at which it lacked something.
+        """
+        selections = [request.selection for request in self.requests]
+        missing = [each for each in selections if isinstance(each, MissingDocuments)]
+        names = (name.partition(".") for each in missing for name in each.documents)
+        return {(database, name): self.required_at for database, _, name in names}
+
+    @property
     def blocks_stream(self) -> bool:
         """Whether the stream waits for a blocking snapshot."""
         return any(request.blocks_stream for request in self.requests)
@@ -140,23 +172,17 @@ class SnapshotQueue:
         """The characters of the names and filters of all requests."""
         return sum(request.selection.characters for request in self.requests)
 
-    @property
-    def has_output(self) -> bool:
-        """Whether the batch has rows or notifications."""
-        return bool(self.reading or self.ending or self.notifications)
-
-    @property
-    def asks_present(self) -> bool:
-        """Whether a signal of the batch requests that the batch moves to the end of the stream."""
-        return any(notification["type"] == LOGGED for notification in self.notifications)
-
     def has_handled(self, identifier: str) -> bool:
         """Return whether the queue has the id of this signal as processed."""
         return digest(identifier) in self.handled
 
     def without_batch(self) -> SnapshotQueue:
-        """Return the queue without the batch's part."""
-        return replace(self, reading=None, ending=None, notifications=())
+        """Return the queue at the beginning of the next batch."""
+        return replace(self, batch=BatchPart())
+
+    def adding(self, **part: Any) -> SnapshotQueue:
+        """Return the queue with other fields of the batch's part."""
+        return replace(self, batch=replace(self.batch, **part))
 
     def with_handled(self, identifier: str, waiting: Container[str]) -> SnapshotQueue:
         """Return the queue with a further id; digests in `waiting` stay: they may recur."""
@@ -174,6 +200,19 @@ class SnapshotQueue:
         while self.has_request(name):
             name += "-more"
         return name
+
+    def with_aborted(self, request: SnapshotRequest, most: int) -> SnapshotQueue:
+        """Return the queue in which what a request reads waits for the next start of the query.
+
+        Documents that a table lacks are one request, whose keys have `most` characters at most.
+        """
+        for other in (other for other in self.requests if other.aborted):
+            more, known = request.selection, other.selection
+            if isinstance(more, MissingDocuments) and isinstance(known, MissingDocuments):
+                both = known.with_more(more.collections, more.keys, most)
+                rest = self.without_request(request.id)
+                return rest.with_request(replace(other, selection=both))
+        return self.with_request(replace(request, plan=None, aborted=True))
 
     def with_request(self, request: SnapshotRequest) -> SnapshotQueue:
         """Return the queue with a changed request, or with a further one."""

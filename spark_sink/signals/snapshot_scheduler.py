@@ -42,6 +42,7 @@ REFUSAL = (
     "which selects the documents of snapshots ({} is all)"
 )
 """Why a query with such a pipeline reads no snapshots on request."""
+_AGAIN = ". The table lacks documents of data_collections until a start of the job reads them"
 # The most characters of a text in a notification.
 _MAX_LENGTH = 600
 # The most snapshots that wait, and the most characters of their names and filters.
@@ -57,7 +58,8 @@ class SnapshotScheduler:
 
     A request comes into the queue by `begin`, `process` or `require`. Once it is the running one,
     `advance` begins it, then has each batch read some of its chunks, and at last ends it. A signal
-    may pause or stop it before; what cannot be read leaves the queue at its beginning. All that
+    may pause or stop it before. What cannot be read is aborted at its beginning: it leaves the
+    queue, or waits for the next start of the query (`restarted`) if a table lacks it. All that
     happens to it is a notification.
 
     Args:
@@ -132,52 +134,45 @@ class SnapshotScheduler:
                 queue = self._notified(queue, received.id, SIGNAL, "REFUSED", reason=str(error))
         return queue
 
+    def restarted(self, queue: SnapshotQueue) -> SnapshotQueue:
+        """Return the queue at a start of the query, which may read what could not be read before.
+
+        A right may have been granted, or an option set.
+        """
+        requests = (replace(request, aborted=False) for request in queue.requests)
+        return replace(queue, requests=tuple(requests))
+
     def require(
         self,
         queue: SnapshotQueue,
         unread: CollectionTokens,
         lost: Iterable[LostDocument] = (),
-        is_first: bool = False,
     ) -> SnapshotQueue:
         """Return the queue with a request for what a table lacks.
 
         Args:
             unread: collections, and the token since which. Each is requested once; those that a
-                scope has gained were requested then, under the ids of their gains.
+                scope has gained were requested then.
             lost: documents of other collections; each is requested once, too.
-            is_first: whether a start of the query begins. Then what no waiting request reads is
-                requested again: an earlier request was aborted, perhaps for the lack of a right.
         """
-
-        def is_new(name: str, token: str) -> bool:
-            waiting = (each.selection for each in queue.requests if each.is_required)
-            again = is_first and not any(selection.reads_whole(name) for selection in waiting)
-            return again or token > queue.required_at
-
-        for gain in (each for each in unread if is_first and isinstance(each, ScopeGain)):
-            if not queue.has_request(gain.id):
-                queue = queue.with_request(SnapshotRequest(gain.id, "incremental", gain))
         new = {
             ".".join(names): token
             for names, token in unread.items()
-            if not isinstance(names, ScopeGain) and is_new(".".join(names), token)
+            if not isinstance(names, ScopeGain) and token > queue.required_at
         }
-        named = ((".".join(document.namespace), document) for document in lost)
-        documents = [(name, one) for name, one in named if is_new(name, one.token)]
+        documents = [document for document in lost if document.token > queue.required_at]
         if not new and not documents:
             return queue
-        last = max([*new.values(), *(document.token for _, document in documents)])
-        queue = replace(queue, required_at=max(last, queue.required_at))
+        last = max([*new.values(), *(document.token for document in documents)])
+        queue = replace(queue, required_at=last)
         time = cluster_time_of(last)
         name = queue.free_id(f"again-{time.time}-{time.inc}")
-        request = SnapshotRequest(name, "incremental", MissingDocuments())
-        if self._refusal is not None:
-            return self._notified_of(queue, request, "ABORTED", reason=self._refusal)
-        missing = MissingDocuments()
+        request, missing = SnapshotRequest(name, "incremental"), MissingDocuments()
         for waiting in queue.requests:
-            if isinstance(waiting.selection, MissingDocuments) and waiting.plan is None:
+            is_waiting = waiting.plan is None and not waiting.aborted
+            if isinstance(waiting.selection, MissingDocuments) and is_waiting:
                 request, missing = waiting, waiting.selection  # one request for both
-        keys = ((name, document.key) for name, document in documents)
+        keys = ((".".join(document.namespace), document.key) for document in documents)
         missing = missing.with_more(new, keys, _MAX_KEY_BYTES)
         return queue.with_request(replace(request, selection=missing))
 
@@ -190,7 +185,7 @@ class SnapshotScheduler:
         while (request := queue.running) is not None:
             if request.plan is None:
                 queue = self._begun(queue, request, time)
-                if queue.ending is not None:
+                if queue.batch.ending is not None:
                     return queue
                 continue
             plan = self._planner.next_batch(request.plan, request.selection)
@@ -198,7 +193,7 @@ class SnapshotScheduler:
                 return self._ended(queue, request)
             at = plan.snapshot_time if request.kind == "initial" else max(time, plan.snapshot_time)
             queue = self._progressed(queue, request, plan).with_request(replace(request, plan=plan))
-            return replace(queue, reading=at)
+            return queue.adding(reading=at)
         return queue
 
     def _applied(self, queue: SnapshotQueue, signal: Signal) -> SnapshotQueue:
@@ -215,7 +210,7 @@ class SnapshotScheduler:
             return queue.with_request(SnapshotRequest(signal.id, signal.kind, reads))
         if signal.action == LOG:
             return self._notified(queue, signal.id, SIGNAL, LOGGED, message=signal.message)
-        incremental = [request for request in queue.requests if not request.blocks_stream]
+        incremental = [each for each in queue.requests if not (each.blocks_stream or each.aborted)]
         if signal.action == STOP:
             incremental = [request for request in incremental if not request.is_required]
         if not incremental:
@@ -268,8 +263,12 @@ class SnapshotScheduler:
         collections = self._planner.collections(request.selection)
         request = replace(request, plan=plan)
         if request.ends_unread and not collections:  # they were dropped
-            return replace(queue.without_request(request.id), ending=request)
+            return queue.without_request(request.id).adding(ending=request)
         problem = None if request.kind == "initial" else self._problem(request, collections)
+        if problem is not None and request.is_required and collections:
+            queue = queue.with_aborted(request, _MAX_KEY_BYTES)
+            texts = {"reason": f"{problem}{_AGAIN}", "data_collections": names_of(collections)}
+            return self._notified_of(queue, request, "ABORTED", **texts)
         if problem is not None:
             queue = queue.without_request(request.id)
             return self._notified_of(queue, request, "ABORTED", reason=problem)
@@ -279,6 +278,9 @@ class SnapshotScheduler:
     def _problem(
         self, request: SnapshotRequest, collections: Sequence[SnapshotCollection]
     ) -> str | None:
+        """Return why a snapshot on request cannot be read, as a text; None if it can."""
+        if self._refusal is not None:
+            return self._refusal
         if not collections:
             return "no collection of the query's scope matches data-collections"
         names, selection = [str(collection) for collection in collections], request.selection
@@ -295,7 +297,7 @@ class SnapshotScheduler:
         queue = self._notified_of(queue.without_request(request.id), request, "COMPLETED")
         completes = request.kind == "initial" or request.ends_unread
         is_whole = completes or self._planner.names(request.selection)
-        return replace(queue, ending=request if is_whole else None)
+        return queue.adding(ending=request if is_whole else None)
 
     def _progressed(
         self, queue: SnapshotQueue, request: SnapshotRequest, plan: SnapshotPlan
@@ -335,7 +337,7 @@ class SnapshotScheduler:
             "additional_data": {name: text[:_MAX_LENGTH] for name, text in texts.items()},
             "timestamp": int(self._clock() * 1000),
         }
-        return replace(queue, notifications=(*queue.notifications, notification))
+        return queue.adding(notifications=(*queue.batch.notifications, notification))
 
 
 def names_of(collections: Sequence[SnapshotCollection]) -> str:

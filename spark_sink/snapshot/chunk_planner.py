@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 
 import bson
 from bson import Code, DBRef
-from bson.binary import Binary
 from bson.errors import BSONError
 from bson.timestamp import Timestamp
 from pymongo import MongoClient
@@ -25,6 +24,7 @@ from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMB
 from spark_sink.errors import within_limit
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import SnapshotOptions
+from spark_sink.snapshot.catalog import NOT_ALLOWED, collections_of, current_name
 from spark_sink.snapshot.plan import (
     Chunk,
     Mark,
@@ -54,11 +54,9 @@ _MAX_TEXT = 700
 # BSON's types that compare with each other, by one of them; NaN is below all other numbers.
 _COMPARED_AS = {DOUBLE: INT32, INT64: INT32, DECIMAL: INT32, SYMBOL: STRING}
 _NAN = -1
-SYSTEM_DATABASES = ("admin", "config", "local")
-_NOT_ALLOWED = 13
 # Unauthorized, NamespaceNotFound, CommandNotFound, CommandNotSupported, …OnView: a collection was
 # replaced by a view of its name.
-_NO_STATS = (_NOT_ALLOWED, 26, 59, 115, 166)
+_NO_STATS = (NOT_ALLOWED, 26, 59, 115, 166)
 # The servers' random cursor has found one document too often; asked again, it finds others.
 _NO_NEW_DOCUMENT = 28799
 _SAMPLE_ATTEMPTS = 10
@@ -336,62 +334,11 @@ class ChunkPlanner:
         return None
 
     def _list(self) -> None:
-        """Find the collections of the scope, with their shard keys."""
-        scope, collections = self._scope, list[SnapshotCollection]()
-        if scope.database is None:
-            names = self._client.list_database_names()
-            databases = [name for name in names if name not in SYSTEM_DATABASES]
-        else:
-            databases = [scope.database]
-        for database in databases:
-            wanted: dict[str, Any] = {"type": "collection"}
-            if scope.collections:
-                wanted["name"] = {"$in": list(scope.collections)}
-            for entry in self._client[database].list_collections(filter=wanted):
-                name = entry["name"]
-                if not name.startswith("system.") and scope.accepts(database, name):
-                    collated = "collation" in entry.get("options", {})
-                    uuid = _uuid_of(entry)
-                    collections.append(
-                        SnapshotCollection(database, name, uuid, has_collation=collated)
-                    )
-        sharded = self._sharded([str(collection) for collection in collections])
-        for collection in collections:
-            sharding = sharded.get(str(collection), {})
-            created = sharding.get("timestamp", collection.created)
-            keyed = replace(collection, key=tuple(sharding.get("key", ())), created=created)
-            self._listed.setdefault(keyed.id, keyed)
-            self._names.setdefault(keyed.id, set()).add((keyed.database, keyed.name))
-
-    def _sharded(self, names: list[str]) -> dict[str, Mapping[str, Any]]:
-        """Return what the config server knows of sharded collections, by name."""
-        try:
-            entries = list(self._client.config.collections.find({"_id": {"$in": names}}))
-        except OperationFailure as error:
-            if error.code != _NOT_ALLOWED:  # without the privilege, keys are `_id` alone
-                raise
-            return {}
-        return {str(entry["_id"]): entry for entry in entries}
-
-
-def current_name(client: MongoClient[Any], collection: SnapshotCollection) -> str | None:
-    """Return the current name of a collection; None if it was dropped. Raises PyMongoError.
-
-    `reshardCollection` and `movePrimary` replace a collection by a copy with another UUID, without
-    events of its documents. So without a collection of the UUID, one of the name is taken.
-    """
-    wanted: dict[str, Any] = {"name": collection.name}
-    if collection.uuid:
-        uuid = Binary(bytes.fromhex(collection.uuid), 4)
-        wanted = {"$or": [wanted, {"info.uuid": uuid}], "type": "collection"}
-    entries = list(client[collection.database].list_collections(filter=wanted))
-    own = [entry for entry in entries if _uuid_of(entry) == collection.uuid]
-    return str((own or entries)[0]["name"]) if entries else None
-
-
-def _uuid_of(listed: Mapping[str, Any]) -> str:
-    """Return the UUID of a collection, as listCollections shows it, in hexadecimal digits."""
-    return bytes(listed.get("info", {}).get("uuid", b"")).hex()
+        """Find the collections of the scope, and add them to those that are known."""
+        for collection in collections_of(self._client, self._scope):
+            self._listed.setdefault(collection.id, collection)
+            names = self._names.setdefault(collection.id, set())
+            names.add((collection.database, collection.name))
 
 
 def _index_at(pieces: Sequence[_Piece], key: str | None) -> int | None:

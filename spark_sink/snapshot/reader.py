@@ -34,7 +34,7 @@ from spark_sink.events.positions import after
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import Slice, document_of, value_at, values_in
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
-from spark_sink.snapshot.chunk_planner import current_name
+from spark_sink.snapshot.catalog import current_name
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection
 from spark_sink.stream.raw_replies import replies
 from spark_sink.stream.retries import Retries, is_transient

@@ -127,6 +127,11 @@ class MissingDocuments(Selection):
         keys = self.documents.get(namespace)
         return None if keys is None else len(keys)
 
+    @property
+    def keys(self) -> list[tuple[str, str]]:
+        """The keys of documents, each with its namespace."""
+        return [(name, key) for name, keys in self.documents.items() for key in keys]
+
     def with_more(
         self, collections: Iterable[str], keys: Iterable[tuple[str, str]], most: int
     ) -> MissingDocuments:

@@ -196,7 +196,7 @@ class OffsetPlanner:
                     queue = self._connection.signal_receiver.receive(queue, start.position)
             events = self._next_events(start.position, queue, max_events)
         except HistoryLostError:
-            ended = start.snapshots.ending
+            ended = start.snapshots.batch.ending
             if self._phase is _Phase.BEGUN and ended is not None and ended.kind == "initial":
                 raise HistoryLostError(_OUTLIVED) from None
             if not policy.if_history_is_lost:
@@ -232,8 +232,9 @@ class OffsetPlanner:
         if start.is_in_snapshot:
             return queue
         self._first = self._first or start
-        lacking = self._output.unread(start)
-        return self._connection.scheduler.require(queue, *lacking, start == self._first)
+        if start == self._first:
+            queue = self._connection.scheduler.restarted(queue)
+        return self._connection.scheduler.require(queue, *self._output.unread(start))
 
     def _next_events(
         self, position: Position, queue: SnapshotQueue, max_events: int | None
@@ -243,7 +244,7 @@ class OffsetPlanner:
         if queue.blocks_stream:
             planner.close()
             return EventRange(position, position, 0)
-        events = planner.next_batch(position, max_events, advances=queue.asks_present)
+        events = planner.next_batch(position, max_events, advances=queue.batch.asks_present)
         is_empty = events.end == events.start and not receiver.has_more
         self._is_at_end = planner.ends_at_present and is_empty
         return events
@@ -275,7 +276,7 @@ class OffsetPlanner:
         if end.scope not in (None, self._options.scope):  # a repeated batch keeps its scope
             planner = ChunkPlanner(client.mongo, end.scope, self._options.snapshot)
         queue = end.snapshots
-        if queue.reading is not None and self._policy is None:  # an earlier start planned it
+        if queue.batch.reading is not None and self._policy is None:  # an earlier start planned it
             queue = self._without_stopped(end, planner)
         planned = partial(tasks_of_queue, queue, before.position, self._options)
         return client.with_retries(lambda: planned(planner, client.present))
@@ -294,7 +295,7 @@ class OffsetPlanner:
                 later = receiver.receive(later, offset.position)
         running = queue.running
         rest = [each for each in later.requests if running and each.id == running.id]
-        return queue.with_request(rest[0]) if rest else replace(queue, reading=None)
+        return queue.with_request(rest[0]) if rest else queue.adding(reading=None)
 
     def newest(self) -> Offset:
         """Return an offset at the newest cluster time.
@@ -313,7 +314,7 @@ class OffsetPlanner:
         """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
         queue = self._advanced(queue, events.end)
         has_processed = queue.handled != start.snapshots.handled
-        if events.end == events.start and not (queue.has_output or has_processed):
+        if events.end == events.start and not (queue.batch.has_output or has_processed):
             return None
         if move is _Move.CONTINUE:
             self._phase = _Phase.BEGUN

@@ -17,7 +17,8 @@ from spark_sink.errors import within_limit
 from spark_sink.options.java_patterns import compiled
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.field_edits import key_is_masked
-from spark_sink.snapshot.chunk_planner import SYSTEM_DATABASES, ChunkPlanner
+from spark_sink.snapshot.catalog import SYSTEM_DATABASES
+from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.stream.router_client import RouterClient
 
 # The most databases whose collections are listed.

@@ -21,7 +21,7 @@ from spark_sink.errors import OptionError, StreamError, without_traceback
 from spark_sink.events.heartbeats import heartbeats
 from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.source.offset_planner import OffsetPlanner, QueryConnection, QueryOutput
 from spark_sink.source.offsets import Offset
@@ -105,7 +105,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def added_tasks(self, before: Offset, end: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
         tasks: list[Task] = [*map(SourceEvent, heartbeats(before.heartbeat, end.heartbeat))]
-        if end.snapshots.reading is not None or end.snapshots.ending is not None:
+        part = end.snapshots.batch
+        if part.reading is not None or part.ending is not None:
             tasks += self.planner.snapshot_tasks(before, end)
         return tasks
 
@@ -170,10 +171,10 @@ class MergerouterBatchReader(DataSourceReader):
             begun = client.with_retries(lambda: planner.begin(snapshot_time))
             plan = replace(begun, end=None)  # all in one batch
             request = SnapshotRequest.initial(snapshot_time, plan, options.snapshot.collections)
-            state = SnapshotQueue(requests=(request,), reading=snapshot_time)
+            queue = SnapshotQueue(requests=(request,), batch=BatchPart(snapshot_time))
             start = options.start
             return client.with_retries(
-                lambda: tasks_of_queue(state, start, options, planner, client.present)
+                lambda: tasks_of_queue(queue, start, options, planner, client.present)
             )
         present = after(client.with_retries(client.present))
         end = options.end or present

@@ -30,20 +30,20 @@ def tasks_of_queue(
 
     `present` returns a time after all reads of earlier batches. Raises PyMongoError.
     """
-    request, ended = queue.running, queue.ending
+    request, part = queue.running, queue.batch
     tasks: list[Task] = []
-    if request is not None and request.plan is not None and queue.reading is not None:
+    if request is not None and request.plan is not None and part.reading is not None:
         signal = {"id": request.id, "type": request.kind, "streamed": _token_at(start)}
         shown = None if request.kind == "initial" else signal
         for chunks in planner.tasks(request.plan, request.selection):
             reads = (
-                chunk_read(chunk, queue.reading, options).where(
+                chunk_read(chunk, part.reading, options).where(
                     request.selection.condition(str(chunk.collection))
                 )
                 for chunk in chunks
             )
             tasks.append(SnapshotTask(tuple(replace(read, signal=shown) for read in reads)))
-    end = None if ended is None else _end_of_snapshot(ended, queue, planner, present)
+    end = None if part.ending is None else _end_of_snapshot(part.ending, queue, planner, present)
     if end is not None:
         tasks.append(SourceEvent(end))
     return tasks

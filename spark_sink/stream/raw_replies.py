@@ -45,6 +45,7 @@ class StreamCursor:
         """Return all buffered events, as BSON; if there are none, those of one getMore.
 
         The server waits up to `max_await` seconds for a first one; None keeps the former time.
+        Raises PyMongoError, also NetworkTimeout by the client's socketTimeoutMS.
         """
         if max_await is not None:
             self._cursor._max_await_time_ms = max(1, int(max_await * 1000))

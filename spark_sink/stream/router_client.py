@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
+import pymongo
 from bson.codec_options import CodecOptions
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
@@ -23,7 +25,7 @@ from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.stream.raw_replies import StreamCursor
-from spark_sink.stream.retries import Retries, is_transient
+from spark_sink.stream.retries import STALLED_AFTER, Retries, is_transient
 from spark_sink.stream.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
@@ -35,6 +37,8 @@ _Result = TypeVar("_Result")
 _MERGED_BATCH = 1000
 # Seconds that a getMore of a task waits for events.
 _READING_AWAIT = 0.5
+# Seconds in which a server must confirm the end of sessions.
+_CLOSED_WITHIN = 5.0
 # Tokens of a reply to the planner, which rarely needs more.
 _TOKEN_BATCH = 500
 _TRANSACTIONS = ("lsid", "txnNumber")
@@ -75,21 +79,15 @@ class Shard:
 
 
 class RouterClient:
-    """One connection pool. Its owner closes it, with every cursor opened through it.
+    """Connections to one server. Its owner closes it, with every cursor opened through it.
 
-    If it is `guarded`, its cursors are killed even if this process is (`session_guard`).
+    If it is `guarded`, its cursors are killed even if this process is (`session_guard`). A server
+    that answers hellos, but not a request of a stream, counts as unreachable after STALLED_AFTER.
     """
 
     def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
-        # Events stay as sent; dates out of Python's range must not fail.
-        self._client: MongoClient[RawBSONDocument] = mongo_client(
-            options.uri,
-            options.retry_policy.selection_timeout,
-            document_class=RawBSONDocument,
-            datetime_conversion="DATETIME_MS",
-            unicode_decode_error_handler="replace",
-        )
+        self._client = self._connected(socketTimeoutMS=int(STALLED_AFTER * 1000))
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
         if guarded:
@@ -186,10 +184,21 @@ class RouterClient:
             return ""
         return str(reply["config"].get("settings", {}).get("replicaSetId", ""))
 
-    @property
+    @cached_property
     def mongo(self) -> MongoClient[RawBSONDocument]:
-        """The client itself, whose documents are RawBSONDocument."""
-        return self._client
+        """A client for documents, as RawBSONDocument: a request may take as long as it needs."""
+        return self._connected()
+
+    def _connected(self, **options: Any) -> MongoClient[RawBSONDocument]:
+        """Return a client: events stay as sent, and dates out of Python's range do not fail."""
+        return mongo_client(
+            self._options.uri,
+            self._options.retry_policy.selection_timeout,
+            document_class=RawBSONDocument,
+            datetime_conversion="DATETIME_MS",
+            unicode_decode_error_handler="replace",
+            **options,
+        )
 
     @property
     def address(self) -> tuple[str, int]:
@@ -210,7 +219,7 @@ class RouterClient:
         time = reply.get("$clusterTime", {}).get("clusterTime")
         if not isinstance(time, Timestamp):
             raise StreamError(
-                f"the server at {_addresses(self._client)} has no cluster time: it is no router, "
+                f"the server at {addresses_of(self._client)} has no cluster time: it is no router, "
                 "mongos or replica set. Correct option 'uri'"
             )
         return Clocks(time, reply["localTime"].timestamp())
@@ -226,8 +235,8 @@ class RouterClient:
             self.with_retries(self.clocks)  # a replica set may be electing a primary
         except ConnectionFailure as error:
             raise StreamError(
-                f"the server at {_addresses(self._client)} cannot be reached: start it, or correct "
-                "option 'uri'",
+                f"the server at {addresses_of(self._client)} cannot be reached: start it, or "
+                "correct option 'uri'",
                 error,
             ) from None
         except PyMongoError as error:
@@ -238,7 +247,7 @@ class RouterClient:
             if isinstance(error, OperationFailure) and error.code not in _OF_LOGIN:
                 problem = "cannot serve the query now: look into its log, or start again later"
             raise StreamError(
-                f"the server at {_addresses(self._client)} {problem}", error
+                f"the server at {addresses_of(self._client)} {problem}", error
             ) from None
 
     def require_stream(self) -> None:
@@ -251,10 +260,14 @@ class RouterClient:
             self.with_retries(self._watermark)
 
     def close(self) -> None:
-        """Close all connections."""
+        """Close all connections; the server is waited for up to `_CLOSED_WITHIN`."""
         if self._guard is not None:
             self._guard.close()
-        self._client.close()
+        documents: MongoClient[Any] | None = self.__dict__.pop("mongo", None)
+        with pymongo.timeout(_CLOSED_WITHIN):
+            self._client.close()
+            if documents is not None:
+                documents.close()
 
     def _watch(
         self, position: Position, stages: list[Any], max_await: float, **further: Any
@@ -337,7 +350,7 @@ def require_deployment(client: MongoClient[Any]) -> None:
     elif client.topology_description.topology_type_name == "Single":
         problem = _MEMBER
     if problem is not None:
-        raise StreamError(f"the server at {_addresses(client)} {problem}")
+        raise StreamError(f"the server at {addresses_of(client)} {problem}")
 
 
 def _is_shard(admin: Database[Any]) -> bool:
@@ -349,7 +362,8 @@ def _is_shard(admin: Database[Any]) -> bool:
     return identity is not None
 
 
-def _addresses(client: MongoClient[Any]) -> str:
+def addresses_of(client: MongoClient[Any]) -> str:
+    """Return the addresses of the servers that a client knows, for messages."""
     seeds = client.topology_description.server_descriptions()
     return ", ".join(f"{host}:{port}" for host, port in seeds)
 

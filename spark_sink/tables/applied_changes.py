@@ -17,8 +17,8 @@ from spark_sink.events.positions import ABOVE_ALL_TOKENS
 from spark_sink.tables.ddl_events import DDL_TYPES, ddl_event_of, renamed_by
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import Fold
+from spark_sink.tables.keyed_rows import KEYED, KeyedRows
 from spark_sink.tables.places import KEY_COLUMNS
-from spark_sink.tables.prepared_rows import PREPARED, PreparedRows
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 
@@ -39,21 +39,21 @@ class AppliedChanges:
         rows = changes.where(F.col("operationType").isin(*DDL_TYPES)).select("event").collect()
         self.ddl_events = sorted(ddl_event_of(bytes(row.event)) for row in rows)
         """The DDL events among the changes."""
-        self._prepared_rows = PreparedRows(keys, self.ddl_events)
-        self._changes = self._prepared(changes.where(F.col("op").isNotNull()))
+        self._keyed_rows = KeyedRows(keys, self.ddl_events)
+        self._changes = self._keyed(changes.where(F.col("op").isNotNull()))
         self._form = form or TableForm()
 
     def of_table(self, rows: DataFrame) -> DataFrame:
         """Return rows with the columns BASE, and DELETED if there is one, after the changes."""
-        return self._folded(rows.mapInArrow(self._prepared_rows.table_rows, PREPARED))
+        return self._folded(rows.mapInArrow(self._keyed_rows.table_rows, KEYED))
 
     def of_documents(self, rows: DataFrame) -> DataFrame:
         """Return a snapshot's rows of the source after the changes, in the same form."""
-        return self._folded(self._prepared(rows))
+        return self._folded(self._keyed(rows))
 
-    def _prepared(self, rows: DataFrame) -> DataFrame:
+    def _keyed(self, rows: DataFrame) -> DataFrame:
         columns = rows.select("database", "collection", "token", "event")
-        return columns.mapInArrow(self._prepared_rows.events, PREPARED)
+        return columns.mapInArrow(self._keyed_rows.events, KEYED)
 
     def _folded(self, rows: DataFrame) -> DataFrame:
         by_key = rows.union(self._changes).repartition(*KEY_COLUMNS)
@@ -65,7 +65,7 @@ class AppliedChanges:
 
 
 def _documents(form: TableForm, fold: Fold, batches: Iterable[pa.RecordBatch]) -> MadeRows:
-    """Fold sorted rows of PREPARED into rows of a form: a function for `mapInArrow`."""
+    """Fold sorted rows of KEYED into rows of a form: a function for `mapInArrow`."""
     formed = FormedRows(form)
     for rows in fold(batches):
         made, _ = formed.from_fold(fold.moved(rows.filter(pc.is_null(rows["problem"]))))

@@ -7,7 +7,7 @@ readers see nothing of a batch, and a batch that ends early can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import groupby
@@ -40,9 +40,11 @@ from spark_sink.tables.key_ranges import (
     merges_of,
     merges_of_rest,
 )
+from spark_sink.tables.parquet_parts import PartFile
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest
 from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
+from spark_sink.tables.restores import is_restored, restored_error
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
@@ -54,9 +56,8 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import is_whole, read_rows, scan
+from spark_sink.tables.table_rows import read_rows, scan
 from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.version_states import restored_error
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -213,7 +214,7 @@ class CurrentTable:
         another query begins, with a snapshot.
         """
         self.reload()
-        was_restored = not is_whole(self.log)
+        was_restored = is_restored(self.log)
         if was_restored and (batch is None or batch.query == self.log.state().batch.query):
             raise restored_error(self.address)
         remove_interrupted(self.address, self._epoch)
@@ -336,31 +337,48 @@ class CurrentTable:
 
         The quarantine gets its rows first. Without a change and a batch nothing is committed.
         """
-        batch, log, state, form = upsert.batch, self.log, plan.state, merged.form
         reports = [report for _, report in merged.written]
-        problems = [problem for report in reports for problem in report.problems]
-        begins = upsert.creates_quarantine and not log.exists
-        if (problems or begins) and upsert.quarantine is not None and batch is not None:
-            batch = batch.wrote(upsert.quarantine.name)
-            upsert.quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
+        batch = self._quarantined(upsert, [each for one in reports for each in one.problems])
+        parts = [part for report in reports for part in report.parts]
+        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged.written))
+        new = {part.partition[KEY_RANGE] for part in parts}
+        state, added = plan.state, sum((report.added for report in reports), NO_ROWS)
         if upsert.scope is not None:
             lost = (document for report in reports for document in report.lost)
             contains = upsert.scope.contains
             state = state.with_lost([each for each in lost if contains(*each.namespace)])
-        added = sum((report.added for report in reports), NO_ROWS)
-        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged.written))
-        parts = [part for report in reports for part in report.parts]
-        new = {part.partition[KEY_RANGE] for part in parts}
         state = replace(
             state,
             checksum=state.checksum + added - plan.changes.removed,
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
             batch=state.batch if batch is None else batch,
         )
-        if not (replaced or parts or state != self.state):
-            return
+        if replaced or parts or state != self.state:
+            self._replace(replaced, parts, state, merged.form)
+
+    def _quarantined(self, upsert: Upsert, problems: Sequence[PartFile]) -> Batch | None:
+        """Append events to the quarantine; return the batch, which knows whether it has some."""
+        batch, quarantine = upsert.batch, upsert.quarantine
+        begins = upsert.creates_quarantine and not self.log.exists
+        if batch is None or quarantine is None or not (problems or begins):
+            return batch
+        batch = batch.wrote(quarantine.name)
+        quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
+        return batch
+
+    def _replace(
+        self,
+        replaced: Collection[str],
+        parts: Sequence[PartFile],
+        state: TableState,
+        form: TableForm,
+    ) -> None:
+        """Commit files of a form instead of those of the `replaced` partitions, with the state.
+
+        A column loses statistics before the commit, or gets them after it: no file lacks any.
+        """
+        log = self.log
         names = [name for name in form.statistics_columns if name in form.file_schema.names]
-        # A column loses statistics before the commit, or gets them after it: no file lacks any.
         before = log.statistics_columns if log.exists else names
         log.set_statistics_columns([name for name in before if name in names])
         log.replace(parts, form.file_schema, state, replaced)

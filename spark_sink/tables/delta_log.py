@@ -15,14 +15,12 @@ from __future__ import annotations
 import json
 import secrets
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from typing import Any, NoReturn
-from urllib.parse import unquote
+from typing import NoReturn
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from deltalake import DeltaTable, PostCommitHookProperties, Schema
 from deltalake.exceptions import CommitFailedError, DeltaError, SchemaMismatchError
 from deltalake.transaction import (
@@ -32,34 +30,24 @@ from deltalake.transaction import (
     Transaction,
     create_table_with_add_actions,
 )
-from pyarrow import fs
-from pyspark.sql.types import StructType
 
-from spark_sink.errors import FULL_DISK, OptionError, StreamError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.folders import Folder, absolute
-from spark_sink.tables.executors import REPORT_PROGRESS
-from spark_sink.tables.parquet_parts import (
-    WITH_STATISTICS,
-    PartFile,
-    Parts,
-    RowFilter,
-    TableFile,
-    numbered,
-)
+from spark_sink.tables.parquet_parts import WITH_STATISTICS, PartFile, Parts, TableFile, numbered
+from spark_sink.tables.restores import RESTORE, restored_error
 from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.version_states import (
-    APPLICATION,
-    RESTORE,
-    STATE,
-    StateFiles,
-    commit_path,
-    restored_error,
+from spark_sink.tables.table_version import (
+    DROP_FEATURE,
+    STATISTICS,
+    TableVersion,
+    existing_files,
 )
+from spark_sink.tables.version_states import APPLICATION, STATE, clean_states, write_state
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""
 _FILES_KEPT, _COMMITS_KEPT = "delta.deletedFileRetentionDuration", "delta.logRetentionDuration"
-_CONFIGURATION = {_FILES_KEPT: "interval 1 hours", _COMMITS_KEPT: "interval 1 days"}
+_NEW_PROPERTIES = {_FILES_KEPT: "interval 1 hours", _COMMITS_KEPT: "interval 1 days"}
 """How long a new table keeps replaced files for their readers, and how long commits.
 
 Each commit lists the log, which takes 2 µs for every commit in it on a local disk.
@@ -68,38 +56,21 @@ _DAY = 24 * 3600
 _NO_CLEANUP = PostCommitHookProperties(cleanup_expired_logs=False)
 """With the cleanup, each commit would look up the age of every commit before it."""
 _COMMITS_PER_CLEANUP = 100
-_STATISTICS = "delta.dataSkippingStatsColumns"
-"""The property of a table with the columns that have statistics in its commits."""
 _ORPHAN_HOURS = 7 * 24
 """The age at which a file that no commit names is deleted."""
 _EPOCHS = 2**40
 """The most by which a new epoch exceeds the last one, at random: so those of two starts differ."""
-_PATHS_LOOKED_UP = 1_000
-"""Files that are looked up or deleted between two reports of progress."""
 _ATTEMPTS = 10
 """How often a table's epoch is raised if other commits are faster."""
 _EXCHANGES = 100
 """How often files are exchanged if other commits are faster."""
 _REARRANGING = {"OPTIMIZE", "VACUUM START", "VACUUM END"}
 """The operations of commits that keep all rows, and the partitions that they are in."""
-_UNREAD_FEATURES = {"deletionVectors", "columnMapping"}
-"""The features of tables that other programs may turn on, and that pyarrow's reader ignores."""
-_DROP = (
-    "drop it in Spark with ALTER TABLE name DROP FEATURE {} TRUNCATE HISTORY, now and again a "
-    "day later (docs/limitations.md#of-the-tables)"
-)
-_COLUMN_MAPPING = "delta.columnMapping.mode"
-"""The property of a table whose files may have other names for its columns."""
-_NO_FILES = pa.schema(
-    [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
-).empty_table()
+
+_PartitionFilters = Sequence[tuple[str, str, list[str]]]
 
 
-class DeletedVersionError(StreamError):
-    """A version of a table cannot be read, because files of it have been deleted."""
-
-
-class DeltaLog:
+class DeltaLog(TableVersion):
     """The newest version of the table at an address, a path or a URI that delta-rs knows.
 
     The object stands for the version that it has read or committed last. Methods raise StreamError
@@ -119,65 +90,33 @@ class DeltaLog:
         *,
         epoch: int = 0,
     ) -> None:
-        self.address = absolute(address)
-        """The folder as a path or URI for Spark."""
-        self._partitions = list(partitions)
-        self._statistics_columns = statistics_columns
+        super().__init__(absolute(address), None)
+        self._new_partitions = list(partitions)
+        self._new_statistics_columns = statistics_columns
         self._epoch = epoch
-        self._states = StateFiles(self.address)
-        self._state: tuple[int | None, TableState] = None, TableState()
         self._deleted: set[str] = set()
-        self._table = self._opened()
-
-    @property
-    def name(self) -> str:
-        """The last part of the address."""
-        return self.address.rpartition("/")[2]
-
-    @property
-    def exists(self) -> bool:
-        """Whether there is a table."""
-        return self._table is not None
-
-    @property
-    def version(self) -> int | None:
-        """The number of the version; None if there is no table."""
-        return None if self._table is None else int(self._table.version())
-
-    @property
-    def id(self) -> str:
-        """The id of the table, which one that is made again at the address does not have."""
-        return "" if self._table is None else str(self._table.metadata().id)
+        self._open()
 
     @property
     def partitions(self) -> list[str]:
         """The partition columns."""
-        return self._partitions if self._table is None else self._table.metadata().partition_columns
-
-    @property
-    def schema(self) -> StructType:
-        """The schema, of a table that exists."""
-        assert self._table is not None
-        return StructType.fromJson(json.loads(self._table.schema().to_json()))
+        return super().partitions if self.exists else self._new_partitions
 
     @property
     def statistics_columns(self) -> Sequence[str]:
         """The columns with statistics in the commits."""
-        if self._table is None:
-            return self._statistics_columns
-        names = self._table.metadata().configuration.get(_STATISTICS)
-        return names.split(",") if names else []
+        return super().statistics_columns if self.exists else self._new_statistics_columns
 
     def set_statistics_columns(self, names: Sequence[str]) -> None:
         """Declare that the commits have statistics of these columns, for all files.
 
         Where a declared column has none, pyarrow's readers assume that it is null everywhere.
         """
-        if self._table is None:
-            self._statistics_columns = names
+        if not self.exists:
+            self._new_statistics_columns = names
         elif set(names) != set(self.statistics_columns):
             with self.stream_errors():
-                self._table.alter.set_table_properties({_STATISTICS: ",".join(names)})
+                self._set_properties({STATISTICS: ",".join(names)})
             self.reload()
 
     def keep_files(self, seconds: float) -> None:
@@ -185,14 +124,17 @@ class DeltaLog:
 
         If another commit is faster, nothing changes until the next call.
         """
-        configuration = {} if self._table is None else self._table.metadata().configuration
         times = {_FILES_KEPT: seconds, _COMMITS_KEPT: max(seconds, _DAY)}
         wanted = {name: f"interval {duration:.0f} seconds" for name, duration in times.items()}
-        if self._table is None or configuration.items() >= wanted.items():
+        if not self.exists or self.properties.items() >= wanted.items():
             return
         with self.stream_errors(), suppress(CommitFailedError):
-            self._table.alter.set_table_properties(wanted)
+            self._set_properties(wanted)
         self.reload()
+
+    def _set_properties(self, properties: Mapping[str, str]) -> None:
+        assert self._table is not None
+        self._table.alter.set_table_properties({**properties}, raise_if_not_exists=False)
 
     def reload(self) -> bool:
         """Read the commits after the version, and return whether there were any.
@@ -201,43 +143,35 @@ class DeltaLog:
         the job.
         """
         before = self.version
-        if self._table is None:
-            self._table = self._opened()
-        else:
-            self._update(self._table)
+        self._update()
         self._take_epoch()
         return self.version != before
 
-    def _update(self, table: DeltaTable) -> None:
+    def _open(self) -> None:
+        """Read the newest version, if there is a table."""
         with self.stream_errors():
-            before = table.version()
-            table.update_incremental()
-            later = table.version() - before
-            commits = table.history(later) if later > 0 else ()
+            is_table = DeltaTable.is_deltatable(self.address)
+            self._table = DeltaTable(self.address) if is_table else None
+        self.require_readable()
+
+    def _update(self) -> None:
+        """Read later commits."""
+        if self._table is None:
+            self._open()
+            return
+        with self.stream_errors():
+            before = self._table.version()
+            self._table.update_incremental()
+            later = self._table.version() - before
+            commits = self._table.history(later) if later > 0 else ()
         if any(commit.get("operation") == RESTORE for commit in commits):
             raise restored_error(self.address)
-        self._require_readable(table)
-
-    def _require_readable(self, table: DeltaTable) -> None:
-        """Raise StreamError if files have deleted rows, or columns under other names.
-
-        pyarrow would return these rows, and a compaction would write them again.
-        """
-        unread = _UNREAD_FEATURES & {*(table.protocol().reader_features or ())}
-        if table.metadata().configuration.get(_COLUMN_MAPPING, "none") != "none":
-            unread.add("columnMapping")
-        for feature in sorted(unread):
-            raise StreamError(
-                f"version {table.version()} of the table at {self.address} has the feature "
-                f"{feature} of Delta, with which its rows cannot be read here: "
-                f"{_DROP.format(feature)}"
-            )
+        self.require_readable()
 
     @property
     def epoch(self) -> int:
         """The epoch of the version; 0 if no start has raised it."""
-        configuration = {} if self._table is None else self._table.metadata().configuration
-        return int(configuration.get(EPOCH, 0))
+        return int(self.properties.get(EPOCH, 0))
 
     def later_epoch(self) -> int:
         """Return an epoch for a start that follows the one that writes to the table now."""
@@ -246,15 +180,13 @@ class DeltaLog:
     def _take_epoch(self) -> None:
         """Give the table this start's epoch. Raises StreamError if it has a later one."""
         for _ in range(_ATTEMPTS):
-            if self._table is None or self._epoch in (0, self.epoch):
+            if not self.exists or self._epoch in (0, self.epoch):
                 return
             self._require_epoch()
             # The next attempt tells who was faster.
             with self.stream_errors(), suppress(CommitFailedError):
-                self._table.alter.set_table_properties(
-                    {EPOCH: str(self._epoch)}, raise_if_not_exists=False
-                )
-            self._update(self._table)
+                self._set_properties({EPOCH: str(self._epoch)})
+            self._update()
         self._fail_overtaken()
 
     def _require_epoch(self) -> None:
@@ -288,90 +220,6 @@ class DeltaLog:
             )
         return True
 
-    def state(self) -> TableState:
-        """Return the state of the version; TableState() if no commit has given it one.
-
-        Raises StreamError if it is lost.
-        """
-        number = self._transaction(APPLICATION)
-        if number is not None and number != self._state[0]:
-            with self.stream_errors():
-                self._state = number, self._states.read(number)
-        return self._state[1]
-
-    def batch(self) -> Batch:
-        """Return the newest batch. Raises StreamError if there is none."""
-        batch = self.state().batch
-        if not batch.query:
-            raise StreamError(
-                f"the table at {self.address} has no batch, so no job has written it: correct the "
-                "path, or restore the folder with all its files"
-            )
-        return batch
-
-    def at(self, version: int, state: TableState) -> DeltaLog:
-        """Return an older version to read; its commit has `state`.
-
-        Raises DeletedVersionError if its commit or one of its files has been deleted, and
-        StreamError, also if a feature of Delta that it had hides rows from pyarrow.
-        """
-        log = DeltaLog(self.address, self.partitions)
-        assert log._table is not None
-        with self.stream_errors():
-            try:
-                log._table.load_as_version(version)
-            except DeltaError as error:
-                # It is of one kind for all reasons: this raises OSError where the storage fails.
-                Folder(self.address).has(commit_path(version))
-                raise self._deleted_version_error(version, error) from None
-            log._require_readable(log._table)
-            replaced = log.paths() - self.paths()
-            existing = self._existing(replaced, f"replaced files of {self.name} looked up")
-            if sum(map(len, existing)) < len(replaced):
-                raise self._deleted_version_error(version)
-        log._state = log._transaction(APPLICATION), state
-        return log
-
-    def _deleted_version_error(self, version: int, cause: object = None) -> DeletedVersionError:
-        return DeletedVersionError(
-            f"files of version {version} of the table at {self.address} have been deleted: the "
-            "table's property delta.deletedFileRetentionDuration says how long they are kept. Make "
-            "the table of that time again with job rebuild --to",
-            cause,
-        )
-
-    def files(self) -> pa.Table:
-        """Return what the log says about each file, as flat columns; `path` is as in the log."""
-        if self._table is None:
-            return _NO_FILES
-        return pa.table(self._table.get_add_actions(True))
-
-    def files_with(self, chosen: RowFilter = ()) -> list[TableFile]:
-        """Return the files without those that, by their statistics, have no chosen row."""
-        files = self.files()
-        for condition in chosen:
-            if isinstance(condition, tuple):
-                files = _with_rows(files, *condition)
-        columns = {name: f"partition.{name}" for name in self.partitions}
-        names = ["path", "size_bytes", "modification_time", *columns.values()]
-        return [
-            TableFile(
-                unquote(row["path"]),
-                row["size_bytes"],
-                {name: row[column] for name, column in columns.items()},
-                row["modification_time"],
-            )
-            for row in (files.select(names).to_pylist() if files.num_rows else ())
-        ]
-
-    def paths(self) -> set[str]:
-        """Return the relative paths of the files."""
-        return {*map(unquote, self.files()["path"].to_pylist())}
-
-    def count(self) -> int:
-        """Return the number of rows, by the statistics of files."""
-        return int(pc.sum(self.files()["num_records"]).as_py() or 0)
-
     def append(self, parts: Sequence[PartFile], schema: pa.Schema, batch: Batch) -> None:
         """Commit files with the rows of a batch, unless the table has the batch already.
 
@@ -385,7 +233,7 @@ class DeltaLog:
         """
         self.reload()
         if not self.has(batch):
-            if self._table is not None:
+            if self.exists:
                 self._add_columns(schema)
             checksum = sum((part.checksum for part in parts), self.state().checksum)
             self._write(parts, schema, TableState(checksum=checksum, batch=batch))
@@ -425,12 +273,12 @@ class DeltaLog:
         parts: Sequence[PartFile],
         schema: pa.Schema,
         state: TableState,
-        filters: Any = None,
+        filters: _PartitionFilters = (),
     ) -> None:
         """Commit files and a state, instead of the files that filters of partitions select."""
         actions = [_action(part) for part in parts]
         with self.stream_errors():
-            number = self._states.write(state)
+            number = write_state(self.address, state)
         transactions = [Transaction(APPLICATION, number)]
         if state.batch.query:
             transactions.append(Transaction(state.batch.query, state.batch.number))
@@ -443,26 +291,37 @@ class DeltaLog:
         with self.stream_errors():
             while True:
                 try:
-                    self._table.create_write_transaction(
-                        [*actions],
-                        "overwrite" if filters else "append",  # only the former changes the schema
-                        _schema(schema) if filters else self._table.schema(),
-                        self.partitions,
-                        partition_filters=filters or None,
-                        commit_properties=properties,
-                        post_commithook_properties=_NO_CLEANUP,
-                    )
+                    self._commit(actions, properties, schema if filters else None, filters)
                 except CommitFailedError:
                     if filters and self._is_rearranged():
                         continue
                     raise
                 break
-        self._state = number, state
+        self._known_state = number, state
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
             with self.stream_errors():
                 self._table.cleanup_metadata()
-                self._states.clean(number)
+                clean_states(self.address, number)
+
+    def _commit(
+        self,
+        actions: Sequence[AddAction | RemoveAction],
+        properties: CommitProperties,
+        schema: pa.Schema | None = None,
+        filters: _PartitionFilters = (),
+    ) -> None:
+        """Commit actions, and with filters a schema; see `_write`. Raises CommitFailedError."""
+        assert self._table is not None
+        self._table.create_write_transaction(
+            [*actions],
+            "overwrite" if filters else "append",  # only the former changes the schema
+            self._table.schema() if schema is None else _schema(schema),
+            self.partitions,
+            partition_filters=[*filters] or None,
+            commit_properties=properties,
+            post_commithook_properties=_NO_CLEANUP,
+        )
 
     def _is_rearranged(self) -> bool:
         """Read later commits; return whether there are some, and they keep all rows."""
@@ -489,16 +348,8 @@ class DeltaLog:
                 return True  # the store has committed without a reply
             if not all(file.path in paths for file in former):
                 return False
-            assert self._table is not None
             with self.stream_errors(), suppress(CommitFailedError):
-                self._table.create_write_transaction(
-                    [*actions, *removed],
-                    "append",
-                    self._table.schema(),
-                    self.partitions,
-                    commit_properties=CommitProperties(max_commit_retries=0),
-                    post_commithook_properties=_NO_CLEANUP,
-                )
+                self._commit([*actions, *removed], CommitProperties(max_commit_retries=0))
                 self.reload()
                 return True
         raise StreamError(
@@ -522,7 +373,8 @@ class DeltaLog:
                 removed |= {*self._orphans(self._table)}
             # The log names files for a while after this object or another program has deleted them.
             undeleted, count = removed - self._deleted, 0
-            for old in self._existing(undeleted, f"old files of {self.name} deleted"):
+            what = f"old files of {self.name} deleted"
+            for old in existing_files(self.address, undeleted, what):
                 Folder(self.address).remove(*old)
                 count += len(old)
         self._deleted = removed
@@ -537,24 +389,11 @@ class DeltaLog:
                 raise
             return table.vacuum(full=True)  # the table keeps files for longer than that
 
-    def _existing(self, paths: Collection[str], what: str) -> Iterator[list[str]]:
-        """Return the paths that exist, a portion at a time; REPORT_PROGRESS is called with `what`.
-
-        It is called after what the caller has done with a portion.
-        """
-        files = Folder(self.address).files
-        every = sorted(paths)
-        for start in range(0, len(every), _PATHS_LOOKED_UP):
-            chosen = every[start : start + _PATHS_LOOKED_UP]
-            infos = files.get_file_info(chosen)
-            yield [info.path for info in infos if info.type == fs.FileType.File]
-            REPORT_PROGRESS.get()(what, start + len(chosen), len(every))
-
     def _create(
         self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
     ) -> None:
-        names = [n for n in self._statistics_columns if n in {*schema.names} - {*self.partitions}]
-        configuration = {**_CONFIGURATION, _STATISTICS: ",".join(names)}
+        names = [n for n in self.statistics_columns if n in {*schema.names} - {*self.partitions}]
+        statistics = {STATISTICS: ",".join(names)} if names else {}
         with self.stream_errors():
             try:
                 create_table_with_add_actions(
@@ -562,7 +401,7 @@ class DeltaLog:
                     _schema(schema),
                     actions,
                     partition_by=self.partitions,
-                    configuration=configuration if names else _CONFIGURATION,
+                    configuration={**_NEW_PROPERTIES, **statistics},
                     commit_properties=properties,
                 )
             except DeltaError as error:
@@ -577,75 +416,42 @@ class DeltaLog:
         changed = [field for field in _schema(schema).fields if known.get(field.name) != field.type]
         if not changed:
             return
-        try:
-            with self.stream_errors():
+        with self.stream_errors():
+            try:
                 self._table.alter.add_columns(changed)
-        except SchemaMismatchError as error:
-            raise OptionError(
-                f"the table at {self.address} has other types of "
-                f"{', '.join(field.name for field in changed)}: start the query with the options "
-                "of before, or write to another folder",
-                error,
-            ) from None
+            except SchemaMismatchError as error:
+                raise OptionError(
+                    f"the table at {self.address} has other types of "
+                    f"{', '.join(field.name for field in changed)}: start the query with the "
+                    "options of before, or write to another folder",
+                    error,
+                ) from None
         self.reload()
-
-    def _opened(self) -> DeltaTable | None:
-        with self.stream_errors():
-            if not DeltaTable.is_deltatable(self.address):
-                return None
-            table = DeltaTable(self.address)
-        self._require_readable(table)
-        return table
-
-    def _transaction(self, name: str) -> int | None:
-        if self._table is None:
-            return None
-        with self.stream_errors():
-            return self._table.transaction_version(name)
 
     @contextmanager
     def stream_errors(self) -> Iterator[None]:
-        """Raise StreamError, with the remedy, for what delta-rs, Arrow and the storage raise."""
-        try:
-            yield
-        except CommitFailedError as error:
-            if "Unsupported table features" in str(error):
-                raise StreamError(
-                    f"the table at {self.address} has a feature of Delta with which it cannot be "
-                    f"written here: {_DROP.format('feature')}",
-                    error,
-                ) from None
-            self._fail_overtaken(error)
-        except SchemaMismatchError:
-            raise
-        except (DeltaError, OSError, pa.ArrowException) as error:
-            remedy = "correct the path or the access to it, or restore it if files are lost"
-            if any(message in str(error) for message in FULL_DISK):
-                remedy = "the disk is full. Free space, and start again; nothing is lost"
-            raise StreamError(
-                f"the table at {self.address} cannot be read or written: {remedy}", error
-            ) from None
+        """Raise StreamError, with the remedy, also where another writer was faster."""
+        with super().stream_errors():
+            try:
+                yield
+            except CommitFailedError as error:
+                if "Unsupported table features" in str(error):
+                    raise StreamError(
+                        f"the table at {self.address} has a feature of Delta with which it cannot "
+                        f"be written here: {DROP_FEATURE.format('feature')}",
+                        error,
+                    ) from None
+                self._fail_overtaken(error)
 
     def _fail_overtaken(self, error: object = None) -> NoReturn:
         """Read the commit that was faster than this object's, and raise StreamError."""
-        self._table = self._opened()
+        self._open()
         self._require_epoch()
         raise StreamError(
             f"the table at {self.address} has been written by another query, or by another start "
             "of this job: let only one of them write to a table",
             error,
         ) from None
-
-
-def _with_rows(files: pa.Table, name: str, operator: str, value: Any) -> pa.Table:
-    """Return the files that may have a row whose column compares so with a value."""
-    sides = {"<": ("min.",), "<=": ("min.",), ">": ("max.",), ">=": ("max.",)}
-    for side in sides.get(operator, ("min.", "max.")):
-        if side + name in files.column_names:
-            compare = pc.less_equal if side == "min." else pc.greater_equal
-            matches = compare(files[side + name], pa.scalar(value))
-            files = files.filter(pc.fill_null(matches, fill_value=True))
-    return files
 
 
 def _schema(schema: pa.Schema) -> Schema:

@@ -1,6 +1,6 @@
 """Folds the rows of a table and the events after them into the table's next rows.
 
-`PreparedRows` gives each row and each event its key. Sorted by key and token, they are versions of
+`KeyedRows` gives each row and each event its key. Sorted by key and token, they are versions of
 each document, which `Fold` applies in order. The token of a row guards it: an event at or below
 that token was applied already, or a snapshot has read its result. So applying events again changes
 nothing.
@@ -31,7 +31,7 @@ from spark_sink.rows.layouts import Indexes, Values, all_layouts_of, in_order
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, token_in
-from spark_sink.tables.prepared_rows import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
+from spark_sink.tables.keyed_rows import DELETED, DELETED_ROW, EVENT, INAPPLICABLE, problem_of
 
 TABLE = StructType(
     columns(
@@ -202,7 +202,7 @@ class _NextRow:
 
 @dataclass
 class Fold:
-    """Makes rows of FOLDED from rows of PREPARED, sorted by key and token.
+    """Makes rows of FOLDED from rows of KEYED, sorted by key and token.
 
     Args:
         complete_from: the token from which on the table has every document that an update changes.
@@ -274,48 +274,46 @@ def _next_rows(batches: Iterable[pa.RecordBatch], keeps_deleted: bool) -> Iterat
         yield row
 
 
-def whole_documents(prepared: pa.Table) -> tuple[pa.Table, pa.Table]:
-    """Return rows for keys whose last event has the whole document, and the other prepared rows.
+def whole_documents(keyed: pa.Table) -> tuple[pa.Table, pa.Table]:
+    """Return rows for keys whose last event has the whole document, and the other keyed rows.
 
-    What came before such an event has no effect, so most events need no `Fold`. `prepared` has the
-    columns of PREPARED and `place`, and is sorted by place, token and kind. The first result has
+    What came before such an event has no effect, so most events need no `Fold`. `keyed` has the
+    columns of KEYED and `place`, and is sorted by place, token and kind. The first result has
     the columns of FOLDED, and its rows are in the order of places.
     """
-    chosen, documents = _whole_at_last(prepared, follows=False)
+    chosen, documents = _whole_at_last(keyed, follows=False)
     if not chosen.num_rows:
-        return _FOLDED.empty_table(), prepared
+        return _FOLDED.empty_table(), keyed
     known = (chosen[name] for name in _GIVEN.names[:5])
     rest = pa.nulls(len(documents), pa.string()), pa.repeat(pa.scalar(False), len(documents))
     folded = _folded((*known, documents, *rest))
-    if chosen.num_rows == prepared.num_rows:
-        return folded, prepared.slice(0, 0)
-    return folded, prepared.filter(
-        pc.invert(pc.is_in(prepared["place"], value_set=chosen["place"]))
-    )
+    if chosen.num_rows == keyed.num_rows:
+        return folded, keyed.slice(0, 0)
+    return folded, keyed.filter(pc.invert(pc.is_in(keyed["place"], value_set=chosen["place"])))
 
 
-def without_superseded(prepared: pa.Table) -> pa.Table:
+def without_superseded(keyed: pa.Table) -> pa.Table:
     """Return rows without those before the last event of their key, if it has the whole document.
 
-    `prepared` is as for `whole_documents`. Many changes of one document then cost little memory.
+    `keyed` is as for `whole_documents`. Many changes of one document then cost little memory.
     """
-    last, _ = _whole_at_last(prepared, follows=True)
+    last, _ = _whole_at_last(keyed, follows=True)
     if not last.num_rows:
-        return prepared
-    places = prepared["place"].combine_chunks()
+        return keyed
+    places = keyed["place"].combine_chunks()
     is_last = pa.concat_arrays([pc.not_equal(places[1:], places[:-1]), pa.array([True])])
     superseded = pc.and_not(pc.is_in(places, value_set=last["place"]), is_last)
-    return prepared.filter(pc.invert(superseded))
+    return keyed.filter(pc.invert(superseded))
 
 
-def _whole_at_last(prepared: pa.Table, *, follows: bool) -> tuple[pa.Table, pa.Array]:
+def _whole_at_last(keyed: pa.Table, *, follows: bool) -> tuple[pa.Table, pa.Array]:
     """Return the rows that are the last of their key and have the whole document; and these.
 
     With `follows`, only those that come after another row of their key.
     """
-    if not prepared.num_rows:
-        return prepared, pa.array([], pa.binary())
-    places, tokens, kinds = (prepared[c].combine_chunks() for c in ("place", "token", "kind"))
+    if not keyed.num_rows:
+        return keyed, pa.array([], pa.binary())
+    places, tokens, kinds = (keyed[c].combine_chunks() for c in ("place", "token", "kind"))
     begins = pc.not_equal(places[1:], places[:-1])
     is_last = pa.concat_arrays([begins, pa.array([True])])
     # Not: an event with the token of the row before it, which was applied already.
@@ -323,7 +321,7 @@ def _whole_at_last(prepared: pa.Table, *, follows: bool) -> tuple[pa.Table, pa.A
     rises = pc.and_not(rises, begins) if follows else pc.or_(rises, begins)
     is_applied = pa.concat_arrays([pa.array([not follows]), rises])
     is_event = pc.equal(kinds, EVENT)
-    chosen = filtered(prepared, pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
+    chosen = filtered(keyed, pc.and_(is_event, pc.and_(is_last, is_applied))).combine_chunks()
     if not chosen.num_rows:
         return chosen, pa.array([], pa.binary())
     documents = _documents_in(chosen["payload"].chunk(0))

@@ -91,15 +91,15 @@ class KeyRanges:
         actions: pa.Table,
         column: Callable[[str], str] = str,
         *,
-        is_whole: bool = False,
+        with_others: bool = False,
     ) -> KeyRanges:
         """Return the ranges of files, which are given as in `DeltaLog.files`.
 
         `column` returns the name that a column has in the table. Files that overlap, or share a
-        partition, are one range. Files of other writers without a partition count only if the
-        result must be `is_whole`.
+        partition, are one range. Files without a partition, which are of other writers, count only
+        `with_others`.
         """
-        files = bounds_of(actions, column, is_whole=is_whole)
+        files = bounds_of(actions, column, with_others=with_others)
         first = files["first"]
         starts, reached = [0][: len(first)], ""
         for index, (begin, end) in enumerate(zip(first, files["last"], strict=True)):

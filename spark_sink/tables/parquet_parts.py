@@ -55,6 +55,8 @@ FILE_BYTES = 128 * 1024 * 1024
 _MOST_OPEN = 100
 # What Spark and Hive escape in the names of partitions' folders.
 _ESCAPED = frozenset("\"#%'*/:=?\\{[]^\x7f")
+# With the column's name, a file system's limit of 255 holds, which namespaces may exceed.
+_FOLDER_BYTES = 200
 _LAST_TEXT = "\U0010ffff"
 _NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -303,9 +305,11 @@ def _by_value(rows: pa.Table, name: str) -> Iterator[tuple[Any, pa.Table]]:
 
 
 def _folder_name(value: str | None) -> str:
+    """Return the folder of a partition, whose value readers know from the log: it may be cut."""
     if value is None:
         return _NULL
-    return "".join(f"%{ord(c):02X}" if c in _ESCAPED or ord(c) < 32 else c for c in value)
+    name = "".join(f"%{ord(c):02X}" if c in _ESCAPED or ord(c) < 32 else c for c in value)
+    return name.encode()[:_FOLDER_BYTES].decode(errors="ignore")
 
 
 def _json_value(value: Any) -> Any:

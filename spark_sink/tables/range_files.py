@@ -139,7 +139,7 @@ def _with_keys(part: PartFile, column: str, end: str, first: str, last: str) -> 
 
 
 def bounds_of(
-    actions: pa.Table, column: Callable[[str], str], *, is_whole: bool
+    actions: pa.Table, column: Callable[[str], str], *, with_others: bool
 ) -> dict[str, list[Any]]:
     """Return columns of files, which are given as in `DeltaLog.files`, in the order of `first`.
 
@@ -147,7 +147,7 @@ def bounds_of(
     the least one, `size`, `rows`, `partition` and `path`. See `KeyRanges.of` for the arguments.
     """
     partitions = _text(actions, f"partition.{KEY_RANGE}")
-    if is_whole:
+    if with_others:
         partitions = pc.fill_null(partitions, "")
     known = (*_bounds(actions, column), _text(actions, f"min.{column('token')}"))
     sizes = actions["size_bytes"], actions["num_records"]

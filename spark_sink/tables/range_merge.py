@@ -26,9 +26,9 @@ from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.unread import LostDocument
 from spark_sink.tables.fold import TABLE, Fold, whole_documents, without_superseded
 from spark_sink.tables.key_ranges import Merge
+from spark_sink.tables.keyed_rows import KEYED, kinds_of, order_of, sorted_rows
 from spark_sink.tables.parquet_parts import BATCH, FILE_BYTES, PartFile, Parts, numbered
 from spark_sink.tables.places import KEY_COLUMNS, last_before, places_of
-from spark_sink.tables.prepared_rows import PREPARED, kinds_of, order_of, sorted_rows
 from spark_sink.tables.range_files import RangeFiles
 from spark_sink.tables.staged_changes import read_groups
 from spark_sink.tables.table_form import FormedRows, TableForm
@@ -40,7 +40,7 @@ UNAPPLIED = StructType(
     ]
 )
 """The columns of a table of events that cannot be applied."""
-_PREPARED = arrow_schema(PREPARED)
+_KEYED = arrow_schema(KEYED)
 _NO_PLACES = pa.array([], pa.string())
 # Changes that are applied together: more of them cost more memory and CPU.
 _CHANGES_PER_STEP = 5_000
@@ -202,11 +202,11 @@ class _Merging:
             "payload": base[form.column("document")],
         }
         rows = pa.table({name: old[name] for name in changes.schema.names}, changes.schema)
-        prepared = sorted_rows(pa.concat_tables([rows, changes])) if base.num_rows else changes
-        whole, others = whole_documents(prepared)
+        keyed = sorted_rows(pa.concat_tables([rows, changes])) if base.num_rows else changes
+        whole, others = whole_documents(keyed)
         new = self._formed_rows(whole, changes)
         if others.num_rows:
-            batches = others.select(_PREPARED.names).to_batches()
+            batches = others.select(_KEYED.names).to_batches()
             folded = pa.concat_tables(self._task.fold(batches))
             fits = pc.is_null(folded["problem"])
             problems = folded.filter(pc.and_(pc.invert(fits), pc.not_equal(folded["key"], "")))

@@ -23,15 +23,15 @@ from spark_sink.rows.arrow_types import arrow_schema, filtered
 from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.tables.ddl_events import DDL_TYPES, DdlEvent
 from spark_sink.tables.key_ranges import ChangeGroup
+from spark_sink.tables.keyed_rows import KEYED, KeyedRows, sorted_rows
 from spark_sink.tables.places import places_of
-from spark_sink.tables.prepared_rows import PREPARED, PreparedRows, sorted_rows
 
 CHANGE_COLUMNS = ("database", "collection", "operationType", "token", "event")
 """The columns of the source's rows from which a current table is made."""
 _CHANGES = ("insert", "update", "replace", "delete", "read")
 _FOLDER = "_changes"
-_PREPARED = arrow_schema(PREPARED)
-_STAGED = pa.schema([pa.field("place", pa.string()), *_PREPARED])
+_KEYED = arrow_schema(KEYED)
+_STAGED = pa.schema([pa.field("place", pa.string()), *_KEYED])
 _ROWS_PER_GROUP = 5_000
 # A task reads whole groups: small ones contain few changes of other tasks.
 _GROUP_BYTES = 1024 * 1024
@@ -89,7 +89,7 @@ class ChangeStage:
 
     def __init__(self, address: str, keys: Sequence[str] = ("_id",), *, epoch: int = 0) -> None:
         self._epoch = epoch
-        self._prepared_rows = PreparedRows(keys, ())
+        self._keyed_rows = KeyedRows(keys, ())
         self._folder = Folder(address)
         self._pending: list[pa.RecordBatch] = []
         self._size = 0
@@ -112,11 +112,11 @@ class ChangeStage:
             report.is_initial |= of_request == (None, None)
         self._note_snapshot(rows.filter(pc.fill_null(is_read, fill_value=False)))
         changes = filtered(rows, pc.is_in(kinds, value_set=pa.array(_CHANGES)))
-        for prepared in self._prepared_rows.events([changes.drop_columns(["operationType"])]):
-            self.add_prepared(prepared)
+        for keyed in self._keyed_rows.events([changes.drop_columns(["operationType"])]):
+            self.add_keyed(keyed)
 
-    def add_prepared(self, batch: pa.RecordBatch) -> None:
-        """Add rows of PREPARED. Raises OSError."""
+    def add_keyed(self, batch: pa.RecordBatch) -> None:
+        """Add rows of KEYED. Raises OSError."""
         if batch.num_rows:
             self._pending.append(batch)
             self._size += batch.nbytes
@@ -176,10 +176,10 @@ def stage_moved(
     address: str, epoch: int, ddl_events: Sequence[DdlEvent], groups: Sequence[ChangeGroup]
 ) -> ChangeReport:
     """Stage changes again in one task, with the namespaces that DDL events give them. OSError."""
-    stage, prepared_rows = ChangeStage(address, epoch=epoch), PreparedRows((), ddl_events)
+    stage, keyed_rows = ChangeStage(address, epoch=epoch), KeyedRows((), ddl_events)
     rows = read_groups(address, groups).drop_columns(["place"])
-    for moved in map(prepared_rows.after_ddl, rows.to_batches()):
-        stage.add_prepared(moved)
+    for moved in map(keyed_rows.after_ddl, rows.to_batches()):
+        stage.add_keyed(moved)
     return stage.close()
 
 
@@ -188,15 +188,15 @@ def stage_file(
 ) -> ChangeReport:
     """Stage the rows of a file of the table in one task, as `stage_moved`.
 
-    `columns` are the names in the table of the columns that `PreparedRows.table_rows` reads.
+    `columns` are the names in the table of the columns that `KeyedRows.table_rows` reads.
     """
-    stage, prepared_rows = ChangeStage(address, epoch=epoch), PreparedRows((), ddl_events)
+    stage, keyed_rows = ChangeStage(address, epoch=epoch), KeyedRows((), ddl_events)
     removed = NO_ROWS
     with Folder(address).files.open_input_file(path) as stream:
         for stored in pq.ParquetFile(stream).iter_batches(_ROWS_PER_GROUP):
             removed += Checksum.of(stored)
-            for moved in prepared_rows.table_rows([stored.select(columns)]):
-                stage.add_prepared(moved)
+            for moved in keyed_rows.table_rows([stored.select(columns)]):
+                stage.add_keyed(moved)
     return replace(stage.close(), removed=removed)
 
 

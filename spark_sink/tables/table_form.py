@@ -32,9 +32,9 @@ from spark_sink.rows.inferred_schema import SeenTypes, extends, grown, is_no_col
 from spark_sink.rows.layouts import Values
 from spark_sink.rows.typed_documents import RESCUED, InferredDocuments, TypedDocuments
 from spark_sink.tables.fold import BASE, TABLE
+from spark_sink.tables.keyed_rows import DELETED
 from spark_sink.tables.parquet_parts import WITH_STATISTICS
 from spark_sink.tables.places import KEY_COLUMNS, KEY_RANGE, places_of
-from spark_sink.tables.prepared_rows import DELETED
 
 _DERIVED = ("namespace", "fullDocument")  # columns that a typed table does not have
 _OWN = tuple(field for field in TABLE.fields if field.name not in _DERIVED)

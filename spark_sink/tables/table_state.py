@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import bson
@@ -152,24 +153,28 @@ class TableState:
         # A snapshot of some collections ends at a time that the stream may not have reached yet.
         reached = (event.token for event in ddl_events if event.collections is None)
         # Later events are beyond `through`, so that one mark stands for those up to there.
-        ahead = {name: mark for name, mark in self.complete_in.items() if mark > self.through}
         passed = (mark for mark in self.complete_in.values() if mark <= self.through)
         state = replace(
             self,
             through=max([*before, read.through, *reached]) or read.before_snapshot,
             complete_from=max([self.complete_from, *passed]),
-            complete_in=ahead,
+            complete_in={
+                name: mark for name, mark in self.complete_in.items() if mark > self.through
+            },
         )
-        for event in ends:
-            token = high_water_mark(next_tick(event["readUntil"]))
-            collections = collections_of(event)
-            if collections is None:
-                state = replace(state, complete_from=max(state.complete_from, token))
-            gains = (gain for gain in self.unread if isinstance(gain, ScopeGain))
-            own = [gain for gain in gains if gain.id == event.get("requested")]
-            parts = own or collections or ()
-            state = replace(state, complete_in={**state.complete_in, **dict.fromkeys(parts, token)})
-        return state
+        return reduce(TableState._completed_by, ends, state)
+
+    def _completed_by(self, end: Mapping[str, Any]) -> TableState:
+        """Return the state after the end of a snapshot, which has read whole collections."""
+        token, read = high_water_mark(next_tick(end["readUntil"])), collections_of(end)
+        gains = (gain for gain in self.unread if isinstance(gain, ScopeGain))
+        gained = [gain for gain in gains if gain.id == end.get("requested")]
+        completed: CollectionTokens = dict.fromkeys(gained or read or (), token)
+        return replace(
+            self,
+            complete_from=max(self.complete_from, token) if read is None else self.complete_from,
+            complete_in={**self.complete_in, **completed},
+        )
 
     def not_applied(self, ddl_events: Sequence[DdlEvent]) -> tuple[DdlEvent, ...]:
         """Return the events that the table does not have yet.

@@ -7,15 +7,14 @@ makes them, and the clean-up of commits. The numbers are random, so that two wri
 never write the same file.
 
 A commit has the state as commit info as well, which no checkpoint has: it serves to find older
-versions, and versions that a restore has undone. Commits are read here without delta-rs, because
-the Python that plans batches may lack it, and because delta-rs reads all commits to find one:
-`job at` finds a time among 100,000 commits in 0.6 s (docs/performance.md#current-tables).
+versions, and those that a restore has undone (`restores`). Commits are read here without delta-rs,
+because the Python that plans batches may lack it, and because delta-rs reads all commits to find
+one: `job at` finds a time among 100,000 commits in 0.6 s (docs/performance.md#current-tables).
 """
 
 from __future__ import annotations
 
 import json
-import math
 import re
 import secrets
 from collections.abc import Iterator
@@ -34,8 +33,6 @@ APPLICATION = "mergerouter"
 """The application transaction with the number of a version's state."""
 STATE = "mergerouter"
 """The field of a commit with the state."""
-RESTORE = "RESTORE"
-"""The operation of a commit that makes an older version the newest one."""
 _FOLDER = "_mergerouter"
 _LOG = "_delta_log"
 _NUMBERS = 2**62
@@ -43,44 +40,41 @@ _NUMBERS = 2**62
 _KEPT = timedelta(hours=1)
 
 
-class StateFiles:
-    """The files with the states of a Delta table at an address, a path or a URI."""
+def write_state(address: str, state: TableState) -> int:
+    """Write the state of a version that is to be committed; return its number. OSError."""
+    number = secrets.randbelow(_NUMBERS)
+    Folder(address).write(_path(number), json.dumps(state.document))
+    return number
 
-    def __init__(self, address: str) -> None:
-        self._folder = Folder(address)
 
-    def write(self, state: TableState) -> int:
-        """Write the state of a version that is to be committed; return its number. OSError."""
-        number = secrets.randbelow(_NUMBERS)
-        self._folder.write(_path(number), json.dumps(state.document))
-        return number
+def read_state(address: str, number: int) -> TableState:
+    """Return the state with a number.
 
-    def read(self, number: int) -> TableState:
-        """Return a state.
+    Raises StreamError if its file is lost or damaged, or of a newer version of this package; and
+    OSError.
+    """
+    text = Folder(address).text(_path(number))
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        if text is not None:
+            return TableState.of(json.loads(text), address)
+    loss = "has lost" if text is None else "has damage in"
+    raise StreamError(
+        f"the table at {address} {loss} its file {_path(number)}, which says where it is in the "
+        "stream: restore the file from a backup, or remove a table current for job rebuild to make "
+        "it again"
+    )
 
-        Raises StreamError if its file is lost or damaged, or of a newer version of this package;
-        and OSError.
-        """
-        text = self._folder.text(_path(number))
-        with suppress(ValueError, KeyError, TypeError, AttributeError):
-            if text is not None:
-                return TableState.of(json.loads(text), self._folder.address)
-        loss = "has lost" if text is None else "has damage in"
-        raise StreamError(
-            f"the table at {self._folder.address} {loss} its file {_path(number)}, which says "
-            "where it is in the stream: restore the file from a backup, or remove a table current "
-            "for job rebuild to make it again"
-        )
 
-    def clean(self, newest: int) -> None:
-        """Remove the states that are older than that of the newest version by an hour. OSError.
+def clean_states(address: str, newest: int) -> None:
+    """Remove the states that are older than that of the newest version by an hour. OSError.
 
-        The state of a commit in progress is younger.
-        """
-        files = {file.path: file.mtime for file in self._folder.listed(_FOLDER)}
-        if (time := files.get(_path(newest))) is not None:
-            old = [path for path, modified in files.items() if modified < time - _KEPT]
-            self._folder.remove(*old)
+    The state of a commit in progress is younger.
+    """
+    folder = Folder(address)
+    files = {file.path: file.mtime for file in folder.listed(_FOLDER)}
+    if (time := files.get(_path(newest))) is not None:
+        old = [path for path, modified in files.items() if modified < time - _KEPT]
+        folder.remove(*old)
 
 
 def _path(number: int) -> str:
@@ -104,7 +98,7 @@ def newest_state(address: str) -> TableState:
         for name in (n for n in names if ".checkpoint." in n and n.endswith(".parquet")):
             for transaction in _transactions_in(folder, name):
                 if transaction["appId"] == APPLICATION:
-                    return StateFiles(address).read(int(transaction["version"]))
+                    return read_state(address, int(transaction["version"]))
     except OSError as error:
         raise StreamError(
             f"the table at {address} cannot be read: correct the path or the access to it", error
@@ -142,7 +136,7 @@ def commit_path(version: int) -> str:
     return f"{_LOG}/{version:020}.json"
 
 
-def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return the commit info of versions, from the newest down to the first deleted commit."""
     for version in range(newest, -1, -1):
         if (text := folder.text(commit_path(version))) is None:
@@ -157,38 +151,6 @@ def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, TableState]]:
     Those before a deleted commit are left out. Raises OSError, and StreamError for the state of a
     newer version of this package.
     """
-    for version, info in _commits_in(folder, newest):
+    for version, info in commits_in(folder, newest):
         if STATE in info:
             yield version, TableState.of(info[STATE], folder.address)
-
-
-def newest_in(folder: Folder, newest: int) -> TableState | None:
-    """Return the newest state in commits that no restore has undone.
-
-    `newest` is the table's version. The result is that of no version if a restore has undone all
-    known states, and None if the commits that are kept have neither a state nor a restore. Raises
-    OSError and StreamError.
-    """
-    latest: TableState | None = None
-    kept, until = newest, math.inf
-    for version, info in _commits_in(folder, newest):
-        if version > kept or info.get("timestamp", 0) > until:
-            continue
-        if info.get("operation") == RESTORE:
-            restored, latest = info["operationParameters"], TableState()
-            if restored.get("version") is None:
-                until = int(restored.get("datetime", 0))
-            else:
-                kept = int(restored["version"])
-        elif STATE in info:
-            return TableState.of(info[STATE], folder.address)
-    return latest
-
-
-def restored_error(address: str) -> StreamError:
-    """Return the error for a table that lacks batches because an older version was restored."""
-    return StreamError(
-        f"an older version of the table at {address} was restored, so it lacks batches that the "
-        "query does not write again: restore the version before that, or start a new query with "
-        "a snapshot. Of a job, remove the table current for job rebuild to make it again"
-    )

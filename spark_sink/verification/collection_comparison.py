@@ -40,15 +40,8 @@ from spark_sink.tables.ddl_events import unread_after
 from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
 from spark_sink.tables.key_ranges import KeyRanges
 from spark_sink.tables.places import KEY_COLUMNS
-from spark_sink.verification.range_tasks import (
-    DIFFERENCES,
-    DOCUMENTS,
-    DOUBLED,
-    ROWS,
-    SUSPECTS,
-    RangeTasks,
-    document_differences,
-)
+from spark_sink.verification.comparison_tasks import DOCUMENTS, ROWS, SUSPECTS, ComparisonTasks
+from spark_sink.verification.differences import DIFFERENCES, DOUBLED, document_differences
 
 _OF_DOCUMENTS = ("database", "collection", "filters.", "snapshotFilters", "field.")
 """The prefixes of the options that select documents, and fields of documents."""
@@ -215,18 +208,18 @@ class Comparison:
     def _step(self, compared: Compared, client: RouterClient, planner: ChunkPlanner) -> Compared:
         self._table.reload()
         table, now = self._table, client.with_retries(client.present)
-        ranges = KeyRanges.of(table.log.files(), table.form.column, is_whole=True)
+        ranges = KeyRanges.of(table.log.files(), table.form.column, with_others=True)
         of_table = table.address, table.form, table.state.keys, ranges.files()
-        range_tasks = RangeTasks(*of_table, self._options, now)
+        of_version = ComparisonTasks(*of_table, self._options, now)
         place, tasks = compared.place, list[Callable[[], MadeRows]]()
         if compared.plan is None:
-            place, tasks = range_tasks.tasks_after(ranges, place, self._step_rows)
+            place, tasks = of_version.tasks_after(ranges, place, self._step_rows)
         if not tasks:
             chosen = CollectionPatterns(self._options.snapshot.collections)
             plan = planner.next_batch(compared.plan or planner.begin(now, chosen), chosen)
             compared = replace(compared, plan=plan)
             chunks = chain.from_iterable(planner.tasks(plan, chosen))
-            tasks = [partial(range_tasks.compare_keys, chunk) for chunk in chunks]
+            tasks = [partial(of_version.compare_keys, chunk) for chunk in chunks]
         if not tasks:
             return compared
         with ExitStack() as held:
@@ -237,7 +230,7 @@ class Comparison:
             if count:
                 known = suspects.where(F.col("key").isNotNull())
                 most = self._most - len(first)
-                differ, some = self._compare_again(client, range_tasks, known, most)
+                differ, some = self._compare_again(client, of_version, known, most)
                 first = (*first, *some)
             return replace(
                 compared,
@@ -249,7 +242,7 @@ class Comparison:
             )
 
     def _compare_again(
-        self, client: RouterClient, range_tasks: RangeTasks, suspects: DataFrame, most: int
+        self, client: RouterClient, of_version: ComparisonTasks, suspects: DataFrame, most: int
     ) -> tuple[int, list[dict[str, Any]]]:
         """Compare keys again; return the number of DIFFERENCES, and at most `most` of them."""
         doubled = suspects.where("doubled").select(
@@ -261,22 +254,22 @@ class Comparison:
         )
         wanted = suspects.where("not doubled").select(*KEY_COLUMNS, "id")
         with ExitStack() as held:
-            rows = _held(held, self._differences(held, client, range_tasks, wanted).union(doubled))
+            rows = _held(held, self._differences(held, client, of_version, wanted).union(doubled))
             return rows.count(), [row.asDict() for row in rows.take(max(0, most))]
 
     def _differences(
-        self, held: ExitStack, client: RouterClient, range_tasks: RangeTasks, wanted: DataFrame
+        self, held: ExitStack, client: RouterClient, of_version: ComparisonTasks, wanted: DataFrame
     ) -> DataFrame:
         """Return the DIFFERENCES of keys, with both sides at one position of the stream."""
         table = self._table
-        documents = _held(held, wanted.mapInArrow(range_tasks.documents, DOCUMENTS))
+        documents = _held(held, wanted.mapInArrow(of_version.documents, DOCUMENTS))
         documents.count()  # reads all of them before the end is chosen
         end = after(client.with_retries(client.present)).time
         upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
         reader = self._spark.read.format("mergerouter").options(**self._source)
         changes = _held(held, reader.options(mode="changes", **upto).load())
         applied = AppliedChanges(table.state.keys, changes)
-        left = applied.of_table(wanted.mapInArrow(range_tasks.table_rows, ROWS))
+        left = applied.of_table(wanted.mapInArrow(of_version.table_rows, ROWS))
         right = applied.of_documents(documents)
         place = ["namespace", "key"]
         pairs = left.select(*place, "token", F.col("document").alias("table")).join(

@@ -31,7 +31,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import send
 from spark_sink.signals.signal import EXECUTE
 from spark_sink.snapshot.plan import filter_of
-from spark_sink.tables.prepared_rows import EVENT
+from spark_sink.tables.keyed_rows import EVENT
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import newest_state
 from spark_sink.verification.collection_comparison import ROUND, Comparison, document_options
@@ -109,7 +109,7 @@ class Verifier:
 
     def _verify(self) -> None:
         """Compare all keys, and publish the result."""
-        while not _is_whole(newest_state(self._address)):
+        while not _has_all_documents(newest_state(self._address)):
             if self._ending.wait(_POLL_SECONDS):
                 return
         of_table = self._spark, self._address, self._options
@@ -172,7 +172,7 @@ class Verifier:
         return count
 
 
-def _is_whole(state: TableState) -> bool:
+def _has_all_documents(state: TableState) -> bool:
     """Return whether a table with a state has all documents, so that no snapshot completes it."""
     offset = state.batch.end
     return offset is not None and not offset.is_in_snapshot and not state.unread

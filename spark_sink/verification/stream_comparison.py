@@ -30,7 +30,7 @@ from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.executors import MadeRows
-from spark_sink.verification.range_tasks import DOUBLED
+from spark_sink.verification.differences import DOUBLED
 
 MARKS = "^82.{16}2B..29"
 """The tokens of rows that are no events of the stream: high water marks."""

@@ -47,7 +47,7 @@ from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.table_state import Batch
 from spark_sink.verification.collection_comparison import COMMAND, Comparison, document_options
-from spark_sink.verification.range_tasks import DIFFERENCES, column_differences, rows_checksum
+from spark_sink.verification.differences import DIFFERENCES, column_differences, rows_checksum
 from spark_sink.verification.stream_comparison import (
     MARKS,
     Events,

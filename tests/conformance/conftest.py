@@ -12,11 +12,11 @@ from tests.conformance.data import shard_over_three
 from tests.conformance.recorded_workload import Workload, run_workload
 from tests.harness.clusters import (
     Client,
-    EmbeddedProcess,
     TestCluster,
     real_servers_named,
     start_cluster,
 )
+from tests.harness.embedded_process import EmbeddedProcess
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.server_settings import ServerSettings
 

@@ -10,7 +10,8 @@ from pymongo.database import Database
 from tests.conformance.conftest import NOOP_SECONDS
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.streams import Event, Stream, kinds, next_tick, now, time_of
-from tests.harness.clusters import Client, EmbeddedProcess, TestCluster, real_servers_named
+from tests.harness.clusters import Client, TestCluster, real_servers_named
+from tests.harness.embedded_process import EmbeddedProcess
 from tests.harness.routers import start_router
 
 rule = pytest.mark.rule

@@ -4,7 +4,6 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
-import pymongo
 from bson import MinKey
 from bson.codec_options import CodecOptions, DatetimeConversion
 from pymongo.client_session import ClientSession
@@ -12,8 +11,8 @@ from pymongo.collection import Collection
 from pymongo.errors import CollectionInvalid, OperationFailure
 
 from tests.debezium import values
+from tests.harness.clusters import Client
 
-Client = pymongo.MongoClient[dict[str, Any]]
 CODEC: CodecOptions[dict[str, Any]] = CodecOptions(
     datetime_conversion=DatetimeConversion.DATETIME_MS
 )

@@ -29,6 +29,12 @@ def event_token(seconds: int, increment: int, suffix: str = "", *, invalidate: b
     return f"82{seconds:08X}{increment:08X}2B022C010029{flag}5A1004{UUID_HEX}{suffix}04"
 
 
+def event_row(kind: str, tick: int = 1, **fields: Any) -> dict[str, Any]:
+    """Return a row of the source with an event of shop.orders."""
+    event = {"operationType": kind, "ns": {"db": "shop", "coll": "orders"}, **fields}
+    return {"token": event_token(1, tick), "event": bson.encode(event)}
+
+
 def runs_of(events: Iterable[RawBSONDocument]) -> Iterator[Run]:
     """Return each event as a run of its own."""
     return (run_of([bytes(event.raw)]) for event in events)

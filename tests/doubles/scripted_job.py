@@ -26,7 +26,7 @@ from spark_sink.jobs.table_commits import TableCommits, take_over
 from spark_sink.jobs.task_writer import TaskReport, TaskTables, TaskWriter
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.rows.event_rows import EventRows
-from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
@@ -76,7 +76,7 @@ class Script:
         """Return the offset behind the first events; each second one has a notification."""
         told = {"id": f"end {count}", "aggregate_type": "a", "type": "b", "additional_data": {}}
         notified = ({**told, "timestamp": 1},) if count % 2 else ()
-        signals = SnapshotQueue(self.handled, notifications=notified)
+        signals = SnapshotQueue(self.handled, batch=BatchPart(notifications=notified))
         time = self.time(count)
         return Offset(AtTime(Timestamp(time.time, time.inc + 1)), snapshots=signals).document
 

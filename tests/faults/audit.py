@@ -1,6 +1,5 @@
 """Comparing watchers' events with the history, and the history with the ledger, after a run."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -13,9 +12,8 @@ from tests.faults.ddl import DDL_PREFIX, DdlWriter
 from tests.faults.watchers import Opener, Watch, Watcher
 from tests.faults.writers import MARKERS, Ledger
 from tests.harness.cluster_base import Client
-from tests.simulation.checks import segment_problems
-from tests.simulation.truth import Event, key_of
-from tests.simulation.watcher import Segment
+from tests.harness.until import Deadline
+from tests.simulation.segments import Event, Segment, key_of, segment_problems
 
 _READ_SECONDS = 180.0
 _SHOWN = 5
@@ -40,12 +38,12 @@ class History:
 
     def read_to(self, marker: int) -> None:
         """Read up to and including the marker's event."""
-        deadline = time.monotonic() + _READ_SECONDS
-        failure: PyMongoError | None = None
-        while time.monotonic() < deadline:
+        deadline, what = Deadline(_READ_SECONDS), f"marker {marker} from mongos"
+        while True:
             try:
                 with Client(self._uri) as client, self._watch.open(client, self._token) as stream:
-                    while time.monotonic() < deadline:
+                    while True:
+                        deadline.check(what)
                         event = stream.try_next()
                         if event is None:
                             continue
@@ -54,8 +52,7 @@ class History:
                         if event.get("documentKey", {}).get("_id") == f"{MARKERS}{marker}":
                             return
             except PyMongoError as error:
-                failure = error
-        raise RuntimeError(f"mongos has not returned marker {marker}: {failure}")
+                deadline.check(what, error)
 
 
 def ledger_problems(ledger: Ledger, history: Sequence[Event]) -> Iterator[str]:

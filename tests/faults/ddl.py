@@ -2,7 +2,6 @@
 
 import random
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
@@ -12,6 +11,7 @@ from pymongo.write_concern import WriteConcern
 
 from tests.faults.writers import DATABASE
 from tests.harness.cluster_base import Client
+from tests.harness.until import Deadline
 
 DDL_PREFIX = "ddl_"
 """Prefix of the names of this writer's collections, whose documents are in no ledger."""
@@ -21,7 +21,6 @@ WATCHED = "ddl_0"
 
 _NAMES = 2
 _RETRY_SECONDS = 0.2
-_PATIENCE = 60.0
 _EXISTS, _NOT_FOUND, _ALREADY_SHARDED = 48, 26, 23
 
 
@@ -130,9 +129,8 @@ class DdlWriter:
         self, kind: str, name: str, attempt: Callable[[], object], done: tuple[int, ...] = ()
     ) -> None:
         """Repeat ``attempt`` until it succeeds or fails with a code that shows it is ``done``."""
-        deadline = time.monotonic() + _PATIENCE
-        tried = False
-        while not self._stop.is_set() and time.monotonic() < deadline:
+        deadline, tried = Deadline(), False
+        while not (self._stop.is_set() or deadline.passed):
             try:
                 attempt()
             except PyMongoError as error:

@@ -25,7 +25,8 @@ from tests.harness.cluster_base import Client
 from tests.harness.ports import free_port
 from tests.harness.real_cluster import RealCluster
 from tests.harness.routers import start_router
-from tests.simulation.truth import key_of
+from tests.harness.until import Deadline
+from tests.simulation.segments import key_of
 
 _PASS_SECONDS = 120.0
 _REGIONS = "ahpt"
@@ -141,16 +142,14 @@ class Run:
         for told in (self._history, self._expanded):
             told.read_to(self._markers)
         marker = key_of(self._history.events[-1])
-        deadline = time.monotonic() + _PASS_SECONDS
+        deadline = Deadline(_PASS_SECONDS)
         for watcher in self._watchers:
-            while not watcher.has_passed(marker):
-                if time.monotonic() > deadline:
-                    self.report.problems.append(
-                        f"{watcher.name} has not come to marker {self._markers}, but to"
-                        f" {watcher.last_id}"
-                    )
-                    break
-                time.sleep(0.05)
+            try:
+                while not watcher.has_passed(marker):
+                    deadline.check(f"marker {self._markers} at {watcher.name}", watcher.last_id)
+                    time.sleep(0.05)
+            except AssertionError as error:
+                self.report.problems.append(str(error))
 
     def _answers(self) -> dict[str, int]:
         return {each.name: each.replies for each in (*self._routed, self._opener)}

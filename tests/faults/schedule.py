@@ -5,25 +5,24 @@ import signal
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-
-import pymongo
+from typing import NamedTuple
 
 from tests.faults.writers import DATABASE, SHARDED
 from tests.harness.cluster_base import Client
 from tests.harness.real_cluster import RealCluster
-from tests.harness.replica_sets import ReplicaSet
+from tests.harness.replica_sets import ReplicaSet, eventually
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import wait_for
 
 SETS = ("shard0", "shard1", "config")
-_MOVE_SECONDS = 60.0
 _ANSWER_SECONDS = 120.0
 
 
 @dataclass(slots=True)
 class Faults:
-    """The faults. Each is a method that returns after it has repaired the damage.
+    """Damages the cluster or the router, and repairs it.
 
     Args:
         cluster: a cluster with three members in each set and two mongos.
@@ -56,10 +55,11 @@ class Faults:
         begun = time.monotonic()
         try:
             if on:
-                getattr(self, name)(self.cluster.sets[on], seconds)
+                with _OF_A_SET[name].damage(self.cluster.sets[on]):
+                    time.sleep(seconds)
                 self.cluster.sets[on].wait_healthy()
             else:
-                getattr(self, name)(seconds)
+                _OF_ALL[name].damage(self, seconds)
         finally:
             self.log.append((begun, time.monotonic(), what))
 
@@ -68,63 +68,6 @@ class Faults:
         with ThreadPoolExecutor() as pool:
             for each in [pool.submit(self.run, *fault) for fault in faults]:
                 each.result()
-
-    # Faults of a replica set.
-
-    def kill_primary(self, where: ReplicaSet, seconds: float) -> None:
-        """Kill the primary; it restarts after ``seconds``, possibly before an election."""
-        primary = where.wait_primary()
-        where.kill(primary)
-        time.sleep(seconds)
-        where.start(primary)
-
-    def kill_secondary(self, where: ReplicaSet, seconds: float) -> None:
-        secondary = where.secondaries()[0]
-        where.kill(secondary)
-        time.sleep(seconds)
-        where.start(secondary)
-
-    def hang_primary(self, where: ReplicaSet, seconds: float) -> None:
-        primary = where.wait_primary()
-        where.hang(primary)
-        time.sleep(seconds)
-        where.wake(primary)
-
-    def hang_secondary(self, where: ReplicaSet, seconds: float) -> None:
-        secondary = where.secondaries()[0]
-        where.hang(secondary)
-        time.sleep(seconds)
-        where.wake(secondary)
-
-    def step_down(self, where: ReplicaSet, seconds: float) -> None:
-        where.step_down(max(2, round(seconds)))
-
-    def partition_primary(self, where: ReplicaSet, seconds: float) -> None:
-        with where.partitioned_primary():
-            time.sleep(seconds)
-
-    def lag_secondary(self, where: ReplicaSet, seconds: float) -> None:
-        with where.lagging(where.secondaries()[0]):
-            time.sleep(seconds)
-
-    def remove_secondary(self, where: ReplicaSet, seconds: float) -> None:
-        """Remove a secondary from the configuration, leave it running, and add it again."""
-        secondary = where.secondaries()[0]
-        where.remove_member(secondary)
-        time.sleep(seconds)
-        where.add_member(secondary)
-
-    def remove_primary(self, where: ReplicaSet, seconds: float) -> None:
-        """Step the primary down and remove it from the configuration at once."""
-        primary = where.wait_primary()
-        where.step_down(10)
-        where.wait_primary(other_than=primary)
-        where.remove_member(primary)
-        time.sleep(seconds)
-        where.add_member(primary)
-
-    def kill_cursors(self, where: ReplicaSet, _seconds: float) -> None:
-        where.kill_cursors(where.wait_primary())
 
     # Faults of the router and of mongos.
 
@@ -188,61 +131,95 @@ class Faults:
         self._answers = dict(self.answers())
 
     def _move(self, region: str, shard: str) -> None:
-        with Client(self.cluster.mongos_uri) as client:
-            deadline = time.monotonic() + _MOVE_SECONDS
-            while True:
-                try:
-                    client.admin.command(
-                        "moveChunk", f"{DATABASE}.{SHARDED}", find={"region": region}, to=shard
-                    )
-                except pymongo.errors.PyMongoError:
-                    if time.monotonic() > deadline:
-                        raise
-                    time.sleep(0.2)  # a transaction or an election blocks it
-                    continue
-                return
+        def moved(client: Client) -> bool:
+            find = {"region": region}
+            client.admin.command("moveChunk", f"{DATABASE}.{SHARDED}", find=find, to=shard)
+            return True
+
+        # A transaction or an election blocks it at times.
+        eventually(self.cluster.mongos_uri, f"{region} to move to {shard}", moved)
 
 
-_ON_A_SET = {
-    "kill_primary": (3, (0.1, 8.0)),
-    "kill_secondary": (1, (0.5, 6.0)),
-    "hang_primary": (3, (0.5, 12.0)),
-    "hang_secondary": (1, (0.5, 8.0)),
-    "step_down": (3, (2.0, 6.0)),
-    "partition_primary": (3, (1.0, 15.0)),
-    "lag_secondary": (2, (2.0, 12.0)),
-    "remove_secondary": (2, (0.5, 8.0)),
-    "remove_primary": (1, (0.5, 6.0)),
-    "kill_cursors": (1, (0.0, 0.0)),
+class _OfASet(NamedTuple):
+    """A fault of a replica set, which is damaged within a block of some seconds."""
+
+    weight: int
+    """How often the fault is chosen, compared with the others."""
+    seconds: tuple[float, float]
+    damage: Callable[[ReplicaSet], AbstractContextManager[object]]
+
+
+class _OfAll(NamedTuple):
+    """A fault of the router, a mongos or the whole cluster, repaired when ``damage`` returns."""
+
+    weight: int
+    seconds: tuple[float, float]
+    damage: Callable[[Faults, float], None]
+
+
+def _at_once(
+    act: Callable[[ReplicaSet], None],
+) -> Callable[[ReplicaSet], AbstractContextManager[None]]:
+    """Return a damage that needs no repair."""
+
+    def damage(where: ReplicaSet) -> AbstractContextManager[None]:
+        act(where)
+        return nullcontext()
+
+    return damage
+
+
+def _without_primary(where: ReplicaSet) -> AbstractContextManager[None]:
+    """Step the primary down, and leave it out of the configuration for the block."""
+    primary = where.wait_primary()
+    where.step_down()
+    where.wait_primary(other_than=primary)
+    return where.removed(primary)
+
+
+_OF_A_SET = {
+    # A primary that restarts soon may do so before an election.
+    "kill_primary": _OfASet(3, (0.1, 8.0), lambda where: where.killed(where.wait_primary())),
+    "kill_secondary": _OfASet(1, (0.5, 6.0), lambda where: where.killed(where.secondary())),
+    "hang_primary": _OfASet(3, (0.5, 12.0), lambda where: where.hanging(where.wait_primary())),
+    "hang_secondary": _OfASet(1, (0.5, 8.0), lambda where: where.hanging(where.secondary())),
+    "step_down": _OfASet(3, (2.0, 6.0), _at_once(ReplicaSet.step_down)),
+    "partition_primary": _OfASet(3, (1.0, 15.0), ReplicaSet.partitioned_primary),
+    "lag_secondary": _OfASet(2, (2.0, 12.0), lambda where: where.lagging(where.secondary())),
+    "remove_secondary": _OfASet(2, (0.5, 8.0), lambda where: where.removed(where.secondary())),
+    "remove_primary": _OfASet(1, (0.5, 6.0), _without_primary),
+    "kill_cursors": _OfASet(
+        1, (0.0, 0.0), _at_once(lambda where: where.kill_cursors(where.wait_primary()))
+    ),
 }
-_ON_ALL = {
-    "kill_router": (3, (0.0, 2.0)),
-    "end_router": (1, (0.0, 1.0)),
-    "hang_router": (1, (0.5, 6.0)),
-    "kill_upstream": (2, (0.2, 4.0)),
-    "move_chunk": (2, (0.0, 0.0)),
-    "add_shard": (2, (0.0, 0.0)),
-    "remove_shard": (2, (0.0, 0.0)),
+_OF_ALL = {
+    "kill_router": _OfAll(3, (0.0, 2.0), Faults.kill_router),
+    "end_router": _OfAll(1, (0.0, 1.0), Faults.end_router),
+    "hang_router": _OfAll(1, (0.5, 6.0), Faults.hang_router),
+    "kill_upstream": _OfAll(2, (0.2, 4.0), Faults.kill_upstream),
+    "move_chunk": _OfAll(2, (0.0, 0.0), Faults.move_chunk),
+    "add_shard": _OfAll(2, (0.0, 0.0), Faults.add_shard),
+    "remove_shard": _OfAll(2, (0.0, 0.0), Faults.remove_shard),
 }
 
 
 def random_faults(chance: random.Random) -> list[tuple[str, str, float]]:
     """Choose the next faults at random: one, or several at once on different sets."""
     if chance.random() < 0.3:
-        name, (_, between) = _choose(chance, _ON_ALL)
-        return [(name, "", chance.uniform(*between))]
+        name, seconds = _chosen(chance, _OF_ALL)
+        return [(name, "", seconds)]
     chosen = []
     for where in chance.sample(SETS, chance.choice((1, 1, 1, 2, 2, 3))):
-        name, (_, between) = _choose(chance, _ON_A_SET)
-        chosen.append((name, where, chance.uniform(*between)))
+        name, seconds = _chosen(chance, _OF_A_SET)
+        chosen.append((name, where, seconds))
     if chance.random() < 0.15:
         chosen.append(("kill_router", "", chance.uniform(0.0, 2.0)))
     return chosen
 
 
-def _choose(
-    chance: random.Random, weights: dict[str, tuple[int, tuple[float, float]]]
-) -> tuple[str, tuple[int, tuple[float, float]]]:
-    names = list(weights)
-    name = chance.choices(names, [weights[each][0] for each in names])[0]
-    return name, weights[name]
+def _chosen(
+    chance: random.Random, faults: Mapping[str, _OfASet] | Mapping[str, _OfAll]
+) -> tuple[str, float]:
+    """Return the name of a fault and its seconds."""
+    name = chance.choices([*faults], [each.weight for each in faults.values()])[0]
+    return name, chance.uniform(*faults[name].seconds)

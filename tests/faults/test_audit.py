@@ -16,7 +16,7 @@ from tests.faults.audit import (
 from tests.faults.ddl import DdlWriter
 from tests.faults.watchers import Opener, Watch, Watcher
 from tests.faults.writers import Ledger
-from tests.simulation.watcher import Segment
+from tests.simulation.segments import Segment
 
 
 def _event(number: int, step: int = 0) -> dict[str, Any]:

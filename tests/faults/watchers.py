@@ -12,7 +12,7 @@ from pymongo.read_preferences import ReadPreference
 
 from tests.faults.writers import DATABASE, SHARDED
 from tests.harness.cluster_base import Client
-from tests.simulation.watcher import Segment
+from tests.simulation.segments import Segment
 
 _INVALID_RESUME_TOKEN = 260
 

@@ -5,15 +5,13 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
-import pymongo
 from pymongo.errors import AutoReconnect, OperationFailure, PyMongoError
 
+from tests.harness.cluster_base import Client
 from tests.harness.launchers import Launcher
 from tests.harness.ports import free_port
 from tests.harness.server_settings import ServerSettings
 from tests.harness.until import Deadline
-
-Client = pymongo.MongoClient[dict[str, Any]]
 
 WAIT_SECONDS = 120.0
 _ALREADY_INITIALIZED = 23
@@ -117,14 +115,13 @@ class ReplicaSet:
         assert primary is not None
         return primary
 
-    def secondaries(self) -> list[str]:
-        """Return the current secondaries."""
-        secondaries = []
+    def secondary(self) -> str:
+        """Return a secondary; raise RuntimeError if there is none."""
         for program in self.members:
             with suppress(PyMongoError), self.client(program, socketTimeoutMS=1000) as client:
                 if client.admin.command("hello").get("secondary"):
-                    secondaries.append(program)
-        return secondaries
+                    return program
+        raise RuntimeError(f"{self.name} has no secondary")
 
     def wait_healthy(self) -> None:
         """Wait until there is a primary and every other configured member is a secondary."""
@@ -221,22 +218,37 @@ class ReplicaSet:
                     self.wait_primary(other_than=former)
             yield former
 
-    def remove_member(self, program: str) -> None:
-        """Remove a member from the configuration; its server keeps running."""
-        address = self.members[program]
-        self._reconfigure(
-            lambda members: [member for member in members if member["host"] != address]
-        )
+    @contextmanager
+    def killed(self, program: str) -> Iterator[None]:
+        """End a member as a power cut would; it restarts after the block."""
+        self.kill(program)
+        try:
+            yield
+        finally:
+            self.start(program)
 
-    def add_member(self, program: str) -> None:
-        """Add a removed member to the configuration again."""
+    @contextmanager
+    def hanging(self, program: str) -> Iterator[None]:
+        """Suspend a member's process for the block."""
+        self.hang(program)
+        try:
+            yield
+        finally:
+            self.wake(program)
+
+    @contextmanager
+    def removed(self, program: str) -> Iterator[None]:
+        """Leave a member out of the configuration for the block; its server keeps running."""
         address = self.members[program]
-        self._reconfigure(
-            lambda members: [
-                *(member for member in members if member["host"] != address),
-                self._member(program),
-            ]
-        )
+
+        def others(members: list[Any]) -> list[Any]:
+            return [member for member in members if member["host"] != address]
+
+        self._reconfigure(others)
+        try:
+            yield
+        finally:
+            self._reconfigure(lambda members: [*others(members), self._member(program)])
 
     def kill_cursors(self, program: str) -> None:
         """Kill all change stream cursors on a member."""

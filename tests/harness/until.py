@@ -21,9 +21,14 @@ class Deadline:
     def __init__(self, timeout: float = PATIENCE) -> None:
         self._at = time.monotonic() + timeout
 
+    @property
+    def passed(self) -> bool:
+        """Whether the wait has ended."""
+        return time.monotonic() >= self._at
+
     def check(self, what: str, seen: object = None) -> None:
         """Raise AssertionError if the wait has ended; its message has ``what`` and ``seen``."""
-        if time.monotonic() >= self._at:
+        if self.passed:
             found = "" if seen is None else f", after {seen}"
             raise AssertionError(f"timed out waiting for {what}{found}")
 

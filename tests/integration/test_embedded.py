@@ -15,7 +15,8 @@ from pymongo import UpdateOne
 from pymongo.client_session import ClientSession
 from pymongo.errors import BulkWriteError, OperationFailure
 
-from tests.harness.clusters import EMBEDDED, Client, EmbeddedProcess, TestCluster, start_cluster
+from tests.harness.clusters import Client, TestCluster, start_cluster
+from tests.harness.embedded_process import EMBEDDED, EmbeddedProcess
 from tests.harness.until import PATIENCE
 
 pytestmark = pytest.mark.xdist_group("embedded_mongos")

@@ -24,9 +24,9 @@ from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.stream.router_client import RouterClient
 from tests.harness.admin import get
 from tests.harness.certificates import Authority
-from tests.harness.clusters import start_real_set
+from tests.harness.clusters import Client, start_real_set
 from tests.harness.feed_client import feed
-from tests.harness.replica_sets import Client, ReplicaSet
+from tests.harness.replica_sets import ReplicaSet
 from tests.harness.routers import RouterProcess
 from tests.harness.server_settings import ServerSettings, ServerTls, write_key_file
 from tests.harness.until import PATIENCE, wait_for

@@ -10,19 +10,16 @@ from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
-import pymongo
 import pytest
 from bson import Binary, Int64, json_util
 from pymongo.errors import AutoReconnect, PyMongoError
 
-from tests.harness.clusters import TestCluster
+from tests.harness.clusters import Client, TestCluster
 from tests.harness.raw_client import RawClient, get_more_in_flight
 from tests.harness.routers import RouterProcess, start_router
 from tests.harness.until import PATIENCE, wait_for
 
 WATCH: dict[str, Any] = {"aggregate": "c", "pipeline": [{"$changeStream": {}}], "cursor": {}}
-
-Client = pymongo.MongoClient[dict[str, Any]]
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,8 @@ import pytest
 from bson import Timestamp
 
 from tests.conformance.rules import rules_of
-from tests.harness.clusters import Client, EmbeddedProcess, TestCluster
+from tests.harness.clusters import Client, TestCluster
+from tests.harness.embedded_process import EmbeddedProcess
 from tests.harness.routers import start_router
 from tests.harness.until import PATIENCE
 from tests.recordings import recorded

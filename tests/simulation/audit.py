@@ -7,14 +7,21 @@ from typing import Any
 from shard_client.errors import RESUMABLE_LABEL, CommandError, NetworkError
 from shard_client.remote_cursor.cursor_reaper import KILL_TASK
 from shard_client.wire.connection_pool import PoolLimits
-from tests.simulation.checks import end_problems, problems_of, segment_problems, start_problems
 from tests.simulation.driver import DriverCursor, ask
 from tests.simulation.feed_client import FeedClient
 from tests.simulation.loop import SimulatedLoop
 from tests.simulation.processes import RouterProcess
+from tests.simulation.segments import (
+    Event,
+    Segment,
+    end_problems,
+    key_of,
+    segment_problems,
+    start_problems,
+)
 from tests.simulation.trace import Trace
-from tests.simulation.truth import Event, History, end_after, key_of, tokens_of, whole_history
-from tests.simulation.watcher import Segment, Watcher
+from tests.simulation.truth import History, end_after, tokens_of, whole_history
+from tests.simulation.watcher import Watcher
 from tests.simulation.workload import Workload
 
 _TIME_TO_RESUME = 30.0
@@ -61,9 +68,11 @@ class Audit:
         for watcher in watchers:
             history = await whole_history(shards, watcher.watch)
             self.events += sum(len(segment.events) for segment in watcher.segments)
-            for problem in problems_of(watcher, history.events):
-                self._trace.problem(problem)
-            for segment in watcher.segments:
+            for number, segment in enumerate(watcher.segments):
+                last = segment is watcher.segments[-1]
+                for problem in segment_problems(segment, history.events, last=last):
+                    who = f"{watcher.name} ({watcher.watch}), cursor {number}"
+                    self._trace.problem(f"{who}: {problem}")
                 # A removed shard may have ended a stream that nobody could read any more.
                 for problem in [] if left else await self._end_problems(watcher, segment, history):
                     self._trace.problem(f"{watcher.name} ({watcher.watch}) {problem}")

@@ -10,8 +10,9 @@ from bson.timestamp import Timestamp
 
 from shard_client.errors import RESUMABLE_LABEL
 from shard_client.wire.connection import Address
+from tests.simulation.segments import Segment
 from tests.simulation.trace import Trace
-from tests.simulation.watcher import Segment, Watch
+from tests.simulation.watcher import Watch
 
 _CURSOR_NOT_FOUND = 43
 _LONGEST_LINE = 1 << 20

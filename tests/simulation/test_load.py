@@ -28,8 +28,8 @@ MOST_GET_MORES_WHEN_QUIET = 2.2 * 3
 """Commands a second, on two shards and the config server together."""
 
 
-class Reader:
-    """Writes documents and reads their events; ``late`` has each one's virtual seconds."""
+class TimedStream:
+    """Writes documents and watches them; ``late`` has the virtual seconds to each one's event."""
 
     def __init__(self, world: World) -> None:
         self.late: dict[int, float] = {}
@@ -67,9 +67,9 @@ class Reader:
 
 @pytest.mark.parametrize("sharded", [True, False])
 def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
-    async def write(reader: Reader, numbers: range) -> None:
+    async def write(stream: TimedStream, numbers: range) -> None:
         for number in numbers:
-            await reader.write(number)
+            await stream.write(number)
             await asyncio.sleep(1 / RATE)
 
     async def body(world: World) -> None:
@@ -79,17 +79,17 @@ def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
                 {"shardCollection": "db.c", "key": {"_id": "hashed"}},
             ):
                 await world.cluster.mongos.run_command("admin", command, Client())
-        reader, settled = Reader(world), SETTLED * RATE
-        await reader.start()
-        await write(reader, range(settled))  # becomes dense on the way
+        stream, settled = TimedStream(world), SETTLED * RATE
+        await stream.start()
+        await write(stream, range(settled))  # becomes dense on the way
         asked.clear()
         begun = world.loop.time()
-        await write(reader, range(settled, settled + SECONDS * RATE))
+        await write(stream, range(settled, settled + SECONDS * RATE))
         took, get_mores = world.loop.time() - begun, dict(asked)
-        await reader.all_arrived()
-        await reader.stop()
-        assert max(reader.late.values()) <= MOST_LATE_AT_FIRST
-        assert max(late for number, late in reader.late.items() if number >= settled) <= MOST_LATE
+        await stream.all_arrived()
+        await stream.stop()
+        assert max(stream.late.values()) <= MOST_LATE_AT_FIRST
+        assert max(late for number, late in stream.late.items() if number >= settled) <= MOST_LATE
         assert max(get_mores.values()) <= MOST_GET_MORES * took
 
     with counted_get_mores() as asked:
@@ -102,22 +102,22 @@ def test_a_dense_stream_reads_its_members_in_rounds(sharded: bool) -> None:
 @pytest.mark.rule("Sharded cluster", "idle members do not delay events")
 def test_an_event_after_a_quiet_hour_is_delivered_as_quickly() -> None:
     async def body(world: World) -> None:
-        reader = Reader(world)
-        await reader.start()
+        stream = TimedStream(world)
+        await stream.start()
         for number in range(24):
-            await reader.write(number)
-            await reader.all_arrived()
+            await stream.write(number)
+            await stream.all_arrived()
             await asyncio.sleep(0.02)
         asked.clear()
         await asyncio.sleep(HOUR)
         meanwhile = asked.total()
-        await reader.write(100)
-        await reader.all_arrived()
-        await reader.stop()
-        busy = max(late for number, late in reader.late.items() if 4 <= number < 24)
-        assert reader.late[100] <= MOST_LATE_WHEN_QUIET
+        await stream.write(100)
+        await stream.all_arrived()
+        await stream.stop()
+        busy = max(late for number, late in stream.late.items() if 4 <= number < 24)
+        assert stream.late[100] <= MOST_LATE_WHEN_QUIET
         # A hello, of one millisecond, checks a connection that was idle.
-        assert reader.late[100] <= busy + 0.0015, "a quiet stream is as quick as a busy one"
+        assert stream.late[100] <= busy + 0.0015, "a quiet stream is as quick as a busy one"
         assert meanwhile <= MOST_GET_MORES_WHEN_QUIET * HOUR
 
     with counted_get_mores() as asked:

@@ -9,9 +9,8 @@ import bson
 from embedded.change_streams.cursor import open_change_stream
 from embedded.logical_clock import as_timestamp
 from embedded.mongod import Mongod
+from tests.simulation.segments import Event, key_of
 from tests.simulation.watcher import Watch
-
-Event = dict[str, Any]
 
 
 class History(NamedTuple):
@@ -89,12 +88,6 @@ async def tokens_of(shards: Iterable[Mongod], watch: Watch) -> set[str]:
     whole = replace(watch, pipeline=())
     each = [await history_of(shard, whole) for shard in shards]
     return {key_of(event) for found in each for event in found.events}
-
-
-def key_of(event: Event) -> str:
-    """Return an event's sort key."""
-    data: str = event["_id"]["_data"]
-    return data
 
 
 def _decoded(raw: Any) -> Event:

@@ -12,6 +12,7 @@ from shard_client.errors import CommandError, NetworkError
 from shard_client.wire.connection import Address
 from tests.simulation.driver import Batch, DriverCursor, Token, ask, is_resumable
 from tests.simulation.planted import MARK
+from tests.simulation.segments import Segment
 from tests.simulation.trace import Trace
 
 _CURSOR_KILLED = 237
@@ -52,24 +53,6 @@ class Mood:
     slow: float = 0.0
     sips: float = 0.0
     longest_pause: float = 8.0
-
-
-@dataclass
-class Segment:
-    """The events of one cursor after ``start``; ``opened`` has the oplogs' positions then."""
-
-    start: str
-    """The sort key after which the events begin."""
-    events: list[dict[str, Any]] = field(default_factory=list)
-    first_mark: str = ""
-    end: str = ""
-    """The sort key that the next cursor resumes from."""
-    replies: list[tuple[str, int]] = field(default_factory=list)
-    """Each reply's watermark, and the number of events that had come by its end."""
-    closed: bool = False
-    """Whether an invalidate ended the stream."""
-    positions: dict[str, int] | None = None
-    """Each shard's oplog position when a stream from now was open."""
 
 
 class Watcher:

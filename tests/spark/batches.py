@@ -120,7 +120,7 @@ class TableQuery:
         if end != self.offset:
             changes, operations = self._staged(end)
             self.operations += operations
-            told = end.get("snapshots", {}).get("notifications", [])
+            told = end.get("snapshots", {}).get("batch", {}).get("notifications", [])
             self.notified += [(each["id"], each["aggregate_type"], each["type"]) for each in told]
             self._number += 1
             findings, changed = self._findings, [changes]

@@ -47,6 +47,17 @@ class Shop:
         admin.command("split", namespace, middle={"customer": 5})
         admin.command("moveChunk", namespace, find={"customer": 5}, to=self._shards[1])
 
+    def options(self, collection: str = "", **more: object) -> dict[str, str]:
+        """The options of a query on the database, or on one of its collections."""
+        place = {"uri": self.uri, "database": self.database}
+        place |= {"collection": collection} if collection else {}
+        return {**place, **{name: str(value) for name, value in more.items()}}
+
+    @property
+    def begin(self) -> dict[str, str]:
+        """The option with which a query has all events of the shop."""
+        return {"startAtOperationTime": f"{self.created.time},{self.created.inc}"}
+
     def now(self) -> Timestamp:
         time: Timestamp = self.client.admin.command("ping")["$clusterTime"]["clusterTime"]
         return time

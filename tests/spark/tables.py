@@ -23,8 +23,7 @@ from tests.spark.conftest import Shop
 
 def follow(spark: SparkSession, shop: Shop, folder: Path, **options: object) -> None:
     """One run of a query into the current table, up to the present."""
-    given = {"uri": shop.uri, "database": shop.database, "snapshotMode": "initial", **options}
-    given = {name: str(value) for name, value in given.items()}
+    given = shop.options(**{"snapshotMode": "initial", **options})
     events = spark.readStream.format("mergerouter").options(**given).load()
     writer = apply_changes(events, str(folder / "table"))
     assert writer is not None
@@ -100,9 +99,7 @@ def copy_orders(spark: SparkSession, shop: Shop, checkpoint: Path, **options: st
     source = {"snapshotMode": "initial", "snapshotChunkRows": "20"}
     source |= {name: text for name, text in options.items() if name in ("fullDocument",)}
     sink = {name: text for name, text in options.items() if name not in source}
-    events = spark.readStream.format("mergerouter").options(
-        uri=shop.uri, database=shop.database, collection="orders", **source
-    )
+    events = spark.readStream.format("mergerouter").options(**shop.options("orders", **source))
     writer = events.load().writeStream.format("mergerouter")
     writer = writer.options(uri=shop.uri, collection="copy", **sink)
     writer = writer.option("checkpointLocation", str(checkpoint))

@@ -18,12 +18,8 @@ pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)
 
 
 def changes(spark: SparkSession, shop: Shop, *, streaming: bool = False, **more: str) -> DataFrame:
-    start = f"{shop.created.time},{shop.created.inc}"
-    reader = spark.readStream if streaming else spark.read
-    options = {"uri": shop.uri, "database": shop.database, "startAtOperationTime": start, **more}
-    if not streaming:
-        options["mode"] = "changes"
-    return reader.format("mergerouter").options(**options).load()
+    reader = spark.readStream if streaming else spark.read.option("mode", "changes")
+    return reader.format("mergerouter").options(**shop.options(**shop.begin, **more)).load()
 
 
 def decoded(frame: DataFrame) -> list[tuple[str, Any, Any]]:

@@ -19,8 +19,7 @@ pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)
 
 
 def stream(spark: SparkSession, shop: Shop, **options: str) -> DataFrame:
-    given = {"uri": shop.uri, "database": shop.database, **options}
-    return spark.readStream.format("mergerouter").options(**given).load()
+    return spark.readStream.format("mergerouter").options(**shop.options(**options)).load()
 
 
 def test_an_unreachable_router_is_reported_quickly(spark: SparkSession) -> None:
@@ -65,8 +64,7 @@ def test_a_part_of_a_deployment_is_refused(
         with pytest.raises(AnalysisException, match=problem):
             reading.format("mergerouter").options(uri=member, database=shop.database).load()
     shop.insert(2)
-    start = f"{shop.created.time},{shop.created.inc}"
-    frame = stream(spark, shop, collection="orders", startAtOperationTime=start)
+    frame = stream(spark, shop, collection="orders", **shop.begin)
     writer = frame.writeStream.format("mergerouter").options(uri=member, collection="copy")
     writer = writer.option("checkpointLocation", str(tmp_path)).trigger(availableNow=True)
     with pytest.raises(StreamingQueryException, match=problem):

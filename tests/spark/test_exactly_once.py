@@ -15,7 +15,7 @@ from tests.spark.parquet_query import parquet_writer
 from tests.spark.query_process import QueryProcess
 from tests.spark.tables import change_at_random, collections_of, table_of
 
-pytestmark = pytest.mark.xdist_group("spark_queries")  # one cluster, one Spark
+pytestmark = pytest.mark.xdist_group("exactly_once")  # beside the other queries: these take long
 
 
 @pytest.mark.timeout(900)
@@ -56,7 +56,7 @@ def test_a_killed_query_writes_every_event_exactly_once(
         start()
         query.wait_for(lambda: len(query.batches("commits")) >= 2)
         kill_within_a_batch()
-        assert query.last_offset()["snapshots"]["reading"]
+        assert query.last_offset()["snapshots"]["batch"]["reading"]
         before = len(query.rows())
         assert 0 < before < 2000
         change(3)
@@ -73,9 +73,11 @@ def test_a_killed_query_writes_every_event_exactly_once(
         insert_one(100_001)
         wanted = {"data-collections": [f"{shop.database}.orders"]}
         send(str(signals), {"type": "execute-snapshot", "data": wanted})
-        query.wait_for(lambda: bool(query.last_offset().get("snapshots", {}).get("reading")))
+        query.wait_for(
+            lambda: bool(query.last_offset().get("snapshots", {}).get("batch", {}).get("reading"))
+        )
         kill_within_a_batch()
-        assert query.last_offset()["snapshots"]["reading"]
+        assert query.last_offset()["snapshots"]["batch"]["reading"]
         change(5)
 
         start()

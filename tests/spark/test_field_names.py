@@ -23,7 +23,7 @@ from spark_sink.events.slices import document_of, elements_of
 from spark_sink.jobs.history import recovery
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.tables.current_table import CurrentTable
-from spark_sink.verification.range_tasks import differing_fields
+from spark_sink.verification.differences import differing_fields
 from tests.harness.clusters import real_servers_named
 from tests.spark.conftest import Shop
 from tests.spark.field_names import doubled, write_by_chance
@@ -96,8 +96,8 @@ def documents_of_messages(
     spark: SparkSession, shop: Shop, start: Timestamp
 ) -> dict[Any, dict[str, Any]]:
     """What Debezium's messages of all changes since a time say."""
-    options = {"uri": shop.uri, "database": shop.database, "collection": "orders"}
-    options |= {"mode": "changes", "startAtOperationTime": f"{start.time},{start.inc}"}
+    since = f"{start.time},{start.inc}"
+    options = shop.options("orders", mode="changes", startAtOperationTime=since)
     options["fullDocument"] = "required"
     events = spark.read.format("mergerouter").options(**options).load().orderBy("token")
     found = {}

@@ -4,19 +4,16 @@ import json
 import re
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
-from bson import encode
-from bson.timestamp import Timestamp
 from deltalake import DeltaTable
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import SparkSession
 
 from spark_sink import read_at
 from spark_sink.debezium import to_debezium
-from spark_sink.debezium.message_batches import Messages, table_options
-from spark_sink.errors import OptionError, StreamError
-from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.debezium.message_batches import table_options
+from spark_sink.errors import OptionError
+from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, MESSAGES
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_rows import read_rows
@@ -97,46 +94,6 @@ def test_messages_and_documents_are_read_as_of_one_time(
     assert found[MESSAGES].select("key").distinct().count() == 10
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({}, "prefix must not be empty"),
-        ({"prefix": "p", "tombstone": "true"}, "did you mean 'tombstones'"),
-        ({"prefix": "p", "tombstones": "no"}, "of the messages: must be true or false, not 'no'"),
-        ({"prefix": "p", "transactions": "true"}, "leave it out; the table has each event's token"),
-        ({"prefix": "p", "schema_registry_url": "http://a"}, "Avro is for Kafka"),
-        ({"prefix": "p", "unwrap": "{"}, "option 'unwrap' of the messages is not JSON"),
-        ({"prefix": "p", "unwrap": "1"}, "option 'unwrap' of the messages: must be an object"),
-    ],
-)
-def test_options_of_messages_are_validated(given: dict[str, str], message: str) -> None:
-    with pytest.raises(OptionError, match=re.escape(message)):
-        table_options(given)
-
-
-def test_options_of_messages_have_names_in_any_case_and_values_of_their_types() -> None:
-    options = table_options({"Prefix": "true", "Tombstones": "False", "heartbeat_topic": "false"})
-    assert (options.prefix, options.tombstones, options.topic_of_heartbeats) == (
-        "true",
-        False,
-        "false",
-    )
-
-
-def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
-    folder = JobFolder(str(tmp_path))
-    offsets = tmp_path / "checkpoint" / "offsets"
-    offsets.mkdir(parents=True)
-    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"position": {"start": "now"}}))
-    record = JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "p"})
-    (tmp_path / "job.json").write_text(
-        json.dumps({"namespaces": ["shop"], "tables": [MESSAGES], "messages": {"prefix": "p"}})
-    )
-    folder.begin(record)
-    with pytest.raises(OptionError, match="has --message prefix=p, not prefix=q: start it as"):
-        folder.begin(JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "q"}))
-
-
 def test_the_properties_of_a_transform_may_be_corrected(
     tmp_path: Path, shop: Shop, spark: SparkSession
 ) -> None:
@@ -152,38 +109,3 @@ def test_the_properties_of_a_transform_may_be_corrected(
     assert written(tmp_path) == [("outbox.event.order", "1", '"made"')]
     with pytest.raises(OptionError, match="has --message outbox, prefix=p, not prefix=p: start"):
         run_job(spark, shop, tmp_path, (MESSAGES,), messages=prefix)
-
-
-EVENT = {
-    "_id": {"_data": "82"}, "operationType": "insert", "clusterTime": Timestamp(1, 1),
-    "ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": 1},
-    "fullDocument": {"_id": 1, "text": "damaged"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("event", "remedy"),
-    [
-        (
-            encode(EVENT).replace(b"\x02text", b"\x20text"),  # no type of BSON
-            "remove documents=raw and set errors.tolerance=all",
-        ),
-        (
-            encode({name: each for name, each in EVENT.items() if name != "documentKey"}),
-            "let the option pipeline keep all fields but those of documents (b'documentKey')",
-        ),
-    ],
-    ids=["damaged", "without its key"],
-)
-def test_an_event_that_is_no_message_stops_job_and_query_with_the_remedy(
-    event: bytes, remedy: str
-) -> None:
-    columns = {
-        "token": pa.array(["82"]), "operationType": pa.array(["insert"]), "op": pa.array(["c"]),
-        "clusterTime": pa.array([0], pa.timestamp("us", "UTC")), "event": pa.array([event]),
-    }  # fmt: skip
-    rows = pa.RecordBatch.from_pydict(columns)
-    messages = Messages(table_options({"prefix": "p"}))
-    for made in (messages.of_rows(rows), messages([rows])):  # of a job, and of a query
-        with pytest.raises(StreamError, match=re.escape(remedy)):
-            list(made)

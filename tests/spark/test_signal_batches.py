@@ -12,14 +12,15 @@ import pytest
 from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
-from spark_sink.events.positions import AtTime, position_document
+from spark_sink.events.positions import AtTime, Token, position_document
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.channels import send
+from spark_sink.signals.channels import SignalCollection, send
+from spark_sink.signals.signal import digest
 from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import history_lost
 from tests.harness.until import wait_for
 from tests.spark.batches import TableQuery
-from tests.spark.conftest import Shop
+from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.tables import change_at_random, collections_of, damage
 
 pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(600)]
@@ -27,9 +28,8 @@ pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(600)
 
 def query_of(shop: Shop, folder: Path, **options: str) -> TableQuery:
     """A query with signals from the folder."""
-    given = {"uri": shop.uri, "database": shop.database, "signalFolder": str(folder)}
     sizes = {"snapshotChunkRows": "20", "snapshotTasks": "2"}
-    parsed = parse_options({**given, **sizes, **options})
+    parsed = parse_options(shop.options(signalFolder=folder, **sizes, **options))
     return TableQuery(parsed, str(folder / "table"), begun=shop.created.time)
 
 
@@ -84,9 +84,8 @@ def test_a_table_equals_its_collections_after_kills_of_the_query(
 def test_signals_that_never_stop_do_not_keep_a_query_up_to_the_present(
     shop: Shop, tmp_path: Path
 ) -> None:
-    start = f"{shop.created.time},{shop.created.inc}"
     name = f"{shop.database}.signals"
-    query = query_of(shop, tmp_path, signalCollection=name, startAtOperationTime=start)
+    query = query_of(shop, tmp_path, signalCollection=name, **shop.begin)
     numbers = itertools.count()
     signals = shop.client[shop.database].signals
     sent = signals.watch(start_at_operation_time=shop.created)
@@ -121,8 +120,7 @@ def test_signals_whose_position_the_oplogs_have_lost_do_not_end_the_query(
 ) -> None:
     """As after a `job seek` of before, or with a collection that was taken out and added again."""
     name = f"{shop.database}.signals"
-    start = f"{shop.created.time},{shop.created.inc}"
-    query = query_of(shop, tmp_path, signalCollection=name, startAtOperationTime=start)
+    query = query_of(shop, tmp_path, signalCollection=name, **shop.begin)
     signals = shop.client[shop.database].signals
 
     def log(identifier: str) -> None:
@@ -176,7 +174,7 @@ def test_all_waiting_signals_are_received_before_the_end_of_what_is_available(
         before = None
         while query.offset != before:
             before = query.offset
-            assert len(query.batch()["snapshots"].get("notifications", ())) <= 5
+            assert len(query.batch()["snapshots"].get("batch", {}).get("notifications", ())) <= 5
         assert [kind for _, _, kind in query.notified].count("LOGGED") == 10
     finally:
         query.reader.stop()
@@ -197,3 +195,52 @@ def test_a_snapshot_whose_filter_fails_is_stopped_by_a_signal(shop: Shop, tmp_pa
     assert "read" not in query.operations
     wait_for(lambda: query.batch() and "ABORTED" in [e[2] for e in query.notified], "the stop")
     query.reader.stop()
+
+
+@pytest.mark.xdist_group("spark_cluster")
+@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
+def test_signals_in_a_collection(shop: Shop) -> None:
+    signals = shop.client[shop.database].signals
+    router = RouterClient(parse_options(shop.options()))
+    opened = []
+
+    def watch(position: Any) -> Any:
+        opened.append(position)
+        return router.watch_inserts(shop.database, "signals", position, max_await=0.001)
+
+    def channel() -> SignalCollection:
+        return SignalCollection(watch, lambda: router.clocks().cluster_time)
+
+    try:
+        signals.insert_one({"_id": "before", "type": "stop-snapshot"})
+        begin = AtTime(Timestamp(shop.now().time, shop.now().inc + 1))
+        first = signals.insert_one({"type": "stop-snapshot"}).inserted_id
+        signals.update_one({"_id": first}, {"$set": {"x": 1}})
+        signals.insert_one({"_id": {"n": 1}, "type": "stop-snapshot"})
+        collection = channel()
+        found, reached = collection.receive(begin)
+        assert [each.id for each in found] == [str(first), '{"n": 1}']
+        assert isinstance(reached, Token)
+        # A batch that has written the position goes on from it, and so does one that has not.
+        assert collection.receive(reached)[0] == []
+        assert collection.receive(reached)[0] == []
+        assert len(opened) == 1
+        # After a restart, from the offset.
+        signals.insert_one({"_id": "later"})
+        handled = {digest(str(first)), digest('{"n": 1}')}
+        again, _ = channel().receive(reached, handled)
+        assert [each.id for each in again] == ["later"]
+        # A collection that is dropped and filled anew.
+        signals.drop()
+        signals.insert_one({"_id": "anew"})
+        anew = channel().receive(reached, handled)[0]
+        assert [each.id for each in anew] == ["later", "anew"]
+        # Signals of one transaction have one time: those that are handled hide no others.
+        with shop.client.start_session() as session, session.start_transaction():
+            signals.insert_many([{"_id": number} for number in range(5)], session=session)
+        for _ in range(4):  # each after a restart
+            last, reached = channel().receive(reached, handled)
+            handled |= {digest(each.id) for each in last}
+        assert handled >= {digest(str(number)) for number in range(5)}
+    finally:
+        router.close()

@@ -6,31 +6,25 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
-import bson
 import pytest
 from bson.decimal128 import Decimal128
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
-from spark_sink.errors import OptionError, StreamError
+from spark_sink.errors import OptionError
 from spark_sink.jobs.failures import cause_of
 from spark_sink.sink.changes import (
-    Change,
     WriteOptions,
     change_of_event,
-    parse_write_options,
-    passes,
 )
 from spark_sink.sink.writers import DocumentWriter, RowWriter
-from tests.doubles.event_history import event_token
+from tests.doubles.event_history import event_row
 from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit
 from tests.spark.tables import change_at_random, copy_orders
 
 pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
-
-NAMESPACE = ("shop", "orders")
 
 
 def copied(shop: Shop, *, keeps_tokens: bool = False) -> dict[Any, dict[str, Any]]:
@@ -91,9 +85,8 @@ def frame(spark: SparkSession, *rows: tuple[Any, ...]) -> DataFrame:
 
 def test_rows_of_other_origin_are_written_by_key_and_token(spark: SparkSession, shop: Shop) -> None:
     def write(*rows: tuple[Any, ...]) -> None:
-        frame(spark, *rows).write.format("mergerouter").mode("append").options(
-            uri=shop.uri, database=shop.database, collection="copy"
-        ).save()
+        writer = frame(spark, *rows).write.format("mergerouter").mode("append")
+        writer.options(**shop.options("copy")).save()
 
     day, price = date(2026, 1, 31), Decimal("12.50")
     write((1, 5, None, day, price, [1]), (2, 5, None, day, price, []), (3, 5, None, day, price, []))
@@ -105,50 +98,17 @@ def test_rows_of_other_origin_are_written_by_key_and_token(spark: SparkSession, 
     assert found[1]["day"].isoformat() == "2026-01-31T00:00:00"
     with pytest.raises(PySparkException) as caught:
         frame(spark).select("_id").write.format("mergerouter").mode("append").options(
-            uri=shop.uri, database=shop.database, collection="copy"
+            **shop.options("copy")
         ).save()
     assert "the sink requires the column token" in str(caught.value)
-
-
-def token(second: int, tick: int = 1) -> str:
-    return event_token(second, tick)
-
-
-def whole(number: int, second: int, **fields: Any) -> Change:
-    document = bson.encode({"_id": number, **fields})
-    return Change(NAMESPACE, {"_id": number}, token(second), document=document)
-
-
-def update(number: int, second: int) -> Change:
-    return Change(NAMESPACE, {"_id": number}, token(second), description={"updatedFields": {}})
-
-
-def rounds(*changes: Change) -> list[list[Change]]:
-    return list(passes(changes))
-
-
-def test_only_the_last_whole_document_and_what_follows_it_are_written() -> None:
-    last, after, later = whole(1, 3), update(1, 4), update(1, 5)
-    assert rounds(whole(1, 1), update(1, 2), last, after, later) == [[last], [after], [later]]
-    gone = Change(NAMESPACE, {"_id": 1}, token(6))
-    assert rounds(last, after, gone) == [[gone]]
-    assert rounds(gone, last) == [[gone]]  # an older one comes late
-    # Documents do not wait for each other.
-    found = rounds(update(1, 1), update(2, 2), update(1, 3))
-    assert [[change.key["_id"] for change in each] for each in found] == [[1, 2], [1]]
-
-
-def row(kind: str, tick: int = 1, **fields: Any) -> dict[str, Any]:
-    event = {"operationType": kind, "ns": {"db": "shop", "coll": "orders"}, **fields}
-    return {"token": token(1, tick), "event": bson.encode(event)}
 
 
 def test_a_document_that_moves_to_another_shard_is_not_deleted(shop: Shop) -> None:
     """Its insert may be a tick before its delete, and may have removed the shard key's field."""
     options = WriteOptions(shop.uri, shop.database, "copy")
     former, text = {"_id": 1, "customer": 1}, {"updatedFields": {"text": "x"}}
-    changed = row("update", 3, documentKey={"_id": 1}, updateDescription=text)
-    left = row("delete", 4, documentKey=former, txnNumber=1)
+    changed = event_row("update", 3, documentKey={"_id": 1}, updateDescription=text)
+    left = event_row("delete", 4, documentKey=former, txnNumber=1)
 
     def write(*rows: dict[str, Any]) -> dict[Any, dict[str, Any]]:
         with closing(DocumentWriter(options)) as writer:
@@ -156,31 +116,16 @@ def test_a_document_that_moves_to_another_shard_is_not_deleted(shop: Shop) -> No
         return copied(shop)
 
     for now in ({"_id": 1}, {"_id": 1, "customer": 2}):
-        moved = row("insert", 2, documentKey=now, fullDocument=now, txnNumber=1)
+        moved = event_row("insert", 2, documentKey=now, fullDocument=now, txnNumber=1)
         for _ in range(2):
             assert write(left, moved, changed) == {1: {**now, "text": "x"}}
         shop.client[shop.database].copy.drop()
     assert write(changed, left) == {}  # a repeated batch, without the document
     known = {"_id": 1, "region": 5}  # which the source leaves out
     write(moved)
-    later = row("update", 5, documentKey=known, updateDescription=text)
+    later = event_row("update", 5, documentKey=known, updateDescription=text)
     assert write(later)[1]["text"] == "x"
-    assert write(row("delete", 6, documentKey=known)) == {}
-
-
-def test_events_become_changes() -> None:
-    options = WriteOptions("mongodb://x", keys=("customer.name", "_id"))
-    document = {"_id": 1, "customer": {"name": "a"}}
-    change = change_of_event(row("insert", documentKey={"_id": 1}, fullDocument=document), options)
-    assert change is not None
-    assert change.key == {"customer.name": "a", "_id": 1}
-    assert change.namespace == NAMESPACE
-    to = WriteOptions("mongodb://x", database="archive", collection="old")
-    change = change_of_event(row("delete", documentKey={"_id": 1}), to)
-    assert change == Change(("archive", "old"), {"_id": 1}, token(1))
-    assert change_of_event(row("snapshotEnd"), to) is None
-    of_spark = {"uri": "mongodb://x", "checkpointLocation": "c", "Database": "shop"}
-    assert parse_write_options(of_spark) == WriteOptions("mongodb://x", "shop")
+    assert write(event_row("delete", 6, documentKey=known)) == {}
 
 
 def test_keys_of_events_have_the_id() -> None:
@@ -189,25 +134,3 @@ def test_keys_of_events_have_the_id() -> None:
     RowWriter(StructType.fromDDL("token string, sku string"), options)
     with pytest.raises(OptionError, match="add _id"):
         RowWriter(StructType.fromDDL("token string, event binary"), options)
-
-
-@pytest.mark.parametrize("kind", ["drop", "rename", "dropDatabase"])
-def test_drops_and_renames_are_reported(kind: str) -> None:
-    with pytest.raises(StreamError, match="otherEvents=ignore"):
-        change_of_event(row(kind), WriteOptions("mongodb://x"))
-    assert change_of_event(row(kind), WriteOptions("mongodb://x", ignores_others=True)) is None
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({}, "one of the options 'uri' and 'uriFile'"),
-        ({"uri": "mongodb://x", "colection": "a"}, "did you mean 'collection'"),
-        ({"uri": "mongodb://x", "missing": "maybe"}, "must be fail or ignore"),
-        ({"uri": "mongodb://x", "tokenField": "a.b"}, "cannot be a separate field"),
-        ({"uri": "mongodb://x", "keys": "a,,b"}, "must not be empty"),
-    ],
-)
-def test_invalid_options_of_the_sink_are_refused(options: dict[str, str], message: str) -> None:
-    with pytest.raises(OptionError, match=message):
-        parse_write_options(options)

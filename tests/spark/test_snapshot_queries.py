@@ -21,11 +21,6 @@ from tests.spark.conftest import Shop
 pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)]
 
 
-def options(shop: Shop, **more: object) -> dict[str, str]:
-    given = {"uri": shop.uri, "database": shop.database, "collection": "orders", **more}
-    return {name: str(value) for name, value in given.items()}
-
-
 def identifiers(frame: DataFrame, op: str) -> list[int]:
     rows = frame.where(frame.op == op).select("documentKey").collect()
     return sorted(json.loads(row.documentKey)["_id"] for row in rows)
@@ -37,14 +32,13 @@ def test_batch_reads_of_documents_and_of_changes(spark: SparkSession, shop: Shop
     shop.insert(50)
 
     def read(**more: object) -> DataFrame:
-        return spark.read.format("mergerouter").options(**options(shop, **more)).load()
+        return spark.read.format("mergerouter").options(**shop.options("orders", **more)).load()
 
     snapshot = read(mode="snapshot", snapshotChunkRows=30)
     assert snapshot.rdd.getNumPartitions() >= 4
     assert identifiers(snapshot, "r") == list(range(150))
-    created = f"{shop.created.time},{shop.created.inc}"
     split = f"{between.time},{between.inc + 1}"
-    earlier = read(mode="changes", startAtOperationTime=created, endAtOperationTime=split)
+    earlier = read(mode="changes", endAtOperationTime=split, **shop.begin)
     assert identifiers(earlier, "c") == list(range(100))
     last = max(row.token for row in earlier.select("token").collect())
     later = read(mode="changes", startAfter=last)
@@ -73,7 +67,7 @@ def test_a_lost_history_is_replaced_by_a_snapshot_if_an_option_says_so(
     shop.insert(5)
     lost = HistoryLostError("history lost")
     monkeypatch.setattr(EventPlanner, "next_batch", Mock(side_effect=lost))
-    chosen = parse_options(options(shop, **given))
+    chosen = parse_options(shop.options("orders", **given))
     reader = MergerouterStreamReader(chosen, 0.0)
     start = Offset(AtTime(shop.created), chosen.scope).document
     try:

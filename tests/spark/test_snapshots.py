@@ -4,7 +4,6 @@ import itertools
 import json
 from dataclasses import replace
 from typing import Any
-from unittest.mock import MagicMock
 
 import bson
 import pytest
@@ -12,25 +11,27 @@ from bson import SON, Int64, ObjectId
 from bson.binary import Binary
 from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
-from pymongo.errors import AutoReconnect, OperationFailure
+from pymongo.errors import AutoReconnect
 
 from spark_sink.dataclass_json import to_document
-from spark_sink.errors import StreamError
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_options import SnapshotOptions
+from spark_sink.options.snapshot_options import (
+    SnapshotOptions,
+)
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot import reader as snapshot_reader
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.snapshot.plan import Chunk, SnapshotCollection, SnapshotPlan
+from spark_sink.snapshot.plan import Chunk, SnapshotPlan
 from spark_sink.snapshot.reader import ChunkRead, ChunkReader, DocumentEvents
 from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.router_client import RouterClient
-from tests.doubles.server_replies import ServerReplies
+from spark_sink.tables.ddl_events import ddl_event_of
 from tests.harness.clusters import RealCluster, TestCluster, on_real_servers
+from tests.spark.batches import batches
 from tests.spark.conftest import DEPLOYMENTS, Shop
 from tests.spark.tables import reshard
 
@@ -44,7 +45,7 @@ IDENTIFIERS = [
 
 
 def client(shop: Shop, **options: str) -> RouterClient:
-    return RouterClient(parse_options({"uri": shop.uri, "database": shop.database, **options}))
+    return RouterClient(parse_options(shop.options(**options)))
 
 
 def planner(router: RouterClient, shop: Shop, rows: int | None, *collections: str) -> ChunkPlanner:
@@ -110,7 +111,7 @@ def test_a_read_goes_on_in_the_order_of_all_types_where_one_has_failed(
         if name == "orders":  # read in no order, a chunk begins again
             monkeypatch.setattr(DocumentEvents, "run", run)
         [chunk] = all_chunks(router, shop, 1000, name)
-        found = [event["fullDocument"]["_id"] for event in read(router, chunk, MARK)]
+        found = [event["fullDocument"]["_id"] for event in read(router, chunk, Timestamp(100, 1))]
         assert sorted(map(repr, found)) == sorted(
             map(repr, bson.decode(bson.encode({"all": written}))["all"])
         )
@@ -264,65 +265,19 @@ def test_the_servers_filter_by_debeziums_lists(shop: Shop, lists, expected) -> N
     assert sorted(found) == expected
 
 
-MARK, LATER = Timestamp(100, 1), Timestamp(900, 1)
-CHUNK = Chunk(SnapshotCollection("db", "c"))
-
-
-def chunk_reader(documents: Any, clock: Any = lambda: 0.0) -> ChunkReader:
-    task = ChunkRead(CHUNK, MARK)
-    return ChunkReader(documents, task, lambda: LATER, clock=clock, sleep=lambda _: None)
-
-
-def identifiers(reader: ChunkReader) -> list[tuple[Timestamp, int]]:
-    events = [bson.decode(event) for run in reader.runs() for event in run.events]
-    return [(event["clusterTime"], event["documentKey"]["_id"]) for event in events]
-
-
-def test_outside_of_the_history_window_a_chunk_is_read_at_the_newest_time() -> None:
-    documents = ServerReplies([1, OperationFailure("too old", 239)], [1, 2, 3])
-    assert identifiers(chunk_reader(documents)) == [(MARK, 1), (LATER, 2), (LATER, 3)]
-    assert documents.asked[1] == {"level": "snapshot", "atClusterTime": LATER}
-
-
-def test_without_reads_at_a_time_the_time_is_taken_before_the_read() -> None:
-    documents = ServerReplies([OperationFailure("no", 72)], [1])
-    assert identifiers(chunk_reader(documents)) == [(LATER, 1)]
-    assert documents.asked[1] == {"level": "majority", "afterClusterTime": LATER}
-
-
-def test_no_document_is_older_than_the_snapshot_time() -> None:
-    moments = iter([Timestamp(99, 1), Timestamp(100, 0), MARK])
-    documents = ServerReplies([1])
-    reader = ChunkReader(
-        documents, ChunkRead(CHUNK, MARK), lambda: next(moments), sleep=lambda _: None
-    )
-    assert identifiers(reader) == [(MARK, 1)]
-    assert len(documents.asked) == 1
-
-
-def test_a_collection_that_is_renamed_as_its_read_begins_is_read() -> None:
-    documents = ServerReplies([], [1, 2], names=["c", "d"])
-    assert [number for _, number in identifiers(chunk_reader(documents))] == [1, 2]
-    assert identifiers(chunk_reader(ServerReplies([]))) == []
-
-
-def test_a_shard_key_within_the_id_is_read_with_the_id() -> None:
-    documents: Any = ServerReplies([])
-    documents.find = MagicMock(wraps=documents.find)
-    chunk = Chunk(SnapshotCollection("db", "c", key=("_id.a", "b")))
-    identifiers(ChunkReader(documents, ChunkRead(chunk, MARK, keys_only=True), lambda: LATER))
-    assert documents.find.call_args.args[1] == {"_id": 1, "b": 1}
-
-
-def test_a_chunk_fails_in_bounded_time_and_a_refusal_immediately() -> None:
-    moments = iter(range(0, 1000, 25))
-    documents = ServerReplies(*([AutoReconnect("away")] for _ in range(9)))
-    with pytest.raises(StreamError, match=r"^gave up after 60 s: a server with db\.c cannot"):
-        identifiers(chunk_reader(documents, lambda: next(moments)))
-    assert len(documents.asked) == 4
-    with pytest.raises(StreamError, match="privilege find"):
-        identifiers(chunk_reader(ServerReplies([OperationFailure("no", 13)])))
-    task = ChunkRead(CHUNK, MARK, {"$expr": {"$toInt": "$x"}})
-    failing: Any = ServerReplies([OperationFailure("no number", 241)])
-    with pytest.raises(StreamError, match=r"db\.c for a snapshot with a filter: correct the filt"):
-        identifiers(ChunkReader(failing, task, lambda: LATER))
+def test_a_snapshot_reads_the_collections_of_its_list_alone(shop: Shop) -> None:
+    database = shop.client[shop.database]
+    for name in ("large", "larger", "small"):
+        database[name].insert_one({"_id": 1})
+    listed = rf"{shop.database}\.large, {shop.database}\.sm.*"
+    options = {"snapshot.mode": "initial", "snapshot.include.collection.list": listed}
+    with batches(shop.options(**options)) as query:
+        query.until(lambda: "snapshotEnd" in query.kinds(), "the snapshot")
+        read = sorted(row["collection"] for row in query.rows if row["op"] == "r")
+        assert read == ["large", "small"]
+        end = ddl_event_of(query.ends[0])
+        assert end.result(shop.database, "small") is None
+        assert end.result(shop.database, "larger") == (shop.database, "larger")
+        database.larger.insert_one({"_id": 2})
+        query.until(lambda: "insert" in query.kinds(), "the event")
+        assert query.rows[-1]["collection"] == "larger"

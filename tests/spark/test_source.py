@@ -16,10 +16,7 @@ pytestmark = [pytest.mark.xdist_group("spark_queries"), pytest.mark.timeout(600)
 
 
 def stream(spark: SparkSession, shop: Shop, **options: object) -> DataFrame:
-    reader = spark.readStream.format("mergerouter").option("uri", shop.uri)
-    for name, value in options.items():
-        reader = reader.option(name, str(value))
-    return reader.load()
+    return spark.readStream.format("mergerouter").options(**shop.options(**options)).load()
 
 
 def rows_so_far(frame: DataFrame, name: str) -> list[Row]:
@@ -35,17 +32,15 @@ def test_rows_are_the_router_s_events(spark: SparkSession, shop: Shop) -> None:
     with shop.client.start_session() as session, session.start_transaction():
         shop.orders.delete_one({"_id": 1, "customer": 1}, session=session)
         shop.orders.insert_one({"_id": 1000, "customer": 9}, session=session)
-    start = {"startAtOperationTime": f"{shop.created.time},{shop.created.inc}"}
     frame = stream(
         spark,
         shop,
-        database=shop.database,
         collection="orders",
         fullDocument="updateLookup",
         ordering="total",
         maxEventsPerTrigger=40,
         eventsPerPartition=15,
-        **start,
+        **shop.begin,
     )
     rows = rows_so_far(frame.withColumn("partition", spark_partition_id()), "rows")
 
@@ -71,14 +66,8 @@ def test_a_pipeline_runs_on_the_shards_and_hidden_events_are_skipped(
     spark: SparkSession, shop: Shop
 ) -> None:
     shop.insert(50)
-    frame = stream(
-        spark,
-        shop,
-        database=shop.database,
-        pipeline='[{"$match": {"fullDocument.customer": {"$in": [4, 5]}}}]',
-        startAtOperationTime=f"{shop.created.time},{shop.created.inc}",
-        maxEventsPerTrigger=3,
-    )
+    pipeline = '[{"$match": {"fullDocument.customer": {"$in": [4, 5]}}}]'
+    frame = stream(spark, shop, pipeline=pipeline, maxEventsPerTrigger=3, **shop.begin)
     rows = rows_so_far(frame, "matched")
     assert [json.loads(row["fullDocument"])["_id"] % 10 for row in rows] == [4, 5] * 5
 
@@ -89,7 +78,7 @@ def test_a_stopped_query_leaves_no_cursors_on_the_router(spark: SparkSession, sh
         return int(metrics["cursor"]["open"]["total"])
 
     wait_for(lambda: open_cursors() == 0, "the cursors of other queries to end")
-    frame = stream(spark, shop, database=shop.database)
+    frame = stream(spark, shop)
     query = frame.writeStream.format("memory").queryName("stopped").start()
     query.processAllAvailable()
     assert open_cursors() == 1

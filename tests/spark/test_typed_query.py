@@ -28,16 +28,14 @@ def write(shop: Shop) -> None:
 
 
 def typed(shop: Shop, schema: str, **options: str) -> dict[str, str]:
-    given = {"uri": shop.uri, "database": shop.database, "collection": "items"}
-    return {**given, "documents": "typed", "documentSchema": schema, **options}
+    return shop.options("items", documents="typed", documentSchema=schema, **options)
 
 
 def test_a_stream_has_structs_and_counts_what_does_not_fit(
     spark: SparkSession, shop: Shop, capfd: pytest.CaptureFixture[str]
 ) -> None:
     write(shop)
-    start = f"{shop.created.time},{shop.created.inc}"
-    options = typed(shop, SCHEMA, startAtOperationTime=start)
+    options = typed(shop, SCHEMA, **shop.begin)
     options["uri"] += "?appName=s3cret"
     frame = spark.readStream.format("mergerouter").options(**options).load()
     kind = frame.schema["fullDocument"].dataType
@@ -72,8 +70,8 @@ def test_a_stream_has_structs_and_counts_what_does_not_fit(
 
 def test_rows_of_json_are_parsed_later(spark: SparkSession, shop: Shop) -> None:
     write(shop)
-    options = {"uri": shop.uri, "database": shop.database, "collection": "items"}
-    rows = spark.read.format("mergerouter").options(**options, mode="snapshot").load()
+    options = shop.options("items", mode="snapshot")
+    rows = spark.read.format("mergerouter").options(**options).load()
     parsed = parse_documents(rows, SCHEMA)
     found = {row.fullDocument._id: row for row in parsed.collect()}
     stored = {json.loads(row.fullDocument)["_id"]: row for row in rows.collect()}
@@ -92,8 +90,7 @@ def test_rows_of_json_are_parsed_later(spark: SparkSession, shop: Shop) -> None:
 
 def test_a_schema_is_inferred_from_a_collection(spark: SparkSession, shop: Shop) -> None:
     write(shop)
-    options = {"uri": shop.uri, "database": shop.database, "collection": "items"}
-    schema = infer_schema(**options)
+    schema = infer_schema(**shop.options("items"))
     assert {field.name: field.dataType.simpleString() for field in schema} == {
         "_id": "bigint",
         "total": schema["total"].dataType.simpleString(),
@@ -105,6 +102,6 @@ def test_a_schema_is_inferred_from_a_collection(spark: SparkSession, shop: Shop)
     rows = frame.load().select("_rescued").collect()
     assert sum(row._rescued is None for row in rows) == 2  # of two types of total, one does not fit
     with pytest.raises(OptionError, match="give 'database' and 'collection'"):
-        infer_schema(uri=shop.uri, database=shop.database)
+        infer_schema(**shop.options())
     with pytest.raises(OptionError, match=r"has no documents"):
-        infer_schema(**{**options, "collection": "nothing"})
+        infer_schema(**shop.options("nothing"))

@@ -34,8 +34,8 @@ class QuickJob:
         *,
         repair: bool = True,
     ) -> None:
-        options = {"uri": shop.uri, "database": shop.database, "snapshotMode": "initial"}
-        options |= {"idleAdvanceSeconds": "1", "signalFolder": folder.signals}
+        advance = {"idleAdvanceSeconds": "1", "signalFolder": folder.signals}
+        options = shop.options(snapshotMode="initial", **advance)
         folder.begin(JobRecord((shop.database,)))
         # An interrupted round would go on behind the rows that are damaged now.
         Path(folder.address, "round.json").unlink(missing_ok=True)

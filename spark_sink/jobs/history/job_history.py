@@ -31,7 +31,8 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import COMMIT_SECONDS
 from spark_sink.tables.parquet_parts import BATCH, RowFilter
-from spark_sink.tables.table_rows import require_whole, scan
+from spark_sink.tables.restores import require_not_restored
+from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import commit_path, states_in
 
@@ -56,7 +57,7 @@ class PastBatch:
 
         A row that a snapshot has read is newer than its batch until the stream passes its time.
         """
-        if self.end.snapshots.requests or self.end.snapshots.reading or self.end.sought:
+        if self.end.snapshots.requests or self.end.snapshots.batch.reading or self.end.sought:
             return False
         state = self.state
         marks = [mark for mark in (state.complete_from, *state.complete_in.values()) if mark]
@@ -81,7 +82,7 @@ class JobHistory:
         self.logs = {name: log for name, log in logs.items() if log.exists}
         self._whole = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
         for log in self.logs.values():
-            require_whole(log)
+            require_not_restored(log)
         self._require_reached()
 
     def whole_cut(self) -> Timestamp:

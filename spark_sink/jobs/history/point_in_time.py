@@ -31,13 +31,15 @@ from spark_sink.source.offsets import Offset
 from spark_sink.tables.applied_changes import AppliedChanges
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import TableScope, unread_after
-from spark_sink.tables.delta_log import DeletedVersionError, DeltaLog
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan
+from spark_sink.tables.restores import require_not_restored
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import read_rows, require_whole, scan, scans_of
+from spark_sink.tables.table_rows import read_rows, scan, scans_of
 from spark_sink.tables.table_state import Batch
+from spark_sink.tables.table_version import DeletedVersionError
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def bronze_at(
     """
     log, cut = DeltaLog(folder.table(BRONZE)), None
     chosen: RowFilter = ()
-    require_whole(log, BRONZE)
+    require_not_restored(log, BRONZE)
     batch = log.batch()
     if time is None:
         scope = scope_at(folder.record(), Offset.of(batch.offset, in_table=True))

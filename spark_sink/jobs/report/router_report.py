@@ -17,7 +17,7 @@ from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.report.progress import BatchProgress
 from spark_sink.options.stream_options import parse_options
 from spark_sink.stream.retries import is_transient
-from spark_sink.stream.router_client import RouterClient
+from spark_sink.stream.router_client import addresses_of, mongo_client
 
 _COMMAND = "mergerouterReportJob"
 # Seconds between two reports, and how long one may take: the job waits for it.
@@ -36,8 +36,9 @@ class RouterReport:
     """Reports a job's progress. As a context manager it also reports the end of the job, or the
     exception that ends it.
 
-    The job continues if a report fails. It prints a line when the router does not answer, and when
-    it answers again. A server that refuses reports, as a mongos does, gets a ping instead.
+    The job continues if a report fails. While the job runs, a line is printed when the router does
+    not answer, and when it answers again. A server that refuses reports, as a mongos does, gets a
+    ping instead.
 
     Args:
         folder: the job's folder, by which the page names it.
@@ -55,8 +56,7 @@ class RouterReport:
         scope = parsed.scope
         self._database = scope.database or "admin"
         self._target: str | int = scope.collections[0] if len(scope.collections) == 1 else 1
-        self._client = RouterClient(parsed)
-        self._address = "{}:{}".format(*self._client.address)
+        self._client = mongo_client(parsed.uri, parsed.retry_policy.selection_timeout)
         self._report: dict[str, Any] = {"job": _without_password(folder)}
         self._clock = clock
         self._began = clock()
@@ -89,30 +89,34 @@ class RouterReport:
 
     def turn(self) -> None:
         """Report what is due; call it about every second."""
-        if self._clock() >= self._next:
-            self._send()
+        if self._clock() < self._next:
+            return
+        error = self._send()
+        if error is not None:
+            self._silent(error)
+            return
+        if self._silent_since == math.inf:
+            say("the router answers again")
+        self._silent_since = None
 
     def failed(self, cause: str) -> None:
         """Report why the job fails."""
         self._report["error"] = cause
         self._send()
 
-    def _send(self, *, ended: bool = False) -> None:
+    def _send(self, *, ended: bool = False) -> PyMongoError | None:
+        """Report; return the error of a router that does not answer."""
         self._next = self._clock() + _INTERVAL
         self._report |= {"rate": self._rate(), "ended": ended}
         given = (self._target, self._report) if self._command == _COMMAND else (1, {})
         try:
             with pymongo.timeout(_TIMEOUT):
-                self._client.mongo[self._database].command(self._command, given[0], **given[1])
+                self._client[self._database].command(self._command, given[0], **given[1])
         except PyMongoError as error:
-            if isinstance(error, OperationFailure) and not (is_transient(error) or error.timeout):
-                self._command = "ping"
-            else:
-                self._silent(error)
-            return
-        if self._silent_since == math.inf:
-            say("the router answers again")
-        self._silent_since = None
+            if not isinstance(error, OperationFailure) or is_transient(error) or error.timeout:
+                return error
+            self._command = "ping"
+        return None
 
     def _silent(self, error: PyMongoError) -> None:
         """Print once that the router has not answered for some time."""
@@ -122,8 +126,9 @@ class RouterReport:
         if seconds >= _SILENCE:
             self._silent_since = math.inf
             say(
-                f"{self._address} has not answered for {seconds:.0f} s ({type(error).__name__}): "
-                "check that the router runs there. The job waits, and continues when it answers"
+                f"{addresses_of(self._client)} has not answered for {seconds:.0f} s "
+                f"({type(error).__name__}): check that the router runs there. The job waits, and "
+                "continues when it answers"
             )
 
     def _rate(self) -> float:

@@ -28,7 +28,7 @@ _AWAIT_SECONDS = 0.5
 
 
 def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
-    """Return the state of a job, as a document for json.dumps.
+    """Return the progress of a job, as a document for json.dumps.
 
     With a `uri` the router gives the newest cluster time, for the lag. Raises OptionError if there
     is no job, and StreamError if the router cannot be reached.
@@ -55,7 +55,7 @@ def status_of(folder: JobFolder, uri: str | None = None) -> dict[str, Any]:
         return status
     offset = last.end
     status["requestedSnapshots"] = _requested(offset.snapshots)
-    ended = offset.snapshots.ending
+    ended = offset.snapshots.batch.ending
     plan = offset.snapshots.initial_plan or (
         ended.plan if ended is not None and ended.kind == "initial" else None
     )
@@ -116,20 +116,23 @@ def verified_line(verified: Mapping[str, Any]) -> str:
 def _planned(progress: dict[str, Any]) -> str:
     """Return how far a snapshot is, as text."""
     rows = f" with about {progress['rowsPlanned']:,} rows" if progress["rowsPlanned"] else ""
+    if progress.get("aborted"):
+        return "aborted, as the table of notifications says; the next start tries it again"
     stage = "paused" if progress.get("paused") else f"{progress['chunksPlanned']} chunks{rows}"
     return f"{stage}; {progress['collectionsPlanned']} of {progress['collections']} collections"
 
 
-def _requested(signals: SnapshotQueue) -> list[dict[str, Any]]:
-    """Return the snapshots that signals requested and that have not ended."""
+def _requested(queue: SnapshotQueue) -> list[dict[str, Any]]:
+    """Return the snapshots that signals or the job itself requested and that have not ended."""
     return [
         {
             "id": request.id,
             "type": request.kind,
-            "paused": signals.paused and not request.blocks_stream,
+            "paused": queue.paused and not request.blocks_stream,
+            "aborted": request.aborted,
             **_counts(Progress() if request.plan is None else request.plan.progress),
         }
-        for request in signals.requests
+        for request in queue.requests
         if request.kind != "initial"
     ]
 

@@ -121,7 +121,9 @@ class _Tables:
                     moment = cut.as_datetime().isoformat(timespec="seconds")
                     text = f"{moment} ({cut.time},{cut.inc})"
                 yield f"{name} has reached {text}"
-            elif name == CURRENT and (lacks := self._states[name].unread_or_lost):
+            elif name == CURRENT and (
+                lacks := {**end.snapshots.lost, **self._states[name].unread_or_lost}
+            ):
                 yield f"{name} must read {unread_names(lacks)} again"
         written = [state.batch.written for state in self._states.values()]
         for name, number in (pair for by_name in written for pair in by_name.items()):

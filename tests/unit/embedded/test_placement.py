@@ -37,6 +37,10 @@ async def cluster() -> AsyncIterator[EmbeddedCluster]:
         yield started
 
 
+async def shard_orders(cluster: EmbeddedCluster, key: str) -> None:
+    await run(cluster, {"shardCollection": "shop.orders", "key": {key: 1}}, "admin")
+
+
 @pytest.mark.parametrize("command", AFTER_MOVE, ids=lambda command: next(iter(command)))
 async def test_a_command_that_waits_for_move_primary_finds_the_document(
     cluster: EmbeddedCluster, command: dict[str, Any]
@@ -59,7 +63,7 @@ async def test_a_command_that_waits_for_move_primary_finds_the_document(
 async def test_a_document_that_is_gone_when_its_key_changes_is_not_moved(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+    await shard_orders(cluster, "region")
     await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
     shard = cluster.shard("shard0")
     execute = shard.execute
@@ -82,7 +86,7 @@ async def test_a_document_that_is_gone_when_its_key_changes_is_not_moved(
 async def test_an_update_of_a_shard_key_moves_a_document_unless_its_id_is_there(
     cluster: EmbeddedCluster, id_: int, codes: list[int | None]
 ) -> None:
-    await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+    await shard_orders(cluster, "region")
     await run(cluster, {"split": "shop.orders", "middle": {"region": "m"}}, "admin")
     move = {"moveChunk": "shop.orders", "find": {"region": "z"}, "to": "shard1"}
     await run(cluster, move, "admin")
@@ -100,7 +104,7 @@ async def test_an_update_of_a_shard_key_moves_a_document_unless_its_id_is_there(
 async def test_a_migration_fails_if_the_donor_keeps_documents(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+    await shard_orders(cluster, "region")
     await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
     donor = cluster.shard("shard0")
     execute = donor.execute
@@ -133,7 +137,7 @@ async def test_a_migration_that_fails_half_way_leaves_no_copies(
     calls_before: int,
 ) -> None:
     if "moveChunk" in command:
-        await run(cluster, {"shardCollection": "shop.orders", "key": {"_id": 1}}, "admin")
+        await shard_orders(cluster, "_id")
     await run(cluster, {"insert": "orders", "documents": MANY})
     index = {"key": {"v": 1}, "name": "v_1"}
     await run(cluster, {"createIndexes": "orders", "indexes": [index]})
@@ -162,7 +166,7 @@ async def test_a_migration_that_fails_half_way_leaves_no_copies(
 async def test_a_chunk_that_follows_its_database_keeps_its_shard_key(
     cluster: EmbeddedCluster,
 ) -> None:
-    await run(cluster, {"shardCollection": "shop.orders", "key": {"region": 1}}, "admin")
+    await shard_orders(cluster, "region")
     await run(cluster, {"movePrimary": "shop", "to": "shard1"}, "admin")
     move = {"moveChunk": "shop.orders", "find": {"region": "a"}, "to": "shard1"}
     await run(cluster, move, "admin")
@@ -175,7 +179,7 @@ async def test_a_chunk_that_follows_its_database_keeps_its_shard_key(
 async def test_a_defect_of_one_shard_does_not_end_a_write_on_another(
     cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    await run(cluster, {"shardCollection": "shop.orders", "key": {"_id": 1}}, "admin")
+    await shard_orders(cluster, "_id")
     await run(cluster, {"split": "shop.orders", "middle": {"_id": 0}}, "admin")
     move = {"moveChunk": "shop.orders", "find": {"_id": -1}, "to": "shard1"}
     await run(cluster, move, "admin")
@@ -194,7 +198,7 @@ async def test_a_defect_of_one_shard_does_not_end_a_write_on_another(
 
 
 async def test_a_shard_that_leaves_gets_no_chunk(cluster: EmbeddedCluster) -> None:
-    await run(cluster, {"shardCollection": "shop.orders", "key": {"_id": 1}}, "admin")
+    await shard_orders(cluster, "_id")
     transaction = {"lsid": LSID, "txnNumber": Int64(1), "autocommit": False}
     await run(cluster, {"find": "orders", "startTransaction": True, **transaction})
     remove = {"removeShard": "shard1"}

@@ -35,16 +35,15 @@ def test_events_wait_for_every_watermark_and_the_slowest_shard_is_named():
     assert not stream.ready
     assert stream.merger.slowest_remote == B
     assert stream.laggards() == {B: Timestamp(14, 1)}
-    assert stream.awaits_watermarks
-    assert stream.is_needed(B)
-    assert not stream.is_needed(A)
+    assert stream.is_laggard(B)
+    assert not stream.is_laggard(A)
     arrive(stream, B, upto=13)
     assert stream.ready
     assert not stream.laggards()
     taken = stream.take(None)
     assert times(taken.events) == [12]
     assert taken.pbrt == hwm(13)
-    assert stream.awaits_watermarks
+    assert stream.laggards() == {B: Timestamp(14, 1)}
 
 
 def test_an_error_follows_ready_events_and_has_mongos_s_label():

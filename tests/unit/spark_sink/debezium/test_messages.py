@@ -1,5 +1,6 @@
 """Rows as Debezium's messages; tests/debezium compares them with Debezium's own."""
 
+import re
 import struct
 from datetime import UTC, datetime
 from random import Random
@@ -8,16 +9,16 @@ from typing import Any
 import bson
 import pyarrow as pa
 import pytest
-from bson import Binary, Int64, ObjectId
+from bson import Binary, Int64, ObjectId, encode
 from bson.raw_bson import RawBSONDocument
 from bson.timestamp import Timestamp
 
 from spark_sink.debezium import to_debezium
 from spark_sink.debezium.connect_values import quoted
-from spark_sink.debezium.message_batches import Messages, WithTransactions
+from spark_sink.debezium.message_batches import Messages, WithTransactions, table_options
 from spark_sink.debezium.messages import MessageMaker
 from spark_sink.debezium.options import MessageOptions, sanitized
-from spark_sink.errors import OptionError
+from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.heartbeats import heartbeat
 from spark_sink.rows.arrow_types import rows_in
 from spark_sink.rows.layouts import Values
@@ -300,3 +301,64 @@ def _event(chance: Random, document: RawBSONDocument) -> bytes:
         disambiguated = chance.choice(({}, {"disambiguatedPaths": {"a.0": ["a", "0"]}}))
         fields["updateDescription"] = changed | disambiguated
     return event(kind, values.identifier(chance, chance.randrange(99)), **fields)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "prefix must not be empty"),
+        ({"prefix": "p", "tombstone": "true"}, "did you mean 'tombstones'"),
+        ({"prefix": "p", "tombstones": "no"}, "of the messages: must be true or false, not 'no'"),
+        ({"prefix": "p", "transactions": "true"}, "leave it out; the table has each event's token"),
+        ({"prefix": "p", "schema_registry_url": "http://a"}, "Avro is for Kafka"),
+        ({"prefix": "p", "unwrap": "{"}, "option 'unwrap' of the messages is not JSON"),
+        ({"prefix": "p", "unwrap": "1"}, "option 'unwrap' of the messages: must be an object"),
+    ],
+)
+def test_options_of_messages_are_validated(given: dict[str, str], message: str) -> None:
+    with pytest.raises(OptionError, match=re.escape(message)):
+        table_options(given)
+
+
+def test_options_of_messages_have_names_in_any_case_and_values_of_their_types() -> None:
+    options = table_options({"Prefix": "true", "Tombstones": "False", "heartbeat_topic": "false"})
+    assert (options.prefix, options.tombstones, options.topic_of_heartbeats) == (
+        "true",
+        False,
+        "false",
+    )
+
+
+EVENT = {
+    "_id": {"_data": "82"}, "operationType": "insert", "clusterTime": Timestamp(1, 1),
+    "ns": {"db": "shop", "coll": "orders"}, "documentKey": {"_id": 1},
+    "fullDocument": {"_id": 1, "text": "damaged"},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("event", "remedy"),
+    [
+        (
+            encode(EVENT).replace(b"\x02text", b"\x20text"),  # no type of BSON
+            "remove documents=raw and set errors.tolerance=all",
+        ),
+        (
+            encode({name: each for name, each in EVENT.items() if name != "documentKey"}),
+            "let the option pipeline keep all fields but those of documents (b'documentKey')",
+        ),
+    ],
+    ids=["damaged", "without its key"],
+)
+def test_an_event_that_is_no_message_stops_job_and_query_with_the_remedy(
+    event: bytes, remedy: str
+) -> None:
+    columns = {
+        "token": pa.array(["82"]), "operationType": pa.array(["insert"]), "op": pa.array(["c"]),
+        "clusterTime": pa.array([0], pa.timestamp("us", "UTC")), "event": pa.array([event]),
+    }  # fmt: skip
+    rows = pa.RecordBatch.from_pydict(columns)
+    messages = Messages(table_options({"prefix": "p"}))
+    for made in (messages.of_rows(rows), messages([rows])):  # of a job, and of a query
+        with pytest.raises(StreamError, match=re.escape(remedy)):
+            list(made)

@@ -16,7 +16,7 @@ from spark_sink.events.runs import Run
 from spark_sink.events.slices import fields_of
 from spark_sink.events.update_descriptions import described
 from spark_sink.tables.ddl_events import DdlEvent
-from spark_sink.tables.prepared_rows import PreparedRows
+from spark_sink.tables.keyed_rows import KeyedRows
 from tests.spark.field_names import changed_by_chance, document_by_chance, doubled
 
 
@@ -179,7 +179,7 @@ END = DdlEvent("50", "snapshotEnd")
 def test_rows_from_before_a_ddl_event_follow_it(token, collection, ddl_events, place):
     row = {"database": "db", "collection": collection, "key": "1", "token": token}
     batch = pa.RecordBatch.from_pylist([{**row, "documentKey": None, "document": b""}])
-    [rows] = PreparedRows((), ddl_events).table_rows([batch])
+    [rows] = KeyedRows((), ddl_events).table_rows([batch])
     found = [(each["token"], (each["database"], each["collection"])) for each in rows.to_pylist()]
     assert found == ([] if place is None else [(token, place)])
 
@@ -198,5 +198,5 @@ def test_a_row_is_compared_only_with_the_ddl_events_of_its_collection(monkeypatc
     order = ["database", "collection", "key", "token", "documentKey", "document"]
     given = [{**row, "collection": name} for name in ("a", "c1500")]
     batch = pa.RecordBatch.from_pylist(given).select(order)
-    [rows] = PreparedRows((), drops).table_rows([batch])
+    [rows] = KeyedRows((), drops).table_rows([batch])
     assert (rows["collection"].to_pylist(), compared) == (["a"], [drops[500]])

@@ -20,7 +20,7 @@ from spark_sink.jobs.history.recovery import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
 from spark_sink.jobs.report.progress import printed_progress
-from spark_sink.tables import delta_log, table_rows
+from spark_sink.tables import table_rows, table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.table_state import Batch
@@ -152,7 +152,7 @@ def test_how_far_long_work_is_is_told_from_within(
     script, folder = Script(1, size=1), JobFolder(str(tmp_path / "job"))
     follow(folder.address, tmp_path / "checkpoint", script)
     for module, limit in (
-        (delta_log, "_PATHS_LOOKED_UP"),
+        (table_version, "_PATHS_LOOKED_UP"),
         (compaction, "_PORTION_FILES"),
         (table_rows, "_SCAN_BYTES"),
     ):

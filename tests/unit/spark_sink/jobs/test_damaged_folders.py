@@ -12,7 +12,7 @@ from deltalake import DeltaTable
 from spark_sink.errors import SourceError, StreamError
 from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.job_folder import JobFolder
-from spark_sink.tables import current_table
+from spark_sink.tables import current_table, table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.verification.verify_job import verify_job
 from tests.doubles.scripted_job import (
@@ -166,7 +166,8 @@ def test_a_slow_reader_beside_a_vacuum_has_its_version_or_an_error(
         assert reader.to_pyarrow_table().num_rows == len(before)
         found = DeltaLog(str(table)).at(reader.version(), state)
         assert found.count() == len(before)
-        monkeypatch.setattr(DeltaLog, "_existing", Mock(side_effect=OSError("503 Slow Down")))
+        slow_down = Mock(side_effect=OSError("503 Slow Down"))
+        monkeypatch.setattr(table_version, "existing_files", slow_down)
         with pytest.raises(StreamError, match="correct the path or the access"):
             DeltaLog(str(table)).at(reader.version(), state)
         return

@@ -141,7 +141,7 @@ def test_ten_thousand_collections_take_a_few_bytes_and_kills_lose_none(tmp_path:
             assert job.commit(folder, number, start, end) == state
         assert bool(token_in(state.unread, "shop", job.names[-1])) == bool(end.gained)
         start, number = end, number + 1
-        if end.snapshots.reading is None:  # a batch with files has a line for each of them
+        if end.snapshots.batch.reading is None:  # a batch with files has a line for each of them
             sizes.append((folder / commit_path(number - 1)).stat().st_size)
     assert number > 5
     assert max(sizes) < 4096

@@ -13,13 +13,13 @@ import yaml
 from typer.testing import CliRunner
 
 import spark_sink
-from spark_sink import job as running
+from spark_sink import running
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
-from spark_sink.job import Job
 from spark_sink.jobs.job_settings import load_job_settings
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.options.stream_options import parse_options
+from spark_sink.running import Job
 from tests.harness.until import wait_for
 
 LAKE: dict[str, Any] = {

@@ -13,7 +13,7 @@ from spark_sink.jobs.job_query import job_options
 from spark_sink.jobs.job_source import JobStreamReader
 from spark_sink.jobs.task_writer import TaskTables
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.snapshot_queue import SnapshotQueue
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue
 from spark_sink.source.offsets import Offset
 from spark_sink.source.task_rows import SourceEvent
 
@@ -50,7 +50,7 @@ def test_a_batch_without_events_has_its_other_rows() -> None:
     [
         replace(AT, events=5001),
         replace(AT, events=None),
-        replace(AT, events=0, snapshots=SnapshotQueue(reading=END.time)),
+        replace(AT, events=0, snapshots=SnapshotQueue(batch=BatchPart(END.time))),
     ],
     ids=["many events", "of an unknown size", "a part of a snapshot"],
 )

@@ -27,7 +27,7 @@ from spark_sink.jobs.report.progress import (
     WrittenBatch,
     batch_progress,
 )
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import Mark, Progress, SnapshotPlan
 from spark_sink.source.offsets import Offset
 from tests.doubles.query_progress import THROUGH, offset_at, progress
@@ -208,7 +208,7 @@ def test_a_snapshot_s_progress_is_told_until_it_has_ended() -> None:
         requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME, progress=done)),)
     )
     running = batch_progress(progress(0, snapshots=to_document(signals)), THROUGH)
-    at_end = to_document(SnapshotQueue(ending=signals.requests[0]))
+    at_end = to_document(SnapshotQueue(batch=BatchPart(ending=signals.requests[0])))
     ended = batch_progress(progress(1, snapshots=at_end), THROUGH)
     assert str(running).endswith("snapshot: 1 of 3 collections, 12 chunks")
     assert "snapshot" not in str(ended)

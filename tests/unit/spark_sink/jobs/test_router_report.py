@@ -5,6 +5,7 @@ import socket
 import time
 from contextlib import suppress
 from datetime import UTC, datetime
+from unittest.mock import Mock
 
 import pytest
 from bson import Timestamp
@@ -126,6 +127,21 @@ def test_a_silence_is_told_and_a_refusal_ends_the_reports(
         assert told[1:] == ["the router answers again"]
     else:
         assert told == []
+
+
+@pytest.mark.parametrize("failure", [None, RuntimeError("disk is gone")])
+def test_a_job_that_has_ended_does_not_say_that_it_waits(
+    failure: Exception | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(Database, "command", Mock(side_effect=AutoReconnect("connection closed")))
+    clock = Clock()
+    with suppress(RuntimeError), reporting(1, clock) as report:
+        report.add(batch(1, 1))
+        report.turn()
+        clock.seconds += 20
+        if failure is not None:
+            raise failure
+    assert capsys.readouterr().err == ""
 
 
 def test_a_router_that_does_not_answer_delays_a_job_little() -> None:

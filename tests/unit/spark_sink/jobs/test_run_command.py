@@ -16,7 +16,7 @@ from pyspark.errors import PySparkException, StreamingQueryException
 from typer.testing import CliRunner, Result
 
 import spark_sink.cli as command
-import spark_sink.job as running
+from spark_sink import running
 from spark_sink.errors import OptionError, SourceError
 from spark_sink.jobs import orderly_stop, router_beside
 from spark_sink.jobs.failures import cause_of

@@ -19,6 +19,7 @@ from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 from spark_sink.signals.signal import digest
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.selections import MissingDocuments
 from spark_sink.snapshot.unread import CollectionTokens
 from spark_sink.source.offsets import Offset
 from spark_sink.tables.current_table import CurrentTable, Upsert
@@ -30,6 +31,9 @@ from tests.doubles.scripted_job import Script, follow
 
 NONE = "mongodb://none"
 TIME = Timestamp(5, 1)
+ABORTED = SnapshotRequest(
+    "again-4-1", "incremental", MissingDocuments((), {"shop.items": ("1",)}), aborted=True
+)
 IN_SNAPSHOT = SnapshotQueue(requests=(SnapshotRequest.initial(TIME, SnapshotPlan(TIME)),))
 
 
@@ -92,6 +96,11 @@ def test_all_tables_must_have_the_events(folder: JobFolder, script: Script, lost
     [
         ({"snapshots": IN_SNAPSHOT}, {}, "current has a snapshot in progress"),
         ({}, {("shop", "items"): "82"}, "current must read shop.items again"),
+        (
+            {"snapshots": SnapshotQueue(requests=(ABORTED,))},
+            {},
+            "current must read shop.items again",
+        ),
         ({}, {}, ""),
     ],
 )

@@ -11,9 +11,15 @@ from bson.timestamp import Timestamp
 
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.positions import AtTime, FromNow, Token, position_document, position_from
+from spark_sink.events.positions import (
+    AtTime,
+    FromNow,
+    Token,
+    position_document,
+    position_from,
+)
 from spark_sink.options.java_patterns import compiled, translation
-from spark_sink.options.scope import Scope
+from spark_sink.options.scope import Scope, namespace_options
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.selections import CollectionPatterns
@@ -380,3 +386,15 @@ def test_what_has_no_counterpart_is_refused_by_its_name(pattern: str, named: str
 
 def test_the_translation_is_of_pcre_too() -> None:
     assert translation(r"(?<a>\Qx.\E)\p{Lower}\u00e9") == r"(?:x\.)[a-z]é"
+
+
+def test_namespaces_become_options() -> None:
+    assert namespace_options([]) == {}
+    assert namespace_options(["shop"]) == {"database": "shop"}
+    assert namespace_options(["shop.a", "shop.b.c"]) == {"database": "shop", "collection": "a,b.c"}
+    assert namespace_options(["shop.a", "crm.b"]) == {
+        "collection.include.list": "shop.a,crm.b",
+        "filters.match.mode": "literal",
+    }
+    with pytest.raises(OptionError):
+        namespace_options(["shop", "crm.b"])

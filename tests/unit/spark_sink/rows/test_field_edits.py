@@ -89,30 +89,39 @@ DESCRIPTION = {
 }
 
 
-def test_descriptions_of_updates_lose_a_field() -> None:
-    exclude = "shop.orders.card.owner.name,shop.orders.items.price"
-    assert edited({"updateDescription": DESCRIPTION}, exclude=exclude)["updateDescription"] == {
-        "updatedFields": {"card.owner": {"n": 1}, "items.1": {"sku": "y"}, "cards": 1},
-        "removedFields": ["other"],
-        "truncatedArrays": [],
-        "disambiguatedPaths": {},
-    }
-
-
-def test_descriptions_of_updates_have_a_fields_new_name() -> None:
-    renames = "shop.orders.card.owner.name:title,shop.orders.items.price:cost"
-    assert edited({"updateDescription": DESCRIPTION}, renames=renames)["updateDescription"] == {
-        "updatedFields": {
-            "card.owner": {"title": "b", "n": 1},
-            "card.owner.title": "c",
-            "items.0.cost": 3,
-            "items.1": {"cost": 4, "sku": "y"},
-            "cards": 1,
-        },
-        "removedFields": ["card.owner.title", "items.2.cost", "other"],
-        "truncatedArrays": [{"field": "card.owner.title", "newSize": 2}],
-        "disambiguatedPaths": {"items.0.cost": ["items", 0, "cost"]},
-    }
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (
+            {"exclude": "shop.orders.card.owner.name,shop.orders.items.price"},
+            {
+                "updatedFields": {"card.owner": {"n": 1}, "items.1": {"sku": "y"}, "cards": 1},
+                "removedFields": ["other"],
+                "truncatedArrays": [],
+                "disambiguatedPaths": {},
+            },
+        ),
+        (
+            {"renames": "shop.orders.card.owner.name:title,shop.orders.items.price:cost"},
+            {
+                "updatedFields": {
+                    "card.owner": {"title": "b", "n": 1},
+                    "card.owner.title": "c",
+                    "items.0.cost": 3,
+                    "items.1": {"cost": 4, "sku": "y"},
+                    "cards": 1,
+                },
+                "removedFields": ["card.owner.title", "items.2.cost", "other"],
+                "truncatedArrays": [{"field": "card.owner.title", "newSize": 2}],
+                "disambiguatedPaths": {"items.0.cost": ["items", 0, "cost"]},
+            },
+        ),
+    ],
+    ids=["without a field", "with its new name"],
+)
+def test_descriptions_of_updates(options: dict[str, str], expected: dict[str, Any]) -> None:
+    found = edited({"updateDescription": DESCRIPTION}, **options)["updateDescription"]
+    assert found == expected
 
 
 @pytest.mark.parametrize(

@@ -135,13 +135,13 @@ class Query:
             if isinstance(task, SnapshotTask) and signals.running is not None:
                 read = self.read.setdefault(signals.running.id, set())
                 read.update(*(documents_in(part.chunk) for part in task.reads))
-            elif isinstance(task, SourceEvent) and signals.ending is not None:
+            elif isinstance(task, SourceEvent) and signals.batch.ending is not None:
                 self.check(bson.decode(task.event), end)
         self.planner.committed(end)
 
     def check(self, event: dict[str, Any], end: Offset) -> None:
         """Check that an end of a snapshot claims no document that was not read."""
-        ending, scope = end.snapshots.ending, end.scope
+        ending, scope = end.snapshots.batch.ending, end.scope
         if event["operationType"] != "snapshotEnd" or ending is None or scope is None:
             return
         claimed = {name for name in NAMES if scope.accepts("shop", name)}

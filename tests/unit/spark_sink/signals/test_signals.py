@@ -72,7 +72,6 @@ def test_a_signal_has_debeziums_format() -> None:
         (signal("stop-snapshot", type="blocking"), "only incremental"),
         ({"type": "pause-snapshot", "data": 5}, "data must be a document"),
         ({"type": "log"}, "data.message must be a text"),
-        ({"type": "log", "data": '{"message": "\\ud800"}'}, "data is not JSON"),
         *(
             (
                 signal(
@@ -84,9 +83,6 @@ def test_a_signal_has_debeziums_format() -> None:
             for condition, message in [
                 ("color='blue'", "filter is not JSON"),
                 ('{"n": {"$numberDecimal": "five"}}', "filter is not JSON"),
-                ('{"n": 99999999999999999999}', "filter is not JSON"),
-                ('{"n\\u0000": 1}', "filter is not JSON"),
-                ({"n": {"$oid": "5"}}, "filter is not JSON"),
                 ('{"a":' * 600 + "1" + "}" * 600, "more than 100 levels"),
                 ({"$or": [{"x": 1}, {"$where": "sleep(1)"}]}, "runs code"),
             ]
@@ -159,15 +155,18 @@ class Query:
             LostDocument("a", name, f'{{"$numberInt": "{n}"}}', high_water_mark(Timestamp(time, 1)))
             for name, n, time in lost
         ]
-        queue = self.snapshots.require(self.queue.without_batch(), lacking, documents, is_first)
+        queue = self.queue.without_batch()
+        if is_first:
+            queue = self.snapshots.restarted(queue)
+        queue = self.snapshots.require(queue, lacking, documents)
         queue = self.snapshots.process(queue, received)
         self.time += 1
         queue = self.snapshots.advance(queue, Timestamp(self.time, 1))
-        self.notified += [(each["id"], each["type"]) for each in queue.notifications]
+        self.notified += [(each["id"], each["type"]) for each in queue.batch.notifications]
         offset = Offset(AtTime(MARK), snapshots=queue)
         assert Offset.of(json.loads(json.dumps(offset.document))) == offset
         self.queue = queue
-        if queue.reading is None:
+        if queue.batch.reading is None:
             return []
         request = queue.running
         assert request is not None
@@ -182,7 +181,7 @@ class Query:
 
     def ended(self) -> list[tuple[str, str]]:
         """Return the collections that a snapshot has read as a whole, which ends with the batch."""
-        ended = self.queue.ending
+        ended = self.queue.batch.ending
         assert ended is not None
         return sorted({*ended.selection.unread, *self.planner.names(ended.selection)})
 
@@ -199,15 +198,15 @@ def test_an_incremental_snapshot_goes_through_its_collections() -> None:
     assert query.batch() == []
     assert query.batch(s=signal(data_collections=["A[.]\\p{Lower}+"])) == ["a.x", "a.x"]
     assert not query.queue.blocks_stream
-    assert query.queue.reading == Timestamp(102, 1)
+    assert query.queue.batch.reading == Timestamp(102, 1)
     chunks = [query.batch() for _ in range(3)]
     assert chunks == [["a.x", "a.x"], ["a.y", "a.y"], ["a.y", "a.y"]]
-    assert query.queue.ending is None
+    assert query.queue.batch.ending is None
     assert query.batch() == []
     # Rows of a renamed collection may have either name.
     assert query.ended() == [("a", "x"), ("a", "x2"), ("a", "y")]
     assert query.batch() == []
-    assert not query.queue.has_output
+    assert not query.queue.batch.has_output
     kinds = [kind for _, kind in query.notified]
     assert kinds == [
         "STARTED", "IN_PROGRESS", "IN_PROGRESS", "TABLE_SCAN_COMPLETED", "IN_PROGRESS",
@@ -237,7 +236,7 @@ def test_a_signal_is_processed_once() -> None:
         MissingDocuments(("a.x",)),
         MissingDocuments(("a.y",)),
     ]
-    assert [each["type"] for each in query.queue.notifications][-1] == "REFUSED"
+    assert [each["type"] for each in query.queue.batch.notifications][-1] == "REFUSED"
 
 
 def test_the_last_ids_are_kept_and_those_that_may_come_again() -> None:
@@ -261,7 +260,7 @@ def test_requests_take_a_bounded_space() -> None:
     queue = query.queue
     assert len(queue.requests) <= 20
     assert queue.characters <= 20_000
-    refused = [each["id"] for each in queue.notifications if each["type"] == "REFUSED"]
+    refused = [each["id"] for each in queue.batch.notifications if each["type"] == "REFUSED"]
     assert refused[0] == "two"
     assert len(refused) > 60
 
@@ -273,12 +272,12 @@ def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
     [request] = query.queue.requests
     assert request.selection.condition("a.x") == {"n": 1}
     assert request.selection.condition("a.y") is None
-    while query.queue.ending is None:
+    while query.queue.batch.ending is None:
         query.batch()
     assert query.ended() == [("a", "y")]
     query.batch(t=signal(data_collections=["a.x"], additional_conditions=[condition]))
     query.rest()
-    assert query.queue.ending is None
+    assert query.queue.batch.ending is None
     assert query.notified[-1] == ("t", "COMPLETED")
 
 
@@ -305,7 +304,7 @@ def test_a_snapshot_with_a_condition_ends_no_collection() -> None:
 def test_a_snapshot_that_cannot_be_read_is_aborted(data: dict[str, Any], reason: str) -> None:
     query = Query()
     assert query.batch(s=signal(**data), t=signal(data_collections=["b.z"])) == ["b.z"] * 2
-    [aborted] = [each for each in query.queue.notifications if each["type"] == "ABORTED"]
+    [aborted] = [each for each in query.queue.batch.notifications if each["type"] == "ABORTED"]
     assert reason in aborted["additional_data"]["reason"]
     assert [each.id for each in query.queue.requests] == ["t"]
 
@@ -316,7 +315,7 @@ def test_a_query_with_a_filtering_pipeline_refuses_snapshots() -> None:
         SnapshotQueue(), [ReceivedSignal("s", signal(data_collections=["a.x"]))]
     )
     assert queue.requests == ()
-    assert queue.notifications[0]["additional_data"] == {"reason": "no snapshotFilters"}
+    assert queue.batch.notifications[0]["additional_data"] == {"reason": "no snapshotFilters"}
 
 
 def test_a_snapshot_is_stopped_partly_or_completely() -> None:
@@ -324,16 +323,16 @@ def test_a_snapshot_is_stopped_partly_or_completely() -> None:
     query.batch(s=signal(data_collections=["a.*", "b.*"]), t=signal(data_collections=["b.z"]))
     left = query.batch(u=signal("stop-snapshot", type="incremental", data_collections=["a[.]x"]))
     assert left == ["a.y", "a.y"]
-    aborted = query.queue.notifications[0]["additional_data"]
+    aborted = query.queue.batch.notifications[0]["additional_data"]
     assert aborted == {"signal": "u", "data_collections": "a.x"}
     query.take("n", signal("stop-snapshot", data_collections=["a.x"]))
     query.take("z", signal("stop-snapshot", data_collections=["b.z"]))
     assert [each.id for each in query.queue.requests] == ["s"]
-    told = [(each["id"], each["type"]) for each in query.queue.notifications]
+    told = [(each["id"], each["type"]) for each in query.queue.batch.notifications]
     assert told[-3:] == [("n", "REFUSED"), ("s", "ABORTED"), ("t", "ABORTED")]
     assert query.batch(v=signal("stop-snapshot", type="incremental")) == []
     assert query.queue.requests == ()
-    assert query.queue.ending is None
+    assert query.queue.batch.ending is None
     query.batch(w=signal("stop-snapshot"))
     assert query.notified[-1] == ("w", "REFUSED")
 
@@ -358,24 +357,59 @@ def test_collections_that_a_table_lacks_are_requested_once() -> None:
     query.batch({"none": 12})  # which was dropped
     assert query.ended() == [("a", "none")]
     assert not query.queue.requests
-    assert not query.queue.notifications
+    assert not query.queue.batch.notifications
 
 
-def test_a_start_requests_again_what_was_refused() -> None:
+def test_a_start_reads_what_could_not_be_read_before() -> None:
     query = Query()
     query.planner.refused = "not authorized"
     assert query.batch({"x": 7}) == query.batch({"x": 7}) == []
     assert query.notified == [("again-7-1", "ABORTED")]
     query.planner.refused = None
     assert query.batch({"x": 7, "y": 8}) == ["a.y", "a.y"]
-    assert query.batch({"x": 7, "y": 8}, is_first=True) == ["a.y", "a.y"]
-    assert query.queue.required_at == high_water_mark(Timestamp(8, 1))
+    query.take("pause", signal("pause-snapshot"))
+    query.take("resume", signal("resume-snapshot"))
+    told = [(each["id"], each["type"]) for each in query.queue.batch.notifications[-2:]]
+    assert told == [("again-8-1", "PAUSED"), ("again-8-1", "RESUMED")]
     read = [*query.batch({"x": 7, "y": 8}, is_first=True), *query.rest()]
-    assert read == ["a.x"] * 4
+    assert read == [*["a.x"] * 4, *["a.y"] * 2]
     assert [name for name, kind in query.notified if kind == "COMPLETED"] == [
-        "again-8-1",
         "again-7-1",
+        "again-8-1",
     ]
+
+
+def test_documents_of_an_aborted_request_are_lost_only_until_a_start_reads_them() -> None:
+    query = Query()
+    query.planner.refused = "not authorized"
+    assert query.batch(lost=[("x", 4, 7), ("y", 5, 7)]) == []
+    assert query.batch(lost=[("x", 6, 8)]) == []
+    told = [each["additional_data"] for each in query.queue.batch.notifications]
+    assert told == [
+        {
+            "reason": "not authorized. The table lacks documents of data_collections until a start "
+            "of the job reads them",
+            "data_collections": "a.x",
+        }
+    ]
+    assert query.batch() == []
+    [aborted] = query.queue.requests  # however many were aborted
+    assert aborted.selection == MissingDocuments(
+        (), {"a.x": ('{"$numberInt": "4"}', '{"$numberInt": "6"}'), "a.y": ('{"$numberInt": "5"}',)}
+    )
+    assert query.queue.lost == dict.fromkeys(
+        [("a", "x"), ("a", "y")], high_water_mark(Timestamp(8, 1))
+    )
+    query.take("stop", signal("stop-snapshot"))
+    assert [(each["id"], each["type"]) for each in query.queue.batch.notifications] == [
+        ("stop", "REFUSED")
+    ]
+    query.planner.refused = None
+    assert query.batch() == []
+    assert query.batch(is_first=True) == ["a.x", "a.y"]
+    query.rest()
+    assert query.queue.lost == {}
+    assert query.notified[-1] == ("again-7-1", "COMPLETED")
 
 
 def test_a_start_requests_again_what_its_scope_had_gained() -> None:
@@ -385,13 +419,19 @@ def test_a_start_requests_again_what_its_scope_had_gained() -> None:
     assert query.batch() == []
     assert query.notified == [("again-9", "ABORTED")]
     query.planner.refused = None
-    unread = {gain: gain.token}
-    assert query.snapshots.require(query.queue, unread).requests == ()
-    query.queue = query.snapshots.require(query.queue, unread, is_first=True)
-    assert query.snapshots.require(query.queue, unread, is_first=True) == query.queue
-    assert query.rest() == ["b.z"] * 4
-    assert query.queue.ending is not None
-    assert query.queue.ending.selection == gain
+    assert query.batch() == []
+    assert query.batch(is_first=True) + query.rest() == ["b.z"] * 4
+    assert query.queue.batch.ending is not None
+    assert query.queue.batch.ending.selection == gain
+
+
+def test_a_pipeline_without_filters_keeps_what_a_table_lacks_for_a_later_start() -> None:
+    query = Query()
+    query.snapshots = SnapshotScheduler(query.planner, (), "no snapshotFilters")
+    assert query.batch(lost=[("x", 4, 7)]) == []
+    assert query.notified == [("again-7-1", "ABORTED")]
+    query.snapshots = SnapshotScheduler(query.planner)
+    assert query.batch(is_first=True) == ["a.x"]
 
 
 def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
@@ -402,7 +442,7 @@ def test_documents_that_a_table_lacks_are_requested_once_in_one_chunk() -> None:
     assert request.selection.condition("a.x") == {"_id": {"$in": [4, 5]}}
     assert request.selection.condition("a.y") == {"_id": {"$in": [6]}}
     assert query.batch(lost=lost) == []
-    assert query.queue.ending is None  # other documents of these collections were not read
+    assert query.queue.batch.ending is None  # other documents of these collections were not read
     assert query.notified[-1] == ("again-7-1", "COMPLETED")
 
     # What waits becomes one request, in which a collection is read as a whole or in part.
@@ -427,7 +467,7 @@ def test_a_paused_snapshot_reads_nothing_until_it_is_resumed() -> None:
     query.batch(s=signal(data_collections=["b.z"]))
     assert query.batch(t=signal("pause-snapshot", type="incremental")) == []
     assert query.batch() == []
-    assert not query.queue.has_output
+    assert not query.queue.batch.has_output
     # A blocking one is not paused.
     assert query.batch(u=signal(type="blocking", data_collections=["a.x"])) == ["a.x", "a.x"]
     assert query.queue.blocks_stream
@@ -444,9 +484,9 @@ def test_the_snapshot_of_the_mode_comes_first_and_is_read_at_its_own_time() -> N
     query.queue = query.snapshots.begin(query.queue.without_batch(), MARK)
     assert query.queue.blocks_stream
     assert query.batch() == ["a.x", "a.x"]
-    assert (query.queue.reading, query.queue.initial_plan is None) == (MARK, False)
+    assert (query.queue.batch.reading, query.queue.initial_plan is None) == (MARK, False)
     assert [query.batch(), query.batch()] == [["a.x", "a.x"], []]
-    assert query.queue.ending is not None
+    assert query.queue.batch.ending is not None
     assert query.queue.initial_plan is None
     assert query.rest() == ["b.z"] * 2
     name = f"initial-{MARK.time}-{MARK.inc}"

@@ -18,11 +18,12 @@ from bson.timestamp import Timestamp
 from pymongo.errors import AutoReconnect, OperationFailure
 
 from shard_client.bson.resume_token import high_water_mark
+from spark_sink.batches.event_tasks import EventsTask, TaskReader
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import AtTime, Token
 from spark_sink.options.stream_options import RetryPolicy, parse_options
 from spark_sink.source.readers import MergerouterStreamReader
-from spark_sink.stream import session_guard
+from spark_sink.stream import router_client, session_guard
 from spark_sink.stream.event_stream import EventStream, read_runs
 from spark_sink.stream.raw_replies import one_ahead
 from spark_sink.stream.retries import Retries
@@ -129,7 +130,13 @@ def test_a_server_that_ends_the_stream_repeatedly_is_reported_as_one_that_answer
 
 
 class HangingServer:
-    """A mongos in a thread: it answers until it gets a getMore, and then keeps silent."""
+    """A mongos in a thread: it answers until it gets a command `first`, and then keeps silent.
+
+    If it `answers_hello`, it goes on to do that, so that the driver takes it for healthy.
+    """
+
+    def __init__(self, first: str = "getMore", *, answers_hello: bool = False) -> None:
+        self._first, self._answers_hello = first, answers_hello
 
     def __enter__(self) -> int:
         self._hangs = Event()
@@ -152,9 +159,10 @@ class HangingServer:
                 size, number, _, _ = struct.unpack("<iiii", received.read(16))
                 body = received.read(size - 16)
                 name = next(iter(bson.decode(body[5:])))
-                if name == "getMore" or self._hangs.is_set():
+                if name == self._first or self._hangs.is_set():
                     self._hangs.set()
-                    continue
+                    if not (name == "hello" and self._answers_hello):
+                        continue
                 reply: dict[str, Any] = {"msg": "isdbgrid", "maxWireVersion": 21, "ok": 1.0}
                 reply |= {"localTime": datetime.now(UTC), "$clusterTime": time_now}
                 if name == "aggregate":
@@ -178,6 +186,24 @@ def test_a_router_that_hangs_and_keeps_its_connections_ends_no_getmore_late() ->
             with closing(stream), pytest.raises(StreamError, match="gave up after 2 attempts"):
                 list(iter(stream.next_run, None))
         assert time.monotonic() - begun < 30
+
+
+@pytest.mark.parametrize("first", ["aggregate", "getMore"])
+def test_a_server_that_answers_nothing_but_hellos_fails_the_stream(
+    first: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(router_client, "STALLED_AFTER", 0.3)
+    monkeypatch.setattr(router_client, "_CLOSED_WITHIN", 0.3)
+    with HangingServer(first, answers_hello=True) as port:
+        options = parse_options(
+            {"uri": f"mongodb://127.0.0.1:{port}/", "connect.max.attempts": "2"}
+        )
+        told = "gave up after 2 attempts: the server cannot be reached or does not answer. Check"
+        with closing(RouterClient(options)) as client:
+            task = EventsTask(AtTime(Timestamp(9, 1)), AtTime(Timestamp(10, 1)))
+            reader = TaskReader(task, client.watch_events, options.retry_policy)
+            with pytest.raises(StreamError, match=told):
+                list(reader.events())
 
 
 @pytest.mark.parametrize(

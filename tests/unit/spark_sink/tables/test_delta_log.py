@@ -17,12 +17,13 @@ from deltalake.exceptions import CommitFailedError, DeltaError
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.jobs import compaction
 from spark_sink.jobs.compaction import merge_small_files
-from spark_sink.tables import delta_log
-from spark_sink.tables.delta_log import DeletedVersionError, DeltaLog
+from spark_sink.tables import delta_log, table_version
+from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import PartFile, Parts
 from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.version_states import StateFiles, newest_state
+from spark_sink.tables.table_version import DeletedVersionError
+from spark_sink.tables.version_states import clean_states, newest_state, read_state, write_state
 
 SCHEMA = pa.schema(
     [
@@ -371,7 +372,8 @@ def test_a_compaction_whose_commit_the_store_does_not_confirm_is_kept(
 
 
 def test_partitions_of_odd_names_are_compacted(tmp_path: Path) -> None:
-    names = [*NAMES, "shop.<|>`&;", "shop.a~b"]
+    long = f"shop.{'ü#' * 83}x"  # 255 bytes, the most of a collection's full name
+    names = [*NAMES, "shop.<|>`&;", "shop.a~b", long]
     table, rows = DeltaLog(str(tmp_path), ("namespace", "bucket")), []
     for number in range(3):
         found = [rows_of([10 * number + i], namespace=n, bucket=i)[0] for i, n in enumerate(names)]
@@ -440,19 +442,18 @@ def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
 
 
 def test_states_are_kept_for_an_hour_and_a_lost_or_damaged_one_is_told(tmp_path: Path) -> None:
-    states = StateFiles(str(tmp_path))
-    numbers = [states.write(TableState(batch=batch(number))) for number in range(3)]
+    address = str(tmp_path)
+    numbers = [write_state(address, TableState(batch=batch(number))) for number in range(3)]
     for number in numbers[:2]:
         os.utime(tmp_path / "_mergerouter" / f"{number}.json", (0, 0))
-    states.clean(numbers[2])
-    again = StateFiles(str(tmp_path))
-    assert again.read(numbers[2]).batch == batch(2)
+    clean_states(address, numbers[2])
+    assert read_state(address, numbers[2]).batch == batch(2)
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
-        again.read(numbers[1])
+        read_state(address, numbers[1])
     for text in ("", '{"batch"', '{"batch": 5}', "[]"):
         (tmp_path / "_mergerouter" / f"{numbers[2]}.json").write_text(text)
         with pytest.raises(StreamError, match=r"has damage in its file _mergerouter/.*rebuild"):
-            again.read(numbers[2])
+            read_state(address, numbers[2])
 
 
 @pytest.mark.parametrize("partitions", [[], ["bucket"]])
@@ -543,7 +544,7 @@ def test_a_version_with_deleted_files_is_told_from_a_storage_that_fails(
     def fail(*_: Any) -> None:
         raise OSError("the storage does not answer")
 
-    monkeypatch.setattr(DeltaLog, "_existing", fail)
+    monkeypatch.setattr(table_version, "existing_files", fail)
     with pytest.raises(StreamError, match="does not answer") as raised:
         log.at(0, TableState())
     assert not isinstance(raised.value, DeletedVersionError)

@@ -19,8 +19,8 @@ from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument, tokens_document, tokens_from
 from spark_sink.tables.ddl_events import DdlEvent, ddl_event_of, unread_after
 from spark_sink.tables.fold import Fold, whole_documents, without_superseded
+from spark_sink.tables.keyed_rows import KEYED, ROW, KeyedRows
 from spark_sink.tables.places import places_of
-from spark_sink.tables.prepared_rows import PREPARED, ROW, PreparedRows
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_state import TableState
 
@@ -31,18 +31,18 @@ _ORDER = [("place", "ascending"), ("token", "ascending"), ("kind", "ascending")]
 def test_whole_documents_and_fold(seed: int) -> None:
     chance = random.Random(seed)
     keys = chance.choice([5, 100])
-    prepared = prepared_rows(chance, keys, count=200)
+    keyed = keyed_rows(chance, keys, count=200)
     fold = Fold("~")
-    wanted = folded(fold, prepared)
-    whole, others = whole_documents(prepared)
+    wanted = folded(fold, keyed)
+    whole, others = whole_documents(keyed)
     found = pa.concat_tables([whole, folded(fold, others)])
     assert whole.num_rows > 20 or keys == 5
     assert rows_of(found) == rows_of(wanted)
-    parts = [int(token[10:18], 16) % 2 for token in prepared["token"].to_pylist()]
-    chosen = (prepared.filter(pa.array([part == each for part in parts])) for each in (0, 1))
+    parts = [int(token[10:18], 16) % 2 for token in keyed["token"].to_pylist()]
+    chosen = (keyed.filter(pa.array([part == each for part in parts])) for each in (0, 1))
     left = pa.concat_tables(map(without_superseded, chosen)).sort_by(_ORDER)
     assert rows_of(folded(fold, left)) == rows_of(wanted)
-    assert left.num_rows < prepared.num_rows
+    assert left.num_rows < keyed.num_rows
 
 
 IDENTIFIERS = (7, Int64(7), 7.0, "é", ObjectId(bytes(12)), {"a": 1}, {"a": 1.0}, DBRef("c", 1))
@@ -64,7 +64,7 @@ def test_events_together_have_the_keys_of_each(keys: tuple[str, ...], seed: int)
         events.append((f"{number:03}", bson.encode(fields)))
     rows = source_rows(events)
     together, singly = (
-        pa.Table.from_batches(PreparedRows(keys, ()).events(batches))
+        pa.Table.from_batches(KeyedRows(keys, ()).events(batches))
         for batches in ([rows], [rows.slice(row, 1) for row in range(len(events))])
     )
     order = ["token", "key"]
@@ -75,8 +75,8 @@ def test_events_together_have_the_keys_of_each(keys: tuple[str, ...], seed: int)
     assert len(found) > len(events)
 
 
-def folded(fold: Fold, prepared: pa.Table) -> pa.Table:
-    batches = prepared.select([field.name for field in PREPARED.fields]).to_batches(max_chunksize=7)
+def folded(fold: Fold, keyed: pa.Table) -> pa.Table:
+    batches = keyed.select([field.name for field in KEYED.fields]).to_batches(max_chunksize=7)
     return pa.concat_tables(fold(batches))
 
 
@@ -84,16 +84,16 @@ def rows_of(table: pa.Table) -> list[dict[str, Any]]:
     return sorted(table.to_pylist(), key=lambda row: (row["collection"], row["key"], row["token"]))
 
 
-def prepared_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
+def keyed_rows(chance: random.Random, keys: int, count: int) -> pa.Table:
     """Return changes of documents, and rows that the table has of some of them."""
     events = [event(chance, number, chance.randrange(keys)) for number in range(count)]
-    [changes] = PreparedRows(("_id",), ()).events([source_rows(events)])
+    [changes] = KeyedRows(("_id",), ()).events([source_rows(events)])
     rows = [
         {**row, "kind": ROW, "payload": bson.encode({"old": True})}
         for row in changes.to_pylist()
         if row["kind"] != 2 and chance.random() < 0.1
     ]
-    before = pa.Table.from_pylist(rows, arrow_schema(PREPARED))
+    before = pa.Table.from_pylist(rows, arrow_schema(KEYED))
     table = pa.concat_tables([before, pa.Table.from_batches([changes])])
     return table.append_column("place", places_of(table)).sort_by(_ORDER)
 

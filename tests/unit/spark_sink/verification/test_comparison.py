@@ -31,9 +31,9 @@ from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.key_ranges import KeyRanges
 from spark_sink.tables.places import KEY_COLUMNS, KEY_RANGE
 from spark_sink.tables.table_form import TableForm
-from spark_sink.verification import range_tasks
 from spark_sink.verification.collection_comparison import Compared, Comparison
-from spark_sink.verification.range_tasks import RangeTasks, differing_fields, place_of_row
+from spark_sink.verification.comparison_tasks import ComparisonTasks, place_of_row
+from spark_sink.verification.differences import differing_fields, document_differences
 from spark_sink.verification.rounds import Verifier
 from spark_sink.verification.stream_comparison import _differing_columns
 from tests.doubles.table_changes import RandomChanges, apply
@@ -77,7 +77,7 @@ def test_a_key_that_is_no_utf_8_is_not_extra() -> None:
     keys = ['"a"', '"\\ufffd"']
     rows = pa.table({"namespace": ["a.b"] * 2, "key": keys, "token": ["t"] * 2, "table": [b""] * 2})
     [batch] = rows.append_column("collection", pa.nulls(2, pa.binary())).to_batches()
-    [found] = range_tasks.document_differences(Scope(), {}, [batch])
+    [found] = document_differences(Scope(), {}, [batch])
     assert found["key"].to_pylist() == ['"a"']
 
 
@@ -96,13 +96,15 @@ def test_files_of_another_writer_are_read(tmp_path: Path, soft: bool) -> None:
     assert [rows.num_rows for rows in look.table_rows([key])] == [1]
 
 
-def compared(folder: Path, most: int) -> tuple[list[str], list[str], RangeTasks]:
+def compared(folder: Path, most: int) -> tuple[list[str], list[str], ComparisonTasks]:
     """The places of rows that are compared, `most` in a step, those with several rows, the task."""
     table = CurrentTable.existing(str(folder))
     files = table.log.files()
-    ranges = KeyRanges.of(files, is_whole=True)
+    ranges = KeyRanges.of(files, with_others=True)
     options = parse_options({"uri": "mongodb://none", "database": "shop"})
-    look = RangeTasks(str(folder), table.form, ("_id",), ranges.files(), options, Timestamp(1, 1))
+    look = ComparisonTasks(
+        str(folder), table.form, ("_id",), ranges.files(), options, Timestamp(1, 1)
+    )
     place, places, doubled = "", list[str](), list[str]()
     while (after := look.tasks_after(ranges, place, most))[1]:
         found = [row for task in after[1] for batch in task() for row in batch.to_pylist()]
@@ -115,7 +117,7 @@ def compared(folder: Path, most: int) -> tuple[list[str], list[str], RangeTasks]
 
 @pytest.fixture(autouse=True)
 def _no_documents(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spark_sink.verification.range_tasks.read_chunks", lambda *_: ())
+    monkeypatch.setattr("spark_sink.verification.comparison_tasks.read_chunks", lambda *_: ())
 
 
 @pytest.mark.parametrize("name", ["a", "b"])
@@ -221,7 +223,7 @@ def test_a_round_requests_its_repair_by_one_signal_that_no_query_refuses(
     compared = Compared("", "", Timestamp(5, 1), plan=plan, count=1000, first=different)
     comparison = SimpleNamespace(compare=lambda *_: compared)
     monkeypatch.setattr("spark_sink.verification.rounds.Comparison", lambda *_: comparison)
-    monkeypatch.setattr("spark_sink.verification.rounds._is_whole", lambda _: True)
+    monkeypatch.setattr("spark_sink.verification.rounds._has_all_documents", lambda _: True)
     options = {"uri": "mongodb://router", "database": "shop"}
     settings = JobSettings.model_validate({"out": "x", "verify-every": "1h", "repair": True})
     folder = JobFolder(str(tmp_path))

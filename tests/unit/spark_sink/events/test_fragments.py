@@ -1,7 +1,6 @@
 """Large events that arrive in fragments ($changeStreamSplitLargeEvent)."""
 
 from collections.abc import Sequence
-from functools import partial
 from typing import Any
 
 import bson
@@ -9,17 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.batches.event_tasks import TaskReader
 from spark_sink.events.header import fragment_of, join_fragments
 from spark_sink.events.positions import AtTime, Position, key_of
-from spark_sink.options.stream_options import parse_options
-from spark_sink.source.task_rows import rows_of_task
-from spark_sink.stream.router_client import RouterClient
 from tests.doubles.event_history import History, Inbox, planner
-from tests.spark.conftest import Shop
-
-_SIX_MIB = 6 << 20
 
 
 def fragment(event: int, number: int, of: int) -> dict[str, Any]:
@@ -87,46 +79,3 @@ def test_no_batch_ends_within_a_split_event(sizes, pauses, max_events, sharded):
     assert key_of(start) >= history.keys[-1]
     plan.close()
     assert history.open_streams == 0
-
-
-@pytest.mark.xdist_group("spark_cluster")
-def test_a_large_event_is_one_row(shop: Shop) -> None:
-    database = shop.client[shop.database]
-    images = {"changeStreamPreAndPostImages": {"enabled": True}}
-    database.create_collection("pictures", **images)
-    database.pictures.insert_one({"_id": 1, "picture": "a" * _SIX_MIB})
-    database.pictures.update_one({"_id": 1}, {"$set": {"picture": "b" * _SIX_MIB}})
-    database.pictures.insert_one({"_id": 2})
-    options = parse_options(
-        {
-            "uri": shop.uri,
-            "database": shop.database,
-            "collection": "pictures",
-            "documents": "raw",
-            "fullDocument": "required",
-            "fullDocumentBeforeChange": "whenAvailable",
-            "pipeline": '[{"$changeStreamSplitLargeEvent": {}}]',
-        }
-    )
-    client = RouterClient(options)
-    plan = EventPlanner(client, options)
-    try:
-        start: Position = AtTime(shop.created)
-        plan.stop_at_present()
-        rows: list[dict[str, Any]] = []
-        while (batch := plan.next_batch(start, 1)).end != start:
-            tasks = plan.tasks(batch)
-            for read in map(partial(rows_of_task, options=options), tasks):
-                rows += [row for part in read for row in part.to_pylist()]
-            start = batch.end
-    finally:
-        plan.close()
-        client.close()
-    assert [row["operationType"] for row in rows] == ["insert", "update", "insert"]
-    assert all(row["splitEvent"] is None for row in rows)
-    before, after = rows[1]["fullDocumentBeforeChange"], rows[1]["fullDocument"]
-    assert bson.decode(before) == {"_id": 1, "picture": "a" * _SIX_MIB}
-    assert bson.decode(after) == {"_id": 1, "picture": "b" * _SIX_MIB}
-    event = bson.decode(rows[1]["event"])
-    assert event["_id"]["_data"] == rows[1]["token"]
-    assert event["updateDescription"]["updatedFields"] == {"picture": "b" * _SIX_MIB}

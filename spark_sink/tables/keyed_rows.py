@@ -1,6 +1,6 @@
-"""Rows of a table and events as one form, with the collection and the key of their document.
+"""Rows of a table and events in one form, each with the collection and the key of its document.
 
-The rows with the columns PREPARED are the input of `Fold`. DDL events and ends of snapshots change
+The rows with the columns KEYED are the input of `Fold`. DDL events and ends of snapshots change
 many rows together. So each row, and each event, is compared with the DDL events after it in the
 stream, which change its namespace or remove it.
 """
@@ -27,7 +27,7 @@ from spark_sink.rows.row_schema import columns
 from spark_sink.rows.text_columns import joined_text
 from spark_sink.tables.ddl_events import DdlEvent
 
-PREPARED = StructType(
+KEYED = StructType(
     columns(
         "database string!, collection string!, key string!, token string!, documentKey string, "
         "kind long!, payload binary!"
@@ -44,8 +44,8 @@ _DELETE = Slice(STRING, b"\x07\0\0\0delete\0")
 
 
 @dataclass
-class PreparedRows:
-    """Makes rows of PREPARED from rows of a table, or from a source's rows.
+class KeyedRows:
+    """Makes rows of KEYED from rows of a table, or from a source's rows.
 
     Args:
         keys: the fields of the document key that identify a document.
@@ -70,9 +70,9 @@ class PreparedRows:
         """
         for batch in batches:
             *known, document = batch.columns[:6]
-            pairs = zip((*known, kinds_of(batch), document), _PREPARED_ARROW.types, strict=True)
+            pairs = zip((*known, kinds_of(batch), document), _KEYED_ARROW.types, strict=True)
             arrays = [array.cast(kind) for array, kind in pairs]
-            rows = pa.RecordBatch.from_arrays(arrays, schema=_PREPARED_ARROW)
+            rows = pa.RecordBatch.from_arrays(arrays, schema=_KEYED_ARROW)
             yield self.after_ddl(rows, keeps_deleted=DELETED in batch.schema.names)
 
     def events(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -81,11 +81,11 @@ class PreparedRows:
         An event without a readable key becomes an INAPPLICABLE row, which `Fold` reports.
         """
         for batch in batches:
-            yield self.after_ddl(self._prepared(batch))
+            yield self.after_ddl(self._keyed(batch))
 
-    def _prepared(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+    def _keyed(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         if not rows.num_rows:
-            return batch_of((), _PREPARED_ARROW)
+            return batch_of((), _KEYED_ARROW)
         parts: list[tuple[Indexes, pa.RecordBatch]] = []
         former: dict[int, bytes] = {}
         for layout in all_layouts_of(Values.of(rows["event"])):
@@ -99,13 +99,13 @@ class PreparedRows:
                     former[int(layout.rows[index])], keys[index] = keys[index], key
                 documents = Values.of(keys)
             parts.append((layout.rows, self._keys_of(documents)))
-        prepared = _with_keys(rows, in_order(parts), rows["event"])
+        keyed = _with_keys(rows, in_order(parts), rows["event"])
         if not former:
-            return prepared
+            return keyed
         events = pa.array(map(_delete_of, former.values()), pa.binary())
         removed = self._keys_of(Values.of(list(former.values())))
         return pa.concat_batches(
-            [prepared, _with_keys(rows.take(pa.array(list(former))), removed, events)]
+            [keyed, _with_keys(rows.take(pa.array(list(former))), removed, events)]
         )
 
     def _keys_of(self, documents: Values) -> pa.RecordBatch:
@@ -135,15 +135,15 @@ class PreparedRows:
         arrays = [in_order(parts), texts.texts(documents), kinds]
         return pa.RecordBatch.from_arrays(arrays, schema=_KEYS)
 
-    def after_ddl(self, prepared: pa.RecordBatch, *, keeps_deleted: bool = False) -> pa.RecordBatch:
-        """Return rows of PREPARED with the namespaces that the DDL events give them.
+    def after_ddl(self, keyed: pa.RecordBatch, *, keeps_deleted: bool = False) -> pa.RecordBatch:
+        """Return rows of KEYED with the namespaces that the DDL events give them.
 
         In a table that `keeps_deleted`, the end of a snapshot marks a row instead of removing it.
         """
         if not self.ddl_events:
-            return prepared
-        followed = (self._after_ddl(*row, keeps_deleted=keeps_deleted) for row in rows_in(prepared))
-        return batch_of((row for row in followed if row is not None), _PREPARED_ARROW)
+            return keyed
+        followed = (self._after_ddl(*row, keeps_deleted=keeps_deleted) for row in rows_in(keyed))
+        return batch_of((row for row in followed if row is not None), _KEYED_ARROW)
 
     def _after_ddl(
         self, database: str, collection: str, key: str, token: str, *rest: Any, keeps_deleted: bool
@@ -203,11 +203,11 @@ def _inapplicable(size: int) -> pa.RecordBatch:
 
 
 def _with_keys(rows: pa.RecordBatch, keys: pa.RecordBatch, events: pa.Array) -> pa.RecordBatch:
-    """Return rows of PREPARED from rows of the source and the columns _KEYS."""
+    """Return rows of KEYED from rows of the source and the columns _KEYS."""
     names = (pc.fill_null(rows[name], "") for name in ("database", "collection"))
     key, document_key, kind = keys.columns
     arrays = [*names, key, rows["token"], document_key, kind, events]
-    return pa.RecordBatch.from_arrays(arrays, schema=_PREPARED_ARROW)
+    return pa.RecordBatch.from_arrays(arrays, schema=_KEYED_ARROW)
 
 
 def _delete_of(key: bytes) -> bytes:
@@ -238,7 +238,7 @@ def problem_of(document_key: Slice | None) -> str:
 
 
 def kinds_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
-    """Return the `kind` that rows of a table have in PREPARED."""
+    """Return the `kind` that rows of a table have in KEYED."""
     live = pa.scalar(ROW, pa.int64())
     if DELETED not in rows.schema.names:
         return pa.repeat(live, rows.num_rows)
@@ -247,17 +247,17 @@ def kinds_of(rows: pa.Table | pa.RecordBatch) -> pa.Array:
 
 
 def order_of(rows: pa.Table) -> pa.Array | None:
-    """Return the indexes that sort rows of PREPARED by place, token and kind; None if sorted."""
+    """Return the indexes that sort rows of KEYED by place, token and kind; None if sorted."""
     keys = [(name, "ascending") for name in ("place", "token", "kind")]
     order = pc.sort_indices(rows, sort_keys=keys)
     return None if np.array_equal(order.to_numpy(), np.arange(len(order))) else order
 
 
 def sorted_rows(rows: pa.Table) -> pa.Table:
-    """Return rows of PREPARED in the order of `order_of`; sorted rows are not copied."""
+    """Return rows of KEYED in the order of `order_of`; sorted rows are not copied."""
     order = order_of(rows)
     return rows if order is None else rows.take(order)
 
 
-_PREPARED_ARROW = arrow_schema(PREPARED)
-_KEYS = pa.schema(_PREPARED_ARROW.field(name) for name in ("key", "documentKey", "kind"))
+_KEYED_ARROW = arrow_schema(KEYED)
+_KEYS = pa.schema(_KEYED_ARROW.field(name) for name in ("key", "documentKey", "kind"))

@@ -21,21 +21,16 @@ from spark_sink.options.snapshot_options import (
     custom_mode,
 )
 from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
 from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
-from spark_sink.tables.ddl_events import ddl_event_of
-from tests.spark import snapshot_choices
-from tests.spark.batches import batches
-from tests.spark.conftest import Shop
-
-pytestmark = pytest.mark.xdist_group("spark_cluster")
+from tests.unit.spark_sink.options import snapshot_choices
 
 URI = "mongodb://127.0.0.1:27020"
 BASED = "snapshot.mode.configuration.based"
-CUSTOM = "tests.spark.snapshot_choices"
+CUSTOM = "tests.unit.spark_sink.options.snapshot_choices"
 POSITION = AtTime(Timestamp(100, 1))
 
 
@@ -206,11 +201,6 @@ def test_a_snapshot_waits_for_the_end_of_its_delay(
     assert now == [1.3]
 
 
-def given(shop: Shop, **more: object) -> dict[str, Any]:
-    names = {name.replace("_", "."): value for name, value in more.items()}
-    return {"uri": shop.uri, "database": shop.database, **names}
-
-
 def test_a_snapshot_without_collections_has_no_end_row() -> None:
     plan = SnapshotPlan(Timestamp(100, 1), end=None)
     lists = {"snapshot.include.collection.list": "db.*"}
@@ -218,27 +208,6 @@ def test_a_snapshot_without_collections_has_no_end_row() -> None:
     for given, found, ends in (({}, [], [None]), (lists, [("db", "c")], [listed]), (lists, [], [])):
         options, planner = parse_options({"uri": URI, **given}), Mock(names=lambda _, f=found: f)
         request = SnapshotRequest.initial(plan.snapshot_time, plan, options.snapshot.collections)
-        state = from_json(SnapshotQueue, to_json(SnapshotQueue(ending=request)))
+        state = from_json(SnapshotQueue, to_json(SnapshotQueue(batch=BatchPart(ending=request))))
         tasks = tasks_of_queue(state, FromNow(), options, planner, lambda: Timestamp(200, 1))
         assert [bson.decode(task.event).get("collections") for task in tasks] == ends
-
-
-def test_a_snapshot_reads_the_collections_of_its_list_alone(shop: Shop) -> None:
-    database = shop.client[shop.database]
-    for name in ("large", "larger", "small"):
-        database[name].insert_one({"_id": 1})
-    options = given(
-        shop,
-        snapshot_mode="initial",
-        snapshot_include_collection_list=rf"{shop.database}\.large, {shop.database}\.sm.*",
-    )
-    with batches(options) as query:
-        query.until(lambda: "snapshotEnd" in query.kinds(), "the snapshot")
-        read = sorted(row["collection"] for row in query.rows if row["op"] == "r")
-        assert read == ["large", "small"]
-        end = ddl_event_of(query.ends[0])
-        assert end.result(shop.database, "small") is None
-        assert end.result(shop.database, "larger") == (shop.database, "larger")
-        database.larger.insert_one({"_id": 2})
-        query.until(lambda: "insert" in query.kinds(), "the event")
-        assert query.rows[-1]["collection"] == "larger"

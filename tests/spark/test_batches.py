@@ -1,44 +1,25 @@
 """Debezium's options for heartbeats and for events of large documents."""
 
 import json
+from functools import partial
 from typing import Any
 
 import bson
 import pytest
-from bson.timestamp import Timestamp
 
-from spark_sink.events.heartbeats import heartbeat, heartbeats, latest_heartbeat
-from spark_sink.events.positions import AtTime, FromNow, key_of
+from spark_sink.batches.event_planner import EventPlanner
+from spark_sink.events.positions import AtTime, Position
+from spark_sink.options.stream_options import parse_options
+from spark_sink.source.task_rows import rows_of_task
+from spark_sink.stream.router_client import RouterClient
 from tests.spark.batches import batches
 from tests.spark.conftest import Shop
 
 pytestmark = pytest.mark.xdist_group("spark_cluster")
 
 
-def test_each_interval_has_one_heartbeat() -> None:
-    last = None
-    found = []
-    for second in (100, 103, 109, 110, 111, 125, 134):
-        latest = latest_heartbeat(last, AtTime(Timestamp(second, 7)), 10.0)
-        found += [bson.decode(each)["clusterTime"].time for each in heartbeats(last, latest)]
-        last = latest
-    assert found == [110, 125]
-    assert latest_heartbeat(last, AtTime(Timestamp(999, 1)), 0.0) is None
-    assert latest_heartbeat(None, FromNow(), 10.0) is None
-    assert heartbeats(Timestamp(5, 5), None) == []
-
-
-def test_the_token_of_a_heartbeat_sorts_by_its_time() -> None:
-    event = bson.decode(heartbeat(Timestamp(100, 7)))
-    token = event["_id"]["_data"]
-    assert key_of(AtTime(Timestamp(100, 6))) + "FF" < token
-    assert token < key_of(AtTime(Timestamp(100, 7))) + "2B022C"
-    assert (event["operationType"], event["clusterTime"]) == ("heartbeat", Timestamp(100, 7))
-
-
 def test_an_idle_stream_has_heartbeats(shop: Shop) -> None:
-    start = f"{shop.created.time},{shop.created.inc}"
-    options = {"uri": shop.uri, "database": shop.database, "startAtOperationTime": start}
+    options = shop.options(**shop.begin)
     shop.insert(3)
     with batches({**options, "heartbeat.interval.ms": 1000}) as query:
         query.until(lambda: query.kinds().count("heartbeat") >= 2, "two heartbeats")
@@ -62,20 +43,15 @@ def test_events_of_large_documents_are_left_out(shop: Shop) -> None:
     notes = shop.client[shop.database].create_collection(
         "notes", changeStreamPreAndPostImages={"enabled": True}
     )
-    start = shop.now()
+    now = shop.now()
     notes.insert_many([{"_id": 1, "text": "x" * 10}, {"_id": 2, "text": "x" * 500}])
     notes.update_one({"_id": 1}, {"$set": {"text": "y" * 600}})
     notes.update_one({"_id": 1}, {"$set": {"text": "z" * 9}})
     notes.delete_one({"_id": 2})
     notes.insert_one({"_id": 3})
-    options = {
-        "uri": shop.uri,
-        "database": shop.database,
-        "collection": "notes",
-        "startAtOperationTime": f"{start.time},{start.inc}",
-        "cursor.oversize.handling.mode": "skip",
-        "cursor.oversize.skip.threshold": 300,
-    }
+    start = {"startAtOperationTime": f"{now.time},{now.inc}"}
+    skip = {"cursor.oversize.handling.mode": "skip", "cursor.oversize.skip.threshold": 300}
+    options = shop.options("notes", **start, **skip)
     images = {"fullDocument": "required", "fullDocumentBeforeChange": "required"}
     assert changes(options) == [
         ("insert", 1),
@@ -97,3 +73,41 @@ def changes(options: dict[str, Any]) -> list[tuple[str, int]]:
     with batches(options) as query:
         query.until(lambda: ("insert", 3) in found(), "the last event")
         return found()
+
+
+_SIX_MIB = 6 << 20
+
+
+@pytest.mark.xdist_group("spark_cluster")
+def test_a_large_event_is_one_row(shop: Shop) -> None:
+    database = shop.client[shop.database]
+    database.create_collection("pictures", changeStreamPreAndPostImages={"enabled": True})
+    database.pictures.insert_one({"_id": 1, "picture": "a" * _SIX_MIB})
+    database.pictures.update_one({"_id": 1}, {"$set": {"picture": "b" * _SIX_MIB}})
+    database.pictures.insert_one({"_id": 2})
+    images = {"fullDocument": "required", "fullDocumentBeforeChange": "whenAvailable"}
+    split = '[{"$changeStreamSplitLargeEvent": {}}]'
+    given = shop.options("pictures", documents="raw", pipeline=split, **images)
+    options = parse_options(given)
+    client = RouterClient(options)
+    plan = EventPlanner(client, options)
+    try:
+        start: Position = AtTime(shop.created)
+        plan.stop_at_present()
+        rows: list[dict[str, Any]] = []
+        while (batch := plan.next_batch(start, 1)).end != start:
+            tasks = plan.tasks(batch)
+            for read in map(partial(rows_of_task, options=options), tasks):
+                rows += [row for part in read for row in part.to_pylist()]
+            start = batch.end
+    finally:
+        plan.close()
+        client.close()
+    assert [row["operationType"] for row in rows] == ["insert", "update", "insert"]
+    assert all(row["splitEvent"] is None for row in rows)
+    before, after = rows[1]["fullDocumentBeforeChange"], rows[1]["fullDocument"]
+    assert bson.decode(before) == {"_id": 1, "picture": "a" * _SIX_MIB}
+    assert bson.decode(after) == {"_id": 1, "picture": "b" * _SIX_MIB}
+    event = bson.decode(rows[1]["event"])
+    assert event["_id"]["_data"] == rows[1]["token"]
+    assert event["updateDescription"]["updatedFields"] == {"picture": "b" * _SIX_MIB}

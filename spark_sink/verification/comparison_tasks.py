@@ -1,7 +1,7 @@
-"""The tasks of Spark that compare ranges of keys with the documents of their collections.
+"""The tasks of a comparison: they find suspects, and read both sides of these.
 
-Both sides may change meanwhile. So rows and keys that differ are only suspects, which
-`collection_comparison` compares again. Executors import this module.
+A table and its collections may change meanwhile. So keys whose rows and documents differ are only
+suspects, which `collection_comparison` compares again. Executors import this module.
 """
 
 from __future__ import annotations
@@ -19,39 +19,26 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 from bson.timestamp import Timestamp
-from pyspark.sql.types import ArrayType, StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
-from shard_client.bson.values import ARRAY, DOCUMENT
 from spark_sink.errors import StreamError
-from spark_sink.events.slices import UNREADABLE, Slice, elements_of, fields_of
-from spark_sink.options.scope import Scope
+from spark_sink.events.slices import UNREADABLE, fields_of
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.arrow_types import arrow_schema, batch_of
-from spark_sink.rows.checksum import NO_ROWS, Checksum
 from spark_sink.rows.row_schema import columns
 from spark_sink.snapshot.plan import Chunk, SnapshotCollection, filter_of
 from spark_sink.snapshot.reader import ChunkRead
-from spark_sink.snapshot.unread import CollectionTokens, token_in
 from spark_sink.source.task_rows import chunk_read, read_chunks
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.executors import MadeRows
 from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.key_ranges import KeyRanges
+from spark_sink.tables.keyed_rows import DELETED, INAPPLICABLE, KeyedRows, problem_of
 from spark_sink.tables.parquet_parts import TableScan
 from spark_sink.tables.places import KEY_COLUMNS, places_of
-from spark_sink.tables.prepared_rows import DELETED, INAPPLICABLE, PreparedRows, problem_of
-from spark_sink.tables.table_form import FormedRows, TableForm
+from spark_sink.tables.table_form import TableForm
+from spark_sink.verification.differences import differing_fields
 
-DOUBLED = "doubled"
-"""The difference of a document, or an event, that has several rows."""
-DIFFERENCES = StructType(
-    [
-        *columns("namespace string, key string, difference string"),
-        StructField("fields", ArrayType(StringType())),
-        *columns("token string"),
-    ]
-)
-"""How a document differs, and in which fields; `token` is that of the table's row."""
 SUSPECTS = StructType(
     columns(
         "database string, collection string, key string, id string, doubled boolean, rows long, "
@@ -66,7 +53,7 @@ ROWS = StructType([TABLE[name] for name in BASE])
 DOCUMENTS = StructType(columns("database string, collection string, token string, event binary"))
 """Documents as rows of the source."""
 
-_DIFFERENCES, _SUSPECTS, _ROWS = map(arrow_schema, (DIFFERENCES, SUSPECTS, ROWS))
+_SUSPECTS, _ROWS = map(arrow_schema, (SUSPECTS, ROWS))
 _PLACE = "place"
 # The most documents of one read, which are in memory.
 _KEYS = 1_000
@@ -74,10 +61,11 @@ _EMPTY = {"document": b"\x05\0\0\0\0"}
 
 
 @dataclass(frozen=True)
-class RangeTasks:
-    """The first comparison of a version of a table: its methods are the tasks.
+class ComparisonTasks:
+    """The tasks for one version of a table; each method but `tasks_after` is one.
 
-    They raise StreamError, and OSError if a file of the version was deleted.
+    `compare_rows` and `compare_keys` find suspects, `table_rows` and `documents` read the two sides
+    of these. They raise StreamError, and OSError if a file of the version was deleted.
 
     Args:
         address: the table's.
@@ -152,7 +140,7 @@ class RangeTasks:
         read = replace(chunk_read(chunk, self.time, self.options), keys_only=True)
         with closing(RouterClient(self.options)) as client:
             for batch in read_chunks(client, [read], self.options):
-                keys = {place_of_row(row): row for row in self._prepared(batch)}
+                keys = {place_of_row(row): row for row in self._keyed(batch)}
                 batches = self._find(keys, KEY_COLUMNS)
                 present = {place for batch in batches for place in batch[_PLACE].to_pylist()}
                 missing = [row for place, row in keys.items() if place not in present]
@@ -236,7 +224,7 @@ class RangeTasks:
             if accepts(row["database"], row["collection"])
         ]
         for batch in read_chunks(client, self._reads_of(rows), self.options):
-            for change in self._prepared(batch):
+            for change in self._keyed(batch):
                 documents[place_of_row(change)] = fields_of(change["payload"])[
                     b"fullDocument"
                 ].value
@@ -261,10 +249,10 @@ class RangeTasks:
             for start in range(0, len(ids), _KEYS):
                 yield read.where(filter_of(ids[start : start + _KEYS]))
 
-    def _prepared(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
-        """Return rows of the source as rows of PREPARED."""
-        [prepared] = PreparedRows(self.keys, ()).events([batch.select(DOCUMENTS.names)])
-        rows: list[dict[str, Any]] = prepared.to_pylist()
+    def _keyed(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
+        """Return rows of the source as rows of KEYED."""
+        [keyed] = KeyedRows(self.keys, ()).events([batch.select(DOCUMENTS.names)])
+        rows: list[dict[str, Any]] = keyed.to_pylist()
         for row in rows:
             if row["kind"] == INAPPLICABLE:
                 raise StreamError(problem_of(fields_of(row["payload"]).get(b"documentKey")))
@@ -292,99 +280,3 @@ def _suspects(keys: Iterable[tuple[Any, ...]]) -> pa.RecordBatch:
 
 def _report(rows: int, size: int, place: str | None = None) -> pa.RecordBatch:
     return batch_of([(None, None, None, None, False, rows, size, place)], _SUSPECTS)
-
-
-def document_differences(
-    scope: Scope, unread: CollectionTokens, batches: Iterable[pa.RecordBatch]
-) -> MadeRows:
-    """Return how the BSON in `table` differs from that in `collection`: for `mapInArrow`.
-
-    Null stands for a missing document. Collections outside of the scope, and those that the table
-    must read again, are not compared. A key with bytes that are no UTF-8 finds no document: it is
-    neither missing nor extra.
-    """
-    for batch in batches:
-        rows = []
-        for namespace, key, token, table, collection in zip(
-            *(batch[n].to_pylist() for n in ("namespace", "key", "token", "table", "collection")),
-            strict=True,
-        ):
-            database, _, name = namespace.partition(".")
-            is_unknown = "\\ufffd" in key and None in (table, collection)
-            is_unread = bool(token_in(unread, database, name))
-            if not scope.accepts(database, name) or is_unread or is_unknown:
-                continue
-            kind, fields = "missing" if table is None else "extra", list[str]()
-            if table is not None and collection is not None:
-                kind, fields = "different", differing_fields(table, collection)
-            if fields or kind != "different":
-                rows.append((namespace, key, kind, fields, token))
-        yield batch_of(rows, _DIFFERENCES)
-
-
-def differing_fields(table: bytes, collection: bytes) -> list[str]:
-    """Return the names of the fields that differ. The order of fields does not count."""
-    left, right = _by_name(table), _by_name(collection)
-    differing = {name for name in left | right if left.get(name) != right.get(name)}
-    return sorted(name.decode(errors="replace") for name in differing)
-
-
-def _by_name(document: bytes) -> dict[bytes, list[Any]]:
-    """Return the values of each name in a document, in their order."""
-    values: dict[bytes, list[Any]] = {}
-    for name, value in elements_of(document):
-        values.setdefault(name, []).append(_comparable(value))
-    return values
-
-
-def _comparable(value: Slice) -> Any:
-    """Return a value for a comparison by types, but not by the order of fields."""
-    if value.kind == DOCUMENT:
-        return _by_name(value.value)
-    if value.kind == ARRAY:
-        return [_comparable(element) for _, element in elements_of(value.value)]
-    return value
-
-
-def rows_checksum(rows: Iterable[pa.RecordBatch]) -> Checksum:
-    """Return the checksum of rows: a task."""
-    return sum(map(Checksum.of, rows), NO_ROWS)
-
-
-def column_differences(form: TableForm, batches: Iterable[pa.RecordBatch]) -> MadeRows:
-    """Return rows whose columns do not agree with their BSON, as DIFFERENCES: a task.
-
-    The difference is "columns", and the fields are the names of these columns.
-    """
-    formed = FormedRows(form)
-    for batch in batches:
-        rows = pa.Table.from_batches([batch])
-        stored, expected = formed.from_file(rows), formed.from_file(rows, again=True)
-        fields: dict[int, list[str]] = {}
-        for name in expected.column_names:
-            if stored[name] == expected[name]:
-                continue
-            both = zip(stored[name].to_pylist(), expected[name].to_pylist(), strict=True)
-            for row, (left, right) in enumerate(both):
-                if str(_bare(left)) != str(_bare(right)):
-                    fields.setdefault(row, []).append(name)
-        keys = rows.select(map(form.column, (*KEY_COLUMNS, "token"))).to_pylist()
-        differing = ((*keys[row].values(), names) for row, names in fields.items())
-        yield batch_of(
-            (
-                (f"{db}.{name}", key, "columns", names, token)
-                for db, name, key, token, names in differing
-            ),
-            _DIFFERENCES,
-        )
-
-
-def _bare(value: Any) -> Any:
-    """Return a value of a column without empty arrays and documents.
-
-    Rows that are older than the column have null instead.
-    """
-    if isinstance(value, dict):
-        bare = {name: _bare(item) for name, item in value.items()}
-        return {name: item for name, item in bare.items() if item is not None} or None
-    return [_bare(item) for item in value] or None if isinstance(value, list) else value

@@ -2,19 +2,13 @@
 
 import os
 from pathlib import Path
-from typing import Any
 from unittest.mock import MagicMock
 
 import pytest
-from bson.timestamp import Timestamp
 
 from spark_sink.errors import StreamError
-from spark_sink.events.positions import AtTime, Token
-from spark_sink.options.stream_options import parse_options
-from spark_sink.signals.channels import SignalCollection, SignalFolder, send
+from spark_sink.signals.channels import SignalFolder, send
 from spark_sink.signals.signal import digest
-from spark_sink.stream.router_client import RouterClient
-from tests.spark.conftest import DEPLOYMENTS, Shop
 
 
 def received(folder: SignalFolder, *handled: str) -> list[tuple[str, bool]]:
@@ -86,52 +80,3 @@ def test_a_file_that_is_being_written_is_read_later(tmp_path: Path) -> None:
     assert received(folder) == []
     times[:] = [2.0, 1006.0]
     assert received(folder) == [("a", False)]
-
-
-@pytest.mark.xdist_group("spark_cluster")
-@pytest.mark.parametrize("shop", DEPLOYMENTS, indirect=True)
-def test_signals_in_a_collection(shop: Shop) -> None:
-    signals = shop.client[shop.database].signals
-    router = RouterClient(parse_options({"uri": shop.uri, "database": shop.database}))
-    opened = []
-
-    def watch(position: Any) -> Any:
-        opened.append(position)
-        return router.watch_inserts(shop.database, "signals", position, max_await=0.001)
-
-    def channel() -> SignalCollection:
-        return SignalCollection(watch, lambda: router.clocks().cluster_time)
-
-    try:
-        signals.insert_one({"_id": "before", "type": "stop-snapshot"})
-        begin = AtTime(Timestamp(shop.now().time, shop.now().inc + 1))
-        first = signals.insert_one({"type": "stop-snapshot"}).inserted_id
-        signals.update_one({"_id": first}, {"$set": {"x": 1}})
-        signals.insert_one({"_id": {"n": 1}, "type": "stop-snapshot"})
-        collection = channel()
-        found, reached = collection.receive(begin)
-        assert [each.id for each in found] == [str(first), '{"n": 1}']
-        assert isinstance(reached, Token)
-        # A batch that has written the position goes on from it, and so does one that has not.
-        assert collection.receive(reached)[0] == []
-        assert collection.receive(reached)[0] == []
-        assert len(opened) == 1
-        # After a restart, from the offset.
-        signals.insert_one({"_id": "later"})
-        handled = {digest(str(first)), digest('{"n": 1}')}
-        again, _ = channel().receive(reached, handled)
-        assert [each.id for each in again] == ["later"]
-        # A collection that is dropped and filled anew.
-        signals.drop()
-        signals.insert_one({"_id": "anew"})
-        anew = channel().receive(reached, handled)[0]
-        assert [each.id for each in anew] == ["later", "anew"]
-        # Signals of one transaction have one time: those that are handled hide no others.
-        with shop.client.start_session() as session, session.start_transaction():
-            signals.insert_many([{"_id": number} for number in range(5)], session=session)
-        for _ in range(4):  # each after a restart
-            last, reached = channel().receive(reached, handled)
-            handled |= {digest(each.id) for each in last}
-        assert handled >= {digest(str(number)) for number in range(5)}
-    finally:
-        router.close()

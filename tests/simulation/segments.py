@@ -1,23 +1,40 @@
-"""Comparing the events that clients received with the shards' oplogs."""
+"""The events of one cursor, and how they differ from the shards' oplogs."""
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from itertools import groupby, islice, pairwise
 from typing import Any
 
 from embedded.logical_clock import as_ordinal, as_timestamp
-from tests.simulation.truth import Event, key_of
-from tests.simulation.watcher import Segment, Watcher
+
+Event = dict[str, Any]
 
 _SHOWN = 3
 
 
-def problems_of(watcher: Watcher, history: Sequence[Event]) -> Iterator[str]:
-    """Compare a client's events with the history of its stream; yield the problems."""
-    for number, segment in enumerate(watcher.segments):
-        last = number == len(watcher.segments) - 1
-        for problem in segment_problems(segment, history, last=last):
-            yield f"{watcher.name} ({watcher.watch}), cursor {number}: {problem}"
+@dataclass
+class Segment:
+    """The events of one cursor after ``start``; ``opened`` has the oplogs' positions then."""
+
+    start: str
+    """The sort key after which the events begin."""
+    events: list[Event] = field(default_factory=list)
+    first_mark: str = ""
+    end: str = ""
+    """The sort key that the next cursor resumes from."""
+    replies: list[tuple[str, int]] = field(default_factory=list)
+    """Each reply's watermark, and the number of events that had come by its end."""
+    closed: bool = False
+    """Whether an invalidate ended the stream."""
+    positions: dict[str, int] | None = None
+    """Each shard's oplog position when a stream from now was open."""
+
+
+def key_of(event: Event) -> str:
+    """Return an event's sort key."""
+    data: str = event["_id"]["_data"]
+    return data
 
 
 def segment_problems(

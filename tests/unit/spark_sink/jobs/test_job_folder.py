@@ -1,0 +1,112 @@
+"""A job's folder: its lock, its record, and the starts that may continue it."""
+
+import errno
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from bson.timestamp import Timestamp
+
+from spark_sink.dataclass_json import to_document
+from spark_sink.errors import OptionError
+from spark_sink.events.positions import AtTime, key_of
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_tables import MESSAGES
+from spark_sink.jobs.report.status import lines_of, status_of
+from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
+from spark_sink.snapshot.plan import Progress, SnapshotPlan
+from spark_sink.source.offsets import Offset
+
+
+def fake_job(folder: Path, **snapshot: Any) -> JobFolder:
+    """A job's folder with one batch, as its checkpoint has it."""
+    offsets = folder / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"position": {"start": "now"}, **snapshot}))
+    (folder / "job.json").write_text(
+        json.dumps({"namespaces": ["shop.orders"], "options": {}, "tables": ["bronze", "current"]})
+    )
+    return JobFolder(str(folder))
+
+
+def test_the_status_has_a_line_for_each_requested_snapshot(tmp_path: Path) -> None:
+    requests = [SnapshotRequest(f"r{n}", "incremental" if n else "blocking") for n in range(20)]
+    plan = SnapshotPlan(Timestamp(5, 1), progress=Progress(3, 1, 7, 8400))
+    requests[1] = replace(requests[1], plan=plan)
+    folder = fake_job(tmp_path, snapshots=to_document(SnapshotQueue(requests=tuple(requests))))
+    commits = tmp_path / "checkpoint" / "commits"
+    commits.mkdir()
+    (commits / "0").write_text("v1\n{}")
+    lines = lines_of(status_of(folder))
+    nothing = "0 chunks; 0 of 0 collections"
+    assert lines[-20:] == [
+        f"requested   blocking snapshot r0: {nothing}",
+        "            incremental snapshot r1: 7 chunks with about 8,400 rows; 1 of 3 collections",
+        *(f"            incremental snapshot r{n}: {nothing}" for n in range(2, 20)),
+    ]
+
+
+def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
+    folder = fake_job(tmp_path)
+    folder.begin(JobRecord(("shop.orders",), {"fullDocument": "required"}))
+    assert folder.record().options == {"fullDocument": "required"}
+    with pytest.raises(OptionError, match="writes the tables bronze, current, not bronze:"):
+        folder.begin(JobRecord(("shop.orders",), tables=("bronze",)))
+    assert folder.record().namespaces == ("shop.orders",)
+    folder.begin(JobRecord(("shop.items",)))
+    assert folder.record().namespaces == ("shop.items",)
+    assert folder.record().since == ""
+    position = AtTime(Timestamp(5, 1))
+    folder.checkpoint.write("q", {1: Offset(position).document}, 0)
+    for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
+        folder.begin(JobRecord(("shop.items",), options))
+        assert folder.record().since == (key_of(position) if options else "")
+    with pytest.raises(OptionError, match=r"reads shop\.items, not shop\.orders"):
+        folder.begin(JobRecord(("shop.orders",)), once=True)
+
+
+def test_of_a_job_on_an_object_store_the_checkpoint_is_locked(tmp_path: Path) -> None:
+    store = "s3://key:secret@bucket/job?region=us-east-1&endpoint_override=127.0.0.1:1"
+    first, second = (JobFolder(store, str(tmp_path / "checkpoint")) for _ in range(2))
+    with first.locked(), pytest.raises(OptionError, match="is running"), second.locked():
+        pass
+    with second.locked():
+        assert (tmp_path / "checkpoint" / "job.lock").exists()
+
+
+def test_a_drive_without_locks_is_no_reason_to_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def no_locks(*_: Any) -> None:
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr("spark_sink.jobs.job_folder.fcntl.flock", no_locks)
+    with JobFolder(str(tmp_path)).locked():
+        assert "job.lock cannot be locked: start one process only" in capsys.readouterr().err
+
+
+def test_a_snapshot_alone_is_read_once(tmp_path: Path) -> None:
+    record = JobRecord(("shop.orders",))
+    time = Timestamp(5, 1)
+    request = SnapshotRequest.initial(time, SnapshotPlan(time))
+    running = to_document(SnapshotQueue(requests=(request,)))
+    fake_job(tmp_path / "a", snapshots=running).begin(record, once=True)
+    ended = to_document(SnapshotQueue(batch=BatchPart(ending=request)))
+    with pytest.raises(OptionError, match="has finished its snapshot"):
+        fake_job(tmp_path / "b", snapshots=ended).begin(record, once=True)
+
+
+def test_a_job_keeps_the_options_of_its_messages(tmp_path: Path) -> None:
+    folder = JobFolder(str(tmp_path))
+    offsets = tmp_path / "checkpoint" / "offsets"
+    offsets.mkdir(parents=True)
+    (offsets / "0").write_text("v1\n{}\n" + json.dumps({"position": {"start": "now"}}))
+    record = JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "p"})
+    (tmp_path / "job.json").write_text(
+        json.dumps({"namespaces": ["shop"], "tables": [MESSAGES], "messages": {"prefix": "p"}})
+    )
+    folder.begin(record)
+    with pytest.raises(OptionError, match="has --message prefix=p, not prefix=q: start it as"):
+        folder.begin(JobRecord(("shop",), tables=(MESSAGES,), messages={"prefix": "q"}))
