@@ -13,6 +13,7 @@ before such a commit. So no commit of an earlier start can succeed after that.
 from __future__ import annotations
 
 import json
+import re
 import secrets
 import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -69,12 +70,16 @@ _REARRANGING = {"OPTIMIZE", "VACUUM START", "VACUUM END"}
 
 _PartitionFilters = Sequence[tuple[str, str, list[str]]]
 
+_MISREAD = re.compile(r"%[0-9A-Fa-f]{2}|[\\\x00-\x1f\x7f]")
+"""What delta-rs 1.6 reads as other characters in a path, or refuses."""
+
 
 class DeltaLog(TableVersion):
     """The newest version of the table at an address, a path or a URI that delta-rs knows.
 
     The object stands for the version that it has read or committed last. Methods raise StreamError
-    where another writer was faster or the storage fails.
+    where another writer was faster or the storage fails. Raises OptionError for a path that
+    delta-rs would misread.
 
     Args:
         partitions: the partition columns of a new table.
@@ -91,6 +96,11 @@ class DeltaLog(TableVersion):
         epoch: int = 0,
     ) -> None:
         super().__init__(absolute(address), None)
+        if "://" not in self.address and _MISREAD.search(self.address):
+            raise OptionError(
+                f"the folder {self.address} cannot have Delta tables: its path has a backslash, a "
+                "line break, or a percent sign before two hexadecimal digits. Use another folder"
+            )
         self._new_partitions = list(partitions)
         self._new_statistics_columns = statistics_columns
         self._epoch = epoch

@@ -456,6 +456,19 @@ def test_states_are_kept_for_an_hour_and_a_lost_or_damaged_one_is_told(tmp_path:
             read_state(address, numbers[2])
 
 
+@pytest.mark.parametrize("name", ["a%b", "a%zz", "a b#c?d*[e]{f}", "ü=+:&;|~"])
+def test_a_folder_may_have_odd_characters(name: str, tmp_path: Path) -> None:
+    for number in range(2):
+        DeltaLog(str(tmp_path / name)).append([], SCHEMA, batch(number))
+    assert DeltaLog(str(tmp_path / name)).batch() == batch(1)
+
+
+@pytest.mark.parametrize("name", ["a%41b", "a%2fb", "a\\b", "a\nb"])
+def test_a_folder_that_delta_rs_does_not_find_is_refused(name: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="cannot have Delta tables"):
+        DeltaLog(str(tmp_path / name))
+
+
 @pytest.mark.parametrize("partitions", [[], ["bucket"]])
 def test_files_that_delta_rs_has_rewritten_are_searched(
     tmp_path: Path, partitions: list[str]
