@@ -112,20 +112,19 @@ class SignalFolder:
 
     def _listed(self) -> list[fs.FileInfo]:
         try:
-            entries = self._folder.listed("")
-        except OSError as error:
+            files = [
+                entry
+                for entry in self._folder.listed("")
+                if entry.type == fs.FileType.File
+                and entry.extension == "json"
+                and not entry.base_name.startswith((".", "_"))
+            ]
+        except (OSError, UnicodeDecodeError) as error:
             raise StreamError(
                 f"the folder of signals {self._address} cannot be read: correct option "
-                "'signalFolder'",
+                "'signalFolder', or remove files whose names are no UTF-8",
                 error,
             ) from None
-        files = [
-            entry
-            for entry in entries
-            if entry.type == fs.FileType.File
-            and entry.extension == "json"
-            and not entry.base_name.startswith((".", "_"))
-        ]
         if len(files) > _MAX_FILES:
             raise StreamError(
                 f"the folder of signals {self._address} has more than {_MAX_FILES} files: remove "

@@ -50,16 +50,19 @@ def write_state(address: str, state: TableState) -> int:
 def read_state(address: str, number: int) -> TableState:
     """Return the state with a number.
 
-    Raises StreamError if its file is lost, or of a newer version of this package; and OSError.
+    Raises StreamError if its file is lost or damaged, or of a newer version of this package; and
+    OSError.
     """
     text = Folder(address).text(_path(number))
-    if text is None:
-        raise StreamError(
-            f"the table at {address} has lost its file {_path(number)}, which says where it is in "
-            "the stream: restore the file from a backup, or remove a table current for job "
-            "rebuild to make it again"
-        )
-    return TableState.of(json.loads(text), address)
+    with suppress(ValueError, KeyError, TypeError, AttributeError):
+        if text is not None:
+            return TableState.of(json.loads(text), address)
+    loss = "has lost" if text is None else "has damage in"
+    raise StreamError(
+        f"the table at {address} {loss} its file {_path(number)}, which says where it is in the "
+        "stream: restore the file from a backup, or remove a table current for job rebuild to make "
+        "it again"
+    )
 
 
 def clean_states(address: str, newest: int) -> None:

@@ -66,6 +66,12 @@ def test_processed_signals_that_cannot_be_removed_end_the_query(tmp_path: Path) 
         received(folder, *names[:50])
 
 
+def test_a_file_whose_name_cannot_be_read_ends_the_query_with_the_remedy(tmp_path: Path) -> None:
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.json")).write_text("{}")
+    with pytest.raises(StreamError, match="remove files whose names are no UTF-8"):
+        SignalFolder(str(tmp_path)).receive(())
+
+
 def test_a_file_that_is_being_written_is_read_later(tmp_path: Path) -> None:
     times = [1.0, 1000.0]
     folder = SignalFolder(str(tmp_path), clock=lambda: times[0], now=lambda: times[1])

@@ -441,7 +441,7 @@ def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
     assert newest_state(str(tmp_path / "none")) == TableState()
 
 
-def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> None:
+def test_states_are_kept_for_an_hour_and_a_lost_or_damaged_one_is_told(tmp_path: Path) -> None:
     address = str(tmp_path)
     numbers = [write_state(address, TableState(batch=batch(number))) for number in range(3)]
     for number in numbers[:2]:
@@ -450,6 +450,10 @@ def test_states_are_kept_for_an_hour_and_a_lost_one_is_told(tmp_path: Path) -> N
     assert read_state(address, numbers[2]).batch == batch(2)
     with pytest.raises(StreamError, match=r"has lost its file _mergerouter/.*from a backup"):
         read_state(address, numbers[1])
+    for text in ("", '{"batch"', '{"batch": 5}', "[]"):
+        (tmp_path / "_mergerouter" / f"{numbers[2]}.json").write_text(text)
+        with pytest.raises(StreamError, match=r"has damage in its file _mergerouter/.*rebuild"):
+            read_state(address, numbers[2])
 
 
 @pytest.mark.parametrize("partitions", [[], ["bucket"]])
