@@ -138,6 +138,7 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     connection = Mock()
     connection.client.with_retries = lambda call: call()
     connection.scheduler.begin.return_value = IN_SNAPSHOT
+    connection.scheduler.restarted = lambda queue: queue
     connection.scheduler.require = lambda queue, *_: replace(queue, required_at="7")
     connection.signal_receiver.receive = lambda queue, _: queue
     connection.scheduler.advance = lambda queue, _: queue
