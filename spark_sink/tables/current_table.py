@@ -13,6 +13,7 @@ from functools import partial, reduce
 from itertools import groupby
 from operator import attrgetter
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
@@ -56,8 +57,8 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import read_rows, scan
 from spark_sink.tables.table_state import Batch, TableState
+from spark_sink.tables.table_version import TableVersion
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -205,7 +206,7 @@ class CurrentTable:
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the version, without KEY_RANGE."""
-        return read_rows(spark, self.log)
+        return self.log.read(spark)
 
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
@@ -231,7 +232,7 @@ class CurrentTable:
                 if not changes.is_initial:
                     raise restored_error(self.address)
                 names = [name for name in self.log.schema.names if name != KEY_RANGE]
-                checksum = sum(map(Checksum.of, scan(self.log, names)), NO_ROWS)
+                checksum = sum(map(Checksum.of, self.log.rows(names)), NO_ROWS)
                 self.state = replace(self.state, checksum=checksum)
             self.apply_staged(events.sparkSession, Upsert(changes, batch))
         except BaseException:
@@ -418,6 +419,17 @@ def apply_changes(
         table.apply(rows, Batch(query, batch_id) if query else None)
 
     return events.writeStream.foreachBatch(apply)
+
+
+def namespaces_in(version: TableVersion) -> set[tuple[str, str]]:
+    """Return the collections, by database and name, whose documents a table has."""
+    form = TableForm.of(version.schema) if version.exists else TableForm()
+    names = [form.column(name) for name in ("database", "collection")]
+    namespaces: set[tuple[str, str]] = set()
+    for batch in version.rows(names) if version.exists else ():
+        rows = pa.Table.from_batches([batch]).group_by(names).aggregate([])
+        namespaces |= set(zip(*rows.to_pydict().values(), strict=True))
+    return namespaces
 
 
 def _form_after(address: str, before: TableForm | None, form: TableForm) -> TableForm:

@@ -13,7 +13,6 @@ from spark_sink.folders import Folder
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest, partitions_of
-from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.table_version import TableVersion
 from spark_sink.tables.version_states import STATE, commits_in
@@ -81,5 +80,5 @@ def _fits(newest: TableVersion, state: TableState, name: str) -> bool:
         return bool(partition_digest(partitions_of(newest.files())) == state.partitions)
     batch = state.batch.written.get(name)
     return batch is None or any(
-        rows.num_rows for rows in scan(newest, [BATCH], [(BATCH, "==", batch)])
+        rows.num_rows for rows in newest.rows([BATCH], [(BATCH, "==", batch)])
     )
