@@ -28,10 +28,17 @@ from spark_sink.errors import FULL_DISK, StreamError
 from spark_sink.folders import Folder
 from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.executors import REPORT_PROGRESS, rows_of
-from spark_sink.tables.parquet_parts import RowFilter, TableFile, TableScan
+from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableFile, TableScan
 from spark_sink.tables.places import KEY_RANGE
+from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.version_states import APPLICATION, commit_path, read_state
+from spark_sink.tables.version_states import (
+    APPLICATION,
+    commit_path,
+    read_state,
+    restored_error,
+    state_in_commits,
+)
 
 STATISTICS = "delta.dataSkippingStatsColumns"
 """The property of a table with the columns that have statistics in its commits."""
@@ -206,6 +213,33 @@ class TableVersion:
                 "path, or restore the folder with all its files"
             )
         return batch
+
+    def is_restored(self, name: str = "") -> bool:
+        """Return whether the version is an older one that another program has restored.
+
+        It lacks batches, but has the state of a later version: application transactions survive a
+        restore. If the commits of both have expired, the files are compared with the state. A
+        current table must have the partitions of its state. Another table, whose `name` is given,
+        must have rows of the newest batch that wrote some; without a name others may remove rows
+        from the table.
+        """
+        state, known = self.state(), None
+        if state != TableState() and self.version is not None:
+            with self.stream_errors():
+                known = state_in_commits(Folder(self.address), self.version)
+        if known is not None:
+            return known != state
+        if KEY_RANGE in self.partitions:
+            return bool(partition_digest(partitions_of(self.files())) != state.partitions)
+        newest = state.batch.written.get(name)
+        return newest is not None and not any(
+            rows.num_rows for rows in self.rows([BATCH], [(BATCH, "==", newest)])
+        )
+
+    def require_not_restored(self, name: str = "") -> None:
+        """Raise StreamError if an older version was restored (`is_restored`)."""
+        if self.is_restored(name):
+            raise restored_error(self.address)
 
     def at(self, version: int, state: TableState) -> TableVersion:
         """Return an older version; its commit has `state`.

@@ -31,7 +31,6 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import COMMIT_SECONDS
 from spark_sink.tables.parquet_parts import BATCH, RowFilter
-from spark_sink.tables.restores import require_not_restored
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import commit_path, states_in
 
@@ -81,7 +80,7 @@ class JobHistory:
         self.logs = {name: log for name, log in logs.items() if log.exists}
         self._whole = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
         for log in self.logs.values():
-            require_not_restored(log)
+            log.require_not_restored()
         self._require_reached()
 
     def whole_cut(self) -> Timestamp:

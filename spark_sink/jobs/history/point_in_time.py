@@ -34,7 +34,6 @@ from spark_sink.tables.ddl_events import TableScope, unread_after
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan
-from spark_sink.tables.restores import require_not_restored
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
@@ -138,7 +137,7 @@ def bronze_at(
     """
     log, cut = DeltaLog(folder.table(BRONZE)), None
     chosen: RowFilter = ()
-    require_not_restored(log, BRONZE)
+    log.require_not_restored(BRONZE)
     batch = log.batch()
     if time is None:
         scope = scope_at(folder.record(), Offset.of(batch.offset, in_table=True))
