@@ -120,7 +120,8 @@ class ClientReader:
                     start_at is None or (after is None and is_over)
                 ):
                     raise  # its own stream would need the same servers, and as long
-                streams.record_failure(self._candidates, source, error, begun)
+                now = self._loop.time()
+                streams.policy.record_failure(self._candidates, source, error, begun, now)
         try:
             return own, *await streams.find_or_open(own.request, *wanted)
         except CommandError as error:
@@ -348,7 +349,8 @@ class ClientReader:
             if lost_history or RESUMABLE_LABEL in error.labels:
                 raise error
             if self._source is not own:
-                self._streams.record_failure(self._candidates, self._source, error, self._since)
+                policy, now = self._streams.policy, self._loop.time()
+                policy.record_failure(self._candidates, self._source, error, self._since, now)
                 self._record_source(own)
         return self._move()
 
