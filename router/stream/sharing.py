@@ -182,8 +182,7 @@ class FailedStreams:
 
     def avoids(self, key: bytes, now: float) -> bool:
         """Return whether no client should enter the stream now."""
-        failure = self._failures.get(key)
-        return failure is not None and now < failure.until
+        return bool(self.explain(key, now))
 
     def explain(self, key: bytes, now: float) -> str:
         """Return why no client enters the stream now, or an empty string.
