@@ -91,7 +91,7 @@ async def test_in_a_backlog_a_client_does_not_join_an_unread_stream_before_its_s
     first, _ = await registry.open(stream(101), OWNER)
     assert numbers(await first.next_batch(1, PATIENCE)) == [101]
     lingering = first.running_stream
-    registry.kill([first.cursor_id], OWNER)
+    registry.kill([first.cursor_id])
     then, _ = await registry.open(stream(1299), OWNER)
     assert (then.running_stream is lingering) == joins
     assert await read_until(then, 2) == [1299, 1300]
@@ -105,12 +105,12 @@ async def test_remotes_linger_after_their_last_client(cluster: ScriptedCluster):
     first, _ = await registry.open(stream(), OWNER)
     write(cluster, 101, 103)
     batch = await first.next_batch(1, PATIENCE)
-    registry.kill([first.cursor_id], OWNER)
+    registry.kill([first.cursor_id])
     resumed = {"resumeAfter": bson.decode(batch.pbrt)}
     again, _ = await registry.open(stream(pipeline=[{"$changeStream": resumed}]), OWNER)
     assert await read_until(again, 1) == [103]
     assert all(len(member.opened) == 1 for member in cluster.members)
-    registry.kill([again.cursor_id], OWNER)
+    registry.kill([again.cursor_id])
     await until(lambda: cluster.open_cursors == 0)
 
 
@@ -157,7 +157,7 @@ async def test_a_cancelled_opening_does_not_affect_others(cluster: ScriptedClust
         opening.cancel()
         (result,) = await asyncio.gather(opening, return_exceptions=True)
         if isinstance(result, tuple):
-            registry.kill([result[0].cursor_id], OWNER)
+            registry.kill([result[0].cursor_id])
     await until(lambda: cluster.open_cursors == REMOTES)
     await until(lambda: (registry.admission._cursors.count(), registry.admission.streams) == (1, 1))
 
