@@ -18,7 +18,6 @@ from spark_sink import local_session
 from spark_sink.debezium import to_debezium
 from spark_sink.jobs.job_tables import BRONZE
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.table_rows import scan
 
 ROUNDS = 3
 """How often a snapshot is read: the figures are of the last time."""
@@ -96,7 +95,7 @@ def latency(spark: SparkSession, args: argparse.Namespace, folder: Path) -> dict
     while args.until not in arrivals and query.isActive:
         if table is not None and table.reload() and table.count() > count:
             now, count = time.perf_counter(), table.count()
-            for columns in scan(table, ["documentKey"]):
+            for columns in table.rows(["documentKey"]):
                 for key in filter(None, columns["documentKey"].to_pylist()):
                     arrivals.setdefault(_key(key)["_id"], now)
         time.sleep(0.005)

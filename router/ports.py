@@ -73,15 +73,15 @@ class AcceptingPort(OwnedTasks):
 
     Args:
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
-        protocol: creates the protocol of a client. After a handshake, it is given a function that
-            ends the count of the handshake: the protocol calls it before ``_admits``.
+        protocol: creates the protocol of a client, which calls the function that is given before
+            ``_admits``: that ends the count of a handshake.
         counts: counts the connections, and holds their limits.
     """
 
     def __init__(
         self,
         handshakes: Handshakes | None,
-        protocol: Callable[..., asyncio.BaseProtocol],
+        protocol: Callable[[Callable[[], None]], asyncio.BaseProtocol],
         counts: ConnectionCounts,
     ) -> None:
         self._handshakes = handshakes
@@ -110,7 +110,7 @@ class AcceptingPort(OwnedTasks):
         if self._handshakes is None:
             for host in hosts:
                 server = await asyncio.get_running_loop().create_server(
-                    self._protocol, host, port, backlog=BACKLOG
+                    self._uncounted, host, port, backlog=BACKLOG
                 )
                 self._servers.append(server)
                 port = server.sockets[0].getsockname()[1]
@@ -120,6 +120,10 @@ class AcceptingPort(OwnedTasks):
             listening.listen(BACKLOG)
         self.run(self._accept_all, bound, self._handshakes)
         return int(bound[0].getsockname()[1])
+
+    def _uncounted(self) -> asyncio.BaseProtocol:
+        """Return the protocol of a client without a handshake that has been counted."""
+        return self._protocol(lambda: None)
 
     async def _connect(
         self, connection: socket.socket, protocol: Callable[[], asyncio.BaseProtocol]

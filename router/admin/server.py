@@ -117,7 +117,7 @@ class AdminServer(AcceptingPort):
     async def _end(self) -> None:
         await self._runner.cleanup()
 
-    def _http(self, _arrived: Callable[[], None] | None = None) -> asyncio.BaseProtocol:
+    def _http(self, _arrived: Callable[[], None]) -> asyncio.BaseProtocol:
         server = self._runner.server
         assert server is not None
         for oldest in server.connections[: 1 - _MOST_CONNECTIONS]:

@@ -142,7 +142,7 @@ async def kill_cursors(call: Call) -> AnyAnswer:
     if call.upstream is not None and not ours and not done:
         return PASS_THROUGH
     asked_here = ours if call.upstream is not None else [*ours, *others]
-    killed, not_found = process.cursors.kill(asked_here, owner, anybody=anybody)
+    killed, not_found = process.cursors.kill(asked_here)
     lists["cursorsKilled"] += map(Int64, killed)
     lists["cursorsNotFound"] += map(Int64, not_found)
     if others and (link := call.upstream_link) is not None:

@@ -12,7 +12,6 @@ import structlog
 
 from router.commands.call import Call
 from router.commands.reply_bodies import RawAnswer, code_of
-from router.cursors.cursor import Owner
 from router.peers.messages import RotateCertificates, SetVerbosity
 from router.peers.peers import ON_BEHALF_OF, Peer, Peers
 from shard_client.errors import ErrorCode, NetworkError
@@ -94,7 +93,7 @@ async def kill_unread(call: Call | None) -> None:
     """
     if call is None or call.cursor_id is None:
         return
-    call.process.cursors.kill((call.cursor_id,), Owner(), anybody=True)
+    call.process.cursors.kill((call.cursor_id,))
     owner = other_owner(call, call.cursor_id)
     if owner is not None:
         with anyio.CancelScope(shield=True):

@@ -99,20 +99,16 @@ class MergedCursor:
         143 CursorInUse, the error for a different session or user, or 13 Unauthorized if its user
         may no longer read the namespace.
         """
-        self.check_user(asking)
-        if self.busy:
-            message = f"Cursor already in use (id: {self.cursor_id})."
-            raise CommandError(ErrorCode.CursorInUse, message)
-        self._check_session(asking)
-
-    def check_user(self, asking: Owner) -> None:
-        """Raise CommandError (13 Unauthorized) if ``asking`` is another user."""
         if self.owner.user != asking.user:
             raise CommandError(
                 ErrorCode.Unauthorized,
                 f"cursor id {self.cursor_id} was not created by the authenticated user :: caused "
                 "by :: User not authorized to access cursor",
             )
+        if self.busy:
+            message = f"Cursor already in use (id: {self.cursor_id})."
+            raise CommandError(ErrorCode.CursorInUse, message)
+        self._check_session(asking)
 
     def _check_session(self, asking: Owner) -> None:
         """Raise CommandError for a getMore in a different session, with mongos's error codes."""

@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from heapq import nlargest
 from operator import itemgetter
-from typing import Any
+from typing import Any, Final
 
 import structlog
 from bson.timestamp import Timestamp
@@ -23,10 +23,13 @@ from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
+from router.tasks.shared_answer import shutting_down
 from shard_client.bson.resume_token import cluster_seconds_of, cluster_time_of
 from shard_client.errors import CommandError, ErrorCode
 
 log = structlog.get_logger()
+
+_QUIESCES: Final = "The server is in quiesce mode and will shut down"
 
 
 class CursorRegistry:
@@ -81,7 +84,7 @@ class CursorRegistry:
         shards or the config server stay unreachable, 365 if too many cursors or streams are open.
         """
         if self._closed:
-            raise _shutting_down()
+            raise shutting_down(_QUIESCES)
         quota = Quota(owner.client, owner.user)
         ticket = self.admission.admit_cursor(quota, request_bytes)
         with ExitStack() as closing:
@@ -93,7 +96,7 @@ class CursorRegistry:
             closing.callback(cursor.close)
             first = cursor.first_batch()
             if self._closed:
-                raise _shutting_down()
+                raise shutting_down(_QUIESCES)
             closing.pop_all()
             self._departed.record_back(owner.client, request.namespace)
             cursor.last_used = self._loop.time()
@@ -217,27 +220,17 @@ class CursorRegistry:
             if cursor.user is user and (refusal := cursor.refusal) is not None:
                 cursor.close(refusal)
 
-    def kill(
-        self, cursor_ids: Iterable[int], owner: Owner, *, anybody: bool = False
-    ) -> tuple[list[int], list[int]]:
-        """Kill cursors by id; return those that were killed, and those that were not found.
+    def kill(self, cursor_ids: Iterable[int]) -> tuple[list[int], list[int]]:
+        """Kill cursors of any user; return those that were killed, and those that were not found.
 
-        The shards' cursors are killed in the background.
-
-        A getMore in flight fails with 237 CursorKilled. Raises CommandError (13 Unauthorized) for
-        another user's cursor, unless ``anybody`` is set.
+        The shards' cursors are killed in the background. A getMore in flight fails with 237
+        CursorKilled.
         """
         killed: list[int] = []
         not_found: list[int] = []
         for cursor_id in cursor_ids:
-            cursor = self._cursors.get(cursor_id)
-            if cursor is None:
-                not_found.append(cursor_id)
-                continue
-            if not anybody:
-                cursor.check_user(owner)
+            (killed if cursor_id in self._cursors else not_found).append(cursor_id)
             self._remove(cursor_id)
-            killed.append(cursor_id)
         return killed, not_found
 
     def end_sessions(
@@ -274,7 +267,7 @@ class CursorRegistry:
         if self._timer is not None:
             self._timer.cancel()
         for cursor_id in list(self._cursors):
-            self._remove(cursor_id, _shutting_down())
+            self._remove(cursor_id, shutting_down(_QUIESCES))
         await self.streams.close()
 
     async def _open_reader(
@@ -326,9 +319,3 @@ class CursorRegistry:
                 log.info("idle cursor timed out", cursor=cursor_id)
                 self._remove(cursor_id)
         self._schedule_check()
-
-
-def _shutting_down() -> CommandError:
-    return CommandError(
-        ErrorCode.ShutdownInProgress, "The server is in quiesce mode and will shut down"
-    ).with_change_stream_label()

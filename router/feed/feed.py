@@ -64,14 +64,13 @@ class FeedPort(AcceptingPort):
 
     async def adopt(self, connection: socket.socket) -> None:
         """Serve a client whose connection another process has accepted; raises OSError."""
-        await self._connect(connection, self._arriving)
+        await self._connect(connection, self._uncounted)
 
-    def _arriving(self, arrived: Callable[[], None] | None = None) -> asyncio.StreamReaderProtocol:
+    def _arriving(self, arrived: Callable[[], None]) -> asyncio.StreamReaderProtocol:
         """Return the protocol of a client; it calls ``arrived`` when connected."""
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            if arrived is not None:
-                arrived()
+            arrived()
             lines = Lines(reader, writer)
             if self._admits(lines.transport, lines.address):
                 self.run(self._serve, lines)
@@ -159,4 +158,4 @@ class FeedPort(AcceptingPort):
                 with self._cursors.checkout(cursor.cursor_id, owner) as held:
                     batch = await held.next_batch(_EVENTS_A_BATCH, wait)
         finally:
-            self._cursors.kill([cursor.cursor_id], owner)
+            self._cursors.kill([cursor.cursor_id])

@@ -103,14 +103,9 @@ class UpstreamReads:
         while True:
             try:
                 async with self._borrowed(until) as connection:
-                    try:
-                        return await self._read_once(
-                            connection, database, command, held, most_bytes, until
-                        )
-                    except CommandError as error:
-                        if error.code in NOT_PRIMARY_CODES:
-                            connection.abort()
-                        raise
+                    return await self._read_once(
+                        connection, database, command, held, most_bytes, until
+                    )
             except NetworkError as error:
                 failure = CommandError(
                     ErrorCode.HostUnreachable, f"looking documents up through the upstream: {error}"
@@ -130,7 +125,8 @@ class UpstreamReads:
     async def _borrowed(self, deadline: float) -> AsyncIterator[Connection]:
         """Lend a connection in turn: waiting requests begin as others end, or take a second.
 
-        Raises CommandError (NetworkTimeout) if the turn has not come by the deadline.
+        One to a server that is no longer the primary is cut. Raises CommandError (NetworkTimeout)
+        if the turn has not come by the deadline.
         """
         try:
             async with asyncio.timeout_at(deadline):
@@ -143,7 +139,12 @@ class UpstreamReads:
             slow = self._loop.call_later(_SLOW_SECONDS, place.close)
             place.callback(slow.cancel)
             async with self._lend() as connection:
-                yield connection
+                try:
+                    yield connection
+                except CommandError as error:
+                    if error.code in NOT_PRIMARY_CODES:
+                        connection.abort()
+                    raise
 
     async def _read_once(
         self,

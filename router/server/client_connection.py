@@ -120,14 +120,9 @@ class ClientConnection:
         """Cut the connection if its client has missed a deadline by ``now``, the loop's time
         (docs/security.md#limits)."""
         login = self.client.login
+        begun_at = None if login is None else login.begun_at
         missed = self._deadlines.missed(
-            now,
-            self._incoming.count,
-            unfinished=self._incoming.unfinished,
-            unsent=self._stream.unsent,
-            busy=not self.idle.is_set(),
-            login_since=None if login is None else login.begun_at,
-            may_idle=self._incoming.may_idle,
+            now, self._incoming, unsent=self._stream.unsent, login_since=begun_at
         )
         if missed is not None and not self._stream.closed:
             log.info(

@@ -1,6 +1,7 @@
 """The deadlines of one client, without I/O: its first message, each message, its login."""
 
 from router.limits.client_limits import ClientLimits
+from router.server.incoming import Incoming
 
 
 class ClientDeadlines:
@@ -22,24 +23,14 @@ class ClientDeadlines:
         self._unsent = 0
 
     def missed(
-        self,
-        now: float,
-        messages: int,
-        *,
-        unfinished: bool = False,
-        unsent: int = 0,
-        busy: bool = False,
-        login_since: float | None = None,
-        may_idle: bool = True,
+        self, now: float, incoming: Incoming, *, unsent: int, login_since: float | None
     ) -> str | None:
         """Return which deadline the client has missed, for the log; None if it has not.
 
-        ``messages`` are the whole ones received, ``unfinished`` is whether another one has begun,
-        ``unsent`` the bytes of replies that the client has not read. ``busy`` is whether a command
-        runs, ``login_since`` when a login has begun that is in progress, ``may_idle`` whether the
-        client has logged in, or does not have to.
+        ``incoming`` are its messages, ``unsent`` the bytes of replies that it has not read;
+        ``login_since`` is when a login has begun that is in progress.
         """
-        limits = self._limits
+        limits, messages, unfinished = self._limits, incoming.count, incoming.unfinished
         another = messages != self._messages
         self._messages = messages
         if not unfinished:
@@ -53,7 +44,7 @@ class ClientDeadlines:
         self._unsent = unsent
         if now - self._reading_since > limits.message_time:
             return "the client does not read its replies"
-        if another or busy:
+        if another or not incoming.idle.is_set():
             self._idle_since = now
         idle_for = now - self._idle_since
         if not messages and not unfinished and idle_for > limits.login_time:
@@ -63,6 +54,6 @@ class ClientDeadlines:
             and now - login_since > limits.login_time + limits.failed_login_delay
         ):
             return "a login has begun and does not end"
-        if not may_idle and idle_for > limits.idle_before_login:
+        if not incoming.may_idle and idle_for > limits.idle_before_login:
             return "the client does not log in"
         return None

@@ -94,7 +94,7 @@ class Listener(AcceptingPort):
         """
 
         def stream() -> _ClientStream:
-            created = self._stream(connection_id=connection_id)
+            created = self._stream(lambda: None, connection_id)
             created.when_closed(ended)
             return created
 
@@ -113,13 +113,12 @@ class Listener(AcceptingPort):
         await self._until_idle(_INTERRUPTED_TIMEOUT)
 
     def _stream(
-        self, arrived: Callable[[], None] | None = None, connection_id: int | None = None
+        self, arrived: Callable[[], None], connection_id: int | None = None
     ) -> _ClientStream:
         """Return the stream of a client; it calls ``arrived`` when connected."""
 
         def accept(stream: FrameStream) -> None:
-            if arrived is not None:
-                arrived()
+            arrived()
             self._accept(stream, connection_id)
 
         begins = check_first_header if self._handshakes is None else None

@@ -120,7 +120,8 @@ class ClientReader:
                     start_at is None or (after is None and is_over)
                 ):
                     raise  # its own stream would need the same servers, and as long
-                streams.record_failure(self._candidates, source, error, begun)
+                now = self._loop.time()
+                streams.policy.record_failure(self._candidates, source, error, begun, now)
         try:
             return own, *await streams.find_or_open(own.request, *wanted)
         except CommandError as error:
@@ -138,9 +139,8 @@ class ClientReader:
         """Bytes of events that one reply may have now."""
         return self._streams.reply_bytes
 
-    @property
     def is_ready(self) -> bool:
-        """Whether ``take`` has a result at once; releases events if necessary."""
+        """Return whether ``take`` has a result at once; release events if necessary."""
         if self.stream is None:
             return self._failure_of_move is not None
         return self.log_reader.is_ready()
@@ -187,7 +187,7 @@ class ClientReader:
 
     async def until_ready(self, deadline: float) -> None:
         """Wait until it ``is_ready`` or interrupted, or the loop's time is ``deadline``."""
-        while self.interrupted is None and not self.is_ready:
+        while self.interrupted is None and not self.is_ready():
             left = deadline - self._loop.time()
             if left <= 0:
                 break
@@ -195,7 +195,7 @@ class ClientReader:
 
     async def _wait(self, timeout: float) -> None:
         """Wait until events may be ready or it is interrupted, ``timeout`` seconds at most."""
-        if self._change_over():
+        if self._change_stream():
             return
         waiter = self._waiter = self._loop.create_future()
         try:
@@ -274,23 +274,29 @@ class ClientReader:
             return False
         return len(after) == TIME_DIGITS or is_high_water_mark(after)
 
-    def _change_over(self) -> bool:
-        """Join another stream, or begin a move, if it should; return whether it has joined one."""
+    def _change_stream(self) -> bool:
+        """Go to another stream by the table above; return whether it has joined one at once."""
+        stream = self.stream
+        if stream is None:
+            return False  # it moves already
         if self.log_reader.lost:
             self._move()
-        if self.stream is None:
             return False
-        if self.log_reader.part is not None and self._source is not self._candidates.own:
-            demand = self._candidates.way_of(self._source).demand
-            demand.record(self._source.key, self.stream.fan_out.traffic, self._loop.time())
+        self._record_traffic(stream)
         source = self._preferred()
         main = self._streams.stream_to_join(source.key)
-        if main is not None and main is not self.stream and self._may_join(source, main):
+        if main is not None and main is not stream and self._may_join(source, main):
             self._join(source, main)
             return True
         if source.key != self._source.key and self._should_move_to(source):
             self._move()
         return False
+
+    def _record_traffic(self, stream: RunningStream) -> None:
+        """Tell the policy what a stream that it shares costs, and lets through."""
+        if self.log_reader.part is not None and self._source is not self._candidates.own:
+            demand = self._candidates.way_of(self._source).demand
+            demand.record(self._source.key, stream.fan_out.traffic, self._loop.time())
 
     def _may_join(self, source: Source, main: RunningStream) -> bool:
         """Return whether ``main``, a stream of ``source``, has the next events."""
@@ -348,7 +354,8 @@ class ClientReader:
             if lost_history or RESUMABLE_LABEL in error.labels:
                 raise error
             if self._source is not own:
-                self._streams.record_failure(self._candidates, self._source, error, self._since)
+                policy, now = self._streams.policy, self._loop.time()
+                policy.record_failure(self._candidates, self._source, error, self._since, now)
                 self._record_source(own)
         return self._move()
 

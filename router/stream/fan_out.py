@@ -173,7 +173,6 @@ class FanOut:
             incarnation.views.add(part)
         except Exception as error:
             # With a filter or a namespace that is half added, a view could lack events.
-            self._positions.remove(position)
             self._fail(position, _unreadable(error))
             raise
         self._parts.add(part)
@@ -203,9 +202,8 @@ class FanOut:
 
     def fail(self, error: Exception) -> None:
         """End all views, which may lack events by ``error``; the merged stream continues."""
-        for position in self._positions:
+        for position in list(self._positions):
             self._fail(position, _unreadable(error))
-        self._positions.clear()
 
     def step(self, clock: Callable[[], float], seconds: float) -> None:
         """Give views events of the log, for about so many ``seconds`` of ``clock``.
@@ -220,7 +218,6 @@ class FanOut:
             try:
                 self._pass(position, events)
             except Exception as error:  # noqa: BLE001 - an event that is not passed on is lost
-                self._positions.remove(position)
                 self._fail(position, _unreadable(error))
             else:
                 self._join(position)
@@ -241,7 +238,6 @@ class FanOut:
                 continue
             if position.number >= self.stream.log.start:
                 return position
-            self._positions.remove(position)
             reason = "filters are slower than other readers"  # the log has dropped events
             self._fail(position, CommandError(ErrorCode.CappedPositionLost, reason))
         return None
@@ -254,6 +250,8 @@ class FanOut:
                 self._positions.remove(other)
 
     def _fail(self, position: LogPosition, error: CommandError) -> None:
+        """End the views at a position, which get no further events."""
+        self._positions.remove(position)
         views = list(position)
         for view in views:
             view.failure = error

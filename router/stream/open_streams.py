@@ -22,10 +22,10 @@ from router.stream.merged_stream import MergedStream
 from router.stream.noop_writer import NoOpWriter
 from router.stream.remotes import StreamResources
 from router.stream.running_stream import CLOSED, RunningStream
-from router.stream.sharing import Candidates, SharingPolicy, Source
+from router.stream.sharing import SharingPolicy
 from router.stream_settings import StreamSettings
 from router.tasks.owned_tasks import AwaitedTasks
-from router.tasks.shared_answer import result_of
+from router.tasks.shared_answer import result_of, shutting_down
 from shard_client import spans
 from shard_client.bson.resume_token import first_key, next_tick
 from shard_client.errors import CommandError, ErrorCode
@@ -205,7 +205,7 @@ class OpenStreams:
 
     def _check_not_closed(self) -> None:
         if self._closed:
-            raise CommandError(ErrorCode.ShutdownInProgress, CLOSED).with_change_stream_label()
+            raise shutting_down(CLOSED)
 
     def _is_late(self, stream: RunningStream, start_at: Timestamp | None) -> bool:
         """Return whether a stream is too far behind for a reader that starts at ``start_at``."""
@@ -243,16 +243,6 @@ class OpenStreams:
     def opening_time(self, request: StreamRequest) -> float:
         """Return the seconds within which a client's stream is to be opened."""
         return self._settings.opening_time(ReadPreference.of(request.read_preference))
-
-    def record_failure(
-        self, candidates: Candidates, source: Source, error: CommandError, begun: float
-    ) -> None:
-        """Record that ``source``, tried or read since ``begun``, does not serve a client."""
-        if self.policy.record_failure(candidates, source, error, begun, self._loop.time()):
-            namespace, cause = source.request.namespace, error.__cause__
-            log.warning(
-                "a shared stream is avoided", namespace=namespace, error=str(error), exc_info=cause
-            )
 
     @property
     def reply_bytes(self) -> int:

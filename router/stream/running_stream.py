@@ -350,7 +350,7 @@ class RunningStream:
         self._read_scheduler.batch_arrived(remote, batch, now, opening=not self.has_opened)
         if not self._opened.done() and all(each.in_merge.has_replied for each in self._remotes):
             self._become_open()
-        self._pass_on()
+        self.waiting.batch_merged()
         if self._held_back_since is not None and not self.merged.is_held_back:
             self._loads.low_watermark_waits.record(self._loop.time() - self._held_back_since)
             self._held_back_since = None
@@ -376,7 +376,7 @@ class RunningStream:
                 self.merged.membership.apply_list(listed.hosts.keys(), listed.draining, listed.by)
                 self._remotes.follow_merge()
             self._read_scheduler.check_laggards(arriving=True)
-            self._pass_on()
+            self.waiting.batch_merged()
         self._draining = None
 
     def _stop_if_broken(self) -> None:
@@ -391,14 +391,6 @@ class RunningStream:
             log.error("stream broke", error=str(error), exc_info=cause)
         self._fail_opening(error)
         self.stop_reading()
-
-    def _pass_on(self) -> None:
-        """Wake the readers that have something to read, since a batch has been merged."""
-        self.waiting.wake_for_release()
-        if self.waiting.has_parts:
-            self.waiting.advance()
-        else:
-            self.waiting.schedule_step()
 
     def remote_failed(self, remote: Remote, error: CommandError) -> None:
         """End the stream with ``error``, after the events that are ready."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass, field, replace
 from math import ceil, inf
 from typing import Any, Final
 
+import structlog
+
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import StreamFilter, compile_filter
 from router.request.stream_request import StreamRequest
@@ -18,6 +20,8 @@ from router.stream.fan_out import FanOut, Traffic
 from router.stream.views import Namespace, View
 from router.stream_settings import StreamSettings
 from shard_client.errors import RESUMABLE_LABEL, CommandError, ErrorCode
+
+log = structlog.get_logger()
 
 _FRACTION_TO_STAY: Final = 0.5
 """A shared scan continues with few readers if they get at least this fraction of its events."""
@@ -178,8 +182,7 @@ class FailedStreams:
 
     def avoids(self, key: bytes, now: float) -> bool:
         """Return whether no client should enter the stream now."""
-        failure = self._failures.get(key)
-        return failure is not None and now < failure.until
+        return bool(self.explain(key, now))
 
     def explain(self, key: bytes, now: float) -> str:
         """Return why no client enters the stream now, or an empty string.
@@ -453,20 +456,24 @@ class SharingPolicy:
 
     def record_failure(
         self, candidates: Candidates, source: Source, error: CommandError, begun: float, now: float
-    ) -> bool:
+    ) -> None:
         """Record that ``source``, which a client tried or began to read at ``begun``, has failed.
 
         No client enters it for a while. Where the error concerns this client alone (it has as many
         streams as it may, or its filter needs too much of an event), this client never does.
-        Return whether others are concerned, and this is the first report of it.
         """
-        if error.code != ErrorCode.TemporarilyUnavailable:
-            return self._failed.add(source.key, error, begun, now)
-        way = candidates.way_of(source)
-        self._leave(way, now)
-        which = "shared" if source.namespace is None else "wider"
-        way.sources, way.reason = (), f"the {which} stream was refused: {error}"
-        return False
+        if error.code == ErrorCode.TemporarilyUnavailable:
+            way = candidates.way_of(source)
+            self._leave(way, now)
+            which = "shared" if source.namespace is None else "wider"
+            way.sources, way.reason = (), f"the {which} stream was refused: {error}"
+        elif self._failed.add(source.key, error, begun, now):
+            log.warning(
+                "a shared stream is avoided",
+                namespace=source.request.namespace,
+                error=str(error),
+                exc_info=error.__cause__,
+            )
 
     def explain(self, request: StreamRequest, now: float) -> dict[str, Any]:
         """Return which stream would serve ``request``, where its filter runs, and why.

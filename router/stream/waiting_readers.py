@@ -120,11 +120,15 @@ class WaitingReaders:
         self._wake(self._whole)
         self._wake(self._parts)
 
-    def wake_for_release(self) -> None:
-        """Wake the readers of the whole stream, if they wait, once a block is released for them."""
+    def batch_merged(self) -> None:
+        """Wake the readers for whom there is something to read now, at once or by a step."""
         stream = self._stream
         if self._whole and stream.error is None and (stream.release() or stream.ended):
             self._wake(self._whole)
+        if self._parts:
+            self.advance()
+        else:
+            self.schedule_step()
 
     def _wake(self, waiting: dict[Any, Waiter]) -> None:
         now = self._clock()
@@ -149,11 +153,6 @@ class WaitingReaders:
     def _is_backlog(self) -> bool:
         """Whether there is more to pass on than the block that is being passed on."""
         return self._stream.merger.ready or self._fan_out.behind > merger.BLOCK_EVENTS
-
-    @property
-    def has_parts(self) -> bool:
-        """Whether readers of parts wait."""
-        return bool(self._parts)
 
     def schedule_step(self) -> None:
         """Take a step when one is due."""

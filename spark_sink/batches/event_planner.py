@@ -267,7 +267,8 @@ class EventPlanner:
         if len(ahead.tokens) >= SAMPLE_SIZE and not ahead.is_idle:
             if (end := self._estimated_end(ahead, most, stop)) is not None:
                 return end, most
-            ahead.read_more(_MAX_COUNTED if most is None else min(_MAX_COUNTED, most), stop)
+            counted = _MAX_COUNTED if most is None else min(_MAX_COUNTED, most)
+            ahead.read_up_to(counted + 1, stop)
         return ahead.cut(most, stop)
 
     def _estimated_end(

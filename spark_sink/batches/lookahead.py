@@ -77,34 +77,30 @@ class Lookahead:
     def read_sample(self, most: int | None, stop: AtTime | None) -> None:
         """Read until the stream is idle, the time is over, the sample is full, or beyond `stop`."""
         wanted = SAMPLE_SIZE if most is None else min(SAMPLE_SIZE, most + 1)
-        begun_at = self._clock()
-        sample_until = begun_at + SAMPLE_SECONDS
         self.is_idle = False
-        tokens, cursor = self.tokens, self._cursor
+        if stop is not None:  # what precedes a stop has happened: it needs no time to arrive
+            self.read_up_to(wanted, stop)
+            return
+        tokens, cursor, begun_at = self.tokens, self._cursor, self._clock()
+        sample_until = begun_at + SAMPLE_SECONDS
         while len(tokens) < wanted:
             is_first = not tokens
-            if stop is None:
-                cursor.max_await = FIRST_EVENT_TIMEOUT if is_first else IDLE_AFTER
-            has_read = self._read()
-            now = self._clock()
-            if has_read:
-                if self._passes(stop):
-                    return
-                if is_first:
-                    sample_until = now + SAMPLE_SECONDS
-                if now >= sample_until and stop is None and self._spans_several_times:
-                    return
-                continue
-            waits_for_first = not tokens and now - begun_at < FIRST_EVENT_TIMEOUT
-            if cursor.has_passed(stop) if stop is not None else not waits_for_first:
+            cursor.max_await = FIRST_EVENT_TIMEOUT if is_first else IDLE_AFTER
+            has_read, now = self._read(), self._clock()
+            if is_first:
+                sample_until = now + SAMPLE_SECONDS
+            if has_read and now >= sample_until and self._spans_several_times:
+                return
+            if not has_read and (tokens or now - begun_at >= FIRST_EVENT_TIMEOUT):
                 self.is_idle = bool(tokens)
                 return
-            cursor.require_progress(begun_at)
+            if not has_read:
+                cursor.require_progress(begun_at)
 
-    def read_more(self, wanted: int, stop: AtTime | None) -> None:
-        """Read until there are more events than `wanted`, the stream is idle, or beyond `stop`."""
+    def read_up_to(self, wanted: int, stop: AtTime | None) -> None:
+        """Read until there are `wanted` events, the stream is idle, or beyond `stop`."""
         begun_at = self._clock()
-        while len(self.tokens) <= wanted and not (self.is_idle or self._passes(stop)):
+        while len(self.tokens) < wanted and not (self.is_idle or self._passes(stop)):
             if not self._read():
                 self.is_idle = stop is None or self._cursor.has_passed(stop)
                 self._cursor.require_progress(begun_at)

@@ -31,7 +31,6 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, TableFile
-from spark_sink.tables.table_rows import scans_of
 
 _Files = Sequence[TableFile]
 # The most files, and bytes, that one commit replaces.
@@ -151,7 +150,7 @@ def _rewritten(log: DeltaLog, files: _Files) -> list[PartFile]:
     schema = arrow_schema(log.schema)
     options: dict[str, Any] = {"statistics_columns": log.statistics_columns, "summed": False}
     with Parts(log.address, schema, log.partitions, **options) as parts:
-        for scan in scans_of(log, schema.names, files=files):
+        for scan in log.scans(schema.names, files=files):
             for rows in scan:
                 parts.add(pa.Table.from_batches([rows]))
         return parts.close()

@@ -41,9 +41,9 @@ from spark_sink.snapshot.selections import CollectionPatterns, Namespace
 from spark_sink.source.offsets import Offset
 from spark_sink.source.schema import schema_for
 from spark_sink.stream.router_client import RouterClient
+from spark_sink.tables.current_table import namespaces_in
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import namespaces_in
 from spark_sink.tables.table_state import Batch
 
 # Events of a batch and of a task: a batch costs Spark about as much whatever its size, and tasks

@@ -48,6 +48,9 @@ _EMPTY_BYTES = 5
 _NAMESPACE = attrgetter("namespace")
 # Attempts for a document that another task inserts or changes concurrently.
 _ATTEMPTS = 5
+# Changes that are written together.
+_BATCH_SIZE = 1000
+_RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)
 
 
 @dataclass
@@ -259,13 +262,6 @@ class DocumentWriter:
 
 def _identifier(key: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*key, bson.encode(key, codec_options=CELLS))
-
-
-_RAW: CodecOptions[RawBSONDocument] = CodecOptions(RawBSONDocument)
-
-
-# Changes that are written together.
-_BATCH_SIZE = 1000
 
 
 class RowWriter:

@@ -1,7 +1,15 @@
 """The readers of streams and of batches, by Spark's interfaces.
 
 They translate between these interfaces and the planners and tasks, which do not depend on Spark
-(docs/spark-rationale.md).
+(docs/spark-rationale.md). Spark passes a micro-batch through these methods:
+
+1. `latestOffset`, on the driver: `OffsetPlanner.plan` decides where the batch ends. For that,
+   `EventPlanner.next_batch` finds the end of its events, and `SnapshotScheduler.advance` what it
+   reads of a snapshot. Spark writes the offset to the checkpoint.
+2. `partitions`, on the driver: what lies between two offsets is divided among tasks, by
+   `EventPlanner.tasks` and `tasks_of_queue`.
+3. `read`, in each task: `rows_of_task`.
+4. `commit`, on the driver, once the batch is written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,11 @@
-"""Delta tables: those of batches, and current tables, which are kept equal to collections.
+"""Delta tables: those to which batches are appended, and current tables, equal to collections.
 
-The entrance is `current_table.CurrentTable`.
+The entrance is `current_table.CurrentTable`. Changes go through the modules in this order:
+
+- Tasks give them the keys of their documents (`keyed_rows`), and sort them by `places` into files
+  (`staged_changes`).
+- The driver plans which files have these keys (`key_ranges`, from what `range_files` has written).
+- Tasks merge them with the rows of these files (`range_merge`): `fold` makes the next version of a
+  document, and `table_form` its columns.
+- The driver commits the new files (`delta_log`) with the state of the table (`table_state`).
 """

@@ -13,6 +13,7 @@ from functools import partial, reduce
 from itertools import groupby
 from operator import attrgetter
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 from pyspark.sql.types import StructType
@@ -44,7 +45,6 @@ from spark_sink.tables.parquet_parts import PartFile
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest
 from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
-from spark_sink.tables.restores import is_restored, restored_error
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
@@ -56,8 +56,9 @@ from spark_sink.tables.staged_changes import (
     stage_rows,
 )
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import read_rows, scan
 from spark_sink.tables.table_state import Batch, TableState
+from spark_sink.tables.table_version import TableVersion
+from spark_sink.tables.version_states import restored_error
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -109,10 +110,6 @@ class Plan:
     rewrites_all: bool
     fold: Fold
 
-    def rest(self) -> list[Merge]:
-        """Return merges of the files without changes: as many as the table has files."""
-        return merges_of_rest(self.ranges, self.merges)
-
 
 @dataclass(frozen=True)
 class Merged:
@@ -147,7 +144,7 @@ class CurrentTable:
     The object stands for the version that it has read or committed last.
 
     Args:
-        keys: the fields of the document key that identify a document.
+        keys: the fields of the document key that identify a document; None for those of the table.
         form: the columns to write; without it those of the table.
         epoch: of the start of a job that writes to it.
     """
@@ -155,7 +152,7 @@ class CurrentTable:
     def __init__(
         self,
         target: str,
-        keys: Sequence[str] = ("_id",),
+        keys: Sequence[str] | None = ("_id",),
         *,
         form: TableForm | None = None,
         epoch: int = 0,
@@ -165,12 +162,12 @@ class CurrentTable:
         """The commits of the table."""
         self.address = self.log.address
         """The folder as a path or URI for Spark."""
-        self.state = TableState(tuple(keys))
+        self.state = TableState(tuple(keys or ()))
         """The state of the version."""
         self._epoch = epoch
         self._stored: TableForm | None = None
         self._read_version(form)
-        if self.state.keys != tuple(keys):
+        if keys is not None and self.state.keys != tuple(keys):
             raise OptionError(
                 f"the table at {target} has the keys {', '.join(self.state.keys)}: use these, or "
                 "write to another folder"
@@ -198,14 +195,14 @@ class CurrentTable:
     @classmethod
     def existing(cls, target: str, form: TableForm | None = None) -> CurrentTable:
         """Return the table in a folder, with its keys. Raises OptionError if there is none."""
-        log = DeltaLog(target)
-        if not log.exists:
+        table = cls(target, None, form=form)
+        if not table.log.exists:
             raise OptionError(f"there is no current table at {target}: correct the path")
-        return cls(target, log.state().keys or ("_id",), form=form)
+        return table
 
     def read(self, spark: SparkSession) -> DataFrame:
         """Return the rows of the version, without KEY_RANGE."""
-        return read_rows(spark, self.log)
+        return self.log.read(spark)
 
     def apply(self, events: DataFrame, batch: Batch | None = None) -> None:
         """Apply rows of the source, and commit the result as the newest version.
@@ -214,7 +211,7 @@ class CurrentTable:
         another query begins, with a snapshot.
         """
         self.reload()
-        was_restored = is_restored(self.log)
+        was_restored = self.log.is_restored()
         if was_restored and (batch is None or batch.query == self.log.state().batch.query):
             raise restored_error(self.address)
         remove_interrupted(self.address, self._epoch)
@@ -228,15 +225,22 @@ class CurrentTable:
             return  # the snapshot begins with the next batch
         try:
             if was_restored:
-                if not changes.is_initial:
-                    raise restored_error(self.address)
-                names = [name for name in self.log.schema.names if name != KEY_RANGE]
-                checksum = sum(map(Checksum.of, scan(self.log, names)), NO_ROWS)
-                self.state = replace(self.state, checksum=checksum)
+                self._accept_restored(changes)
             self.apply_staged(events.sparkSession, Upsert(changes, batch))
         except BaseException:
             remove_changes(self.address, changes.groups)
             raise
+
+    def _accept_restored(self, changes: ChangeReport) -> None:
+        """Continue with the rows of a restored version, if a snapshot brings it up to date.
+
+        Raises StreamError otherwise.
+        """
+        if not changes.is_initial:
+            raise restored_error(self.address)
+        names = [name for name in self.log.schema.names if name != KEY_RANGE]
+        checksum = sum(map(Checksum.of, self.log.rows(names)), NO_ROWS)
+        self.state = replace(self.state, checksum=checksum)
 
     def apply_staged(self, spark: SparkSession | None, upsert: Upsert) -> None:
         """Apply what tasks have staged, and commit the result as the newest version.
@@ -314,7 +318,8 @@ class CurrentTable:
         if upsert.quarantine is not None and upsert.batch is not None:
             quarantine = upsert.quarantine.address, upsert.batch.number
         merged, wants_all = Merged(self.form), plan.rewrites_all
-        pending = [*plan.merges, *(plan.rest() if wants_all else ())]
+        rest = partial(merges_of_rest, plan.ranges, plan.merges)  # has as many as there are files
+        pending = [*plan.merges, *(rest() if wants_all else ())]
         while pending:
             task = partial(MergeTask, self.address, quarantine, fold=plan.fold)
             tasks = [task(merge=merge, form=merged.form, again=wants_all) for merge in pending]
@@ -328,7 +333,7 @@ class CurrentTable:
                     Folder(quarantine[0]).remove(*(part.path for part in report.problems))
             pending = [merge for merge, _ in stale]
             if not wants_all and merged.form.rewrites(self.form):
-                pending += plan.rest()
+                pending += rest()
                 wants_all = True
         return merged
 
@@ -418,6 +423,17 @@ def apply_changes(
         table.apply(rows, Batch(query, batch_id) if query else None)
 
     return events.writeStream.foreachBatch(apply)
+
+
+def namespaces_in(version: TableVersion) -> set[tuple[str, str]]:
+    """Return the collections, by database and name, whose documents a table has."""
+    form = TableForm.of(version.schema) if version.exists else TableForm()
+    names = [form.column(name) for name in ("database", "collection")]
+    namespaces: set[tuple[str, str]] = set()
+    for batch in version.rows(names) if version.exists else ():
+        rows = pa.Table.from_batches([batch]).group_by(names).aggregate([])
+        namespaces |= set(zip(*rows.to_pydict().values(), strict=True))
+    return namespaces
 
 
 def _form_after(address: str, before: TableForm | None, form: TableForm) -> TableForm:

@@ -35,7 +35,6 @@ from deltalake.transaction import (
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.folders import Folder, absolute
 from spark_sink.tables.parquet_parts import WITH_STATISTICS, PartFile, Parts, TableFile, numbered
-from spark_sink.tables.restores import RESTORE, restored_error
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.table_version import (
     DROP_FEATURE,
@@ -43,7 +42,14 @@ from spark_sink.tables.table_version import (
     TableVersion,
     existing_files,
 )
-from spark_sink.tables.version_states import APPLICATION, STATE, clean_states, write_state
+from spark_sink.tables.version_states import (
+    APPLICATION,
+    RESTORE,
+    STATE,
+    clean_states,
+    restored_error,
+    write_state,
+)
 
 EPOCH = "mergerouter.epoch"
 """The property of a table with the number of the start that may write to it."""

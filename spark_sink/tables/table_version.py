@@ -1,4 +1,4 @@
-"""A version of a Delta table, read through delta-rs: its schema, its files, and its state.
+"""A version of a Delta table, read through delta-rs: its schema, files and rows, and its state.
 
 Versions that pyarrow would read wrongly, because of features of Delta that another program has
 turned on, are refused.
@@ -7,24 +7,38 @@ turned on, are refused.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial, reduce
+from operator import and_
 from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError
 from pyarrow import fs
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import FULL_DISK, StreamError
 from spark_sink.folders import Folder
-from spark_sink.tables.executors import REPORT_PROGRESS
-from spark_sink.tables.parquet_parts import RowFilter, TableFile
+from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.executors import REPORT_PROGRESS, rows_of
+from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableFile, TableScan
+from spark_sink.tables.places import KEY_RANGE
+from spark_sink.tables.range_files import partition_digest, partitions_of
 from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.version_states import APPLICATION, commit_path, read_state
+from spark_sink.tables.version_states import (
+    APPLICATION,
+    commit_path,
+    read_state,
+    restored_error,
+    state_in_commits,
+)
 
 STATISTICS = "delta.dataSkippingStatsColumns"
 """The property of a table with the columns that have statistics in its commits."""
@@ -39,6 +53,8 @@ _UNREAD_FEATURES = {"deletionVectors", "columnMapping"}
 """The features of tables that other programs may turn on, and that pyarrow's reader ignores."""
 _PATHS_LOOKED_UP = 1_000
 """Files that are looked up or deleted between two reports of progress."""
+_SCAN_BYTES = 64 * 1024 * 1024
+"""Bytes of files for one task."""
 _NO_FILES = pa.schema(
     [("path", pa.string()), ("size_bytes", pa.int64()), ("num_records", pa.int64())]
 ).empty_table()
@@ -127,6 +143,48 @@ class TableVersion:
             for row in (files.select(names).to_pylist() if files.num_rows else ())
         ]
 
+    def scans(
+        self,
+        columns: Sequence[str],
+        chosen: RowFilter = (),
+        files: Iterable[TableFile] | None = None,
+    ) -> list[TableScan]:
+        """Return scans of columns, which leave out files without a chosen row.
+
+        `files` are the files to read; None for all of the version.
+        """
+        portions: list[list[tuple[str, Mapping[str, Any]]]] = []
+        size = _SCAN_BYTES
+        for file in self.files_with(chosen) if files is None else files:
+            if size >= _SCAN_BYTES:
+                portions.append([])
+                size = 0
+            size += file.size
+            portions[-1].append((file.path, file.partition))
+        schema = arrow_schema(self.schema)
+        terms = [
+            pq.filters_to_expression([term]) if isinstance(term, tuple) else term for term in chosen
+        ]
+        rows = reduce(and_, terms) if terms else None
+        return [TableScan(self.address, schema, columns, portion, rows) for portion in portions]
+
+    def rows(self, columns: Sequence[str], chosen: RowFilter = ()) -> Iterator[pa.RecordBatch]:
+        """Return columns of the chosen rows, read in this process."""
+        with self.stream_errors():
+            scans = self.scans(columns, chosen)
+            files = [file for part in scans for file in part.files]
+            for first in scans[:1]:
+                yield from replace(first, files=files).together()
+
+    def read(
+        self, spark: SparkSession, columns: Sequence[str] | None = None, chosen: RowFilter = ()
+    ) -> DataFrame:
+        """Return columns, by default all but KEY_RANGE, of the chosen rows, read in tasks."""
+        every = self.schema
+        names = [name for name in every.names if name != KEY_RANGE] if columns is None else columns
+        schema = StructType([every[name] for name in names])
+        return rows_of(spark, [partial(iter, part) for part in self.scans(names, chosen)], schema)
+
     def paths(self) -> set[str]:
         """Return the relative paths of the files."""
         return {*map(unquote, self.files()["path"].to_pylist())}
@@ -155,6 +213,33 @@ class TableVersion:
                 "path, or restore the folder with all its files"
             )
         return batch
+
+    def is_restored(self, name: str = "") -> bool:
+        """Return whether the version is an older one that another program has restored.
+
+        It lacks batches, but has the state of a later version: application transactions survive a
+        restore. If the commits of both have expired, the files are compared with the state. A
+        current table must have the partitions of its state. Another table, whose `name` is given,
+        must have rows of the newest batch that wrote some; without a name others may remove rows
+        from the table.
+        """
+        state, known = self.state(), None
+        if state != TableState() and self.version is not None:
+            with self.stream_errors():
+                known = state_in_commits(Folder(self.address), self.version)
+        if known is not None:
+            return known != state
+        if KEY_RANGE in self.partitions:
+            return bool(partition_digest(partitions_of(self.files())) != state.partitions)
+        newest = state.batch.written.get(name)
+        return newest is not None and not any(
+            rows.num_rows for rows in self.rows([BATCH], [(BATCH, "==", newest)])
+        )
+
+    def require_not_restored(self, name: str = "") -> None:
+        """Raise StreamError if an older version was restored (`is_restored`)."""
+        if self.is_restored(name):
+            raise restored_error(self.address)
 
     def at(self, version: int, state: TableState) -> TableVersion:
         """Return an older version; its commit has `state`.

@@ -7,7 +7,7 @@ makes them, and the clean-up of commits. The numbers are random, so that two wri
 never write the same file.
 
 A commit has the state as commit info as well, which no checkpoint has: it serves to find older
-versions, and those that a restore has undone (`restores`). Commits are read here without delta-rs,
+versions, and those that a restore has undone. Commits are read here without delta-rs,
 because the Python that plans batches may lack it, and because delta-rs reads all commits to find
 one: `job at` finds a time among 100,000 commits in 0.6 s (docs/performance.md#current-tables).
 """
@@ -15,6 +15,7 @@ one: `job at` finds a time among 100,000 commits in 0.6 s (docs/performance.md#c
 from __future__ import annotations
 
 import json
+import math
 import re
 import secrets
 from collections.abc import Iterator
@@ -33,6 +34,8 @@ APPLICATION = "mergerouter"
 """The application transaction with the number of a version's state."""
 STATE = "mergerouter"
 """The field of a commit with the state."""
+RESTORE = "RESTORE"
+"""The operation of a commit that makes an older version the newest one."""
 _FOLDER = "_mergerouter"
 _LOG = "_delta_log"
 _NUMBERS = 2**62
@@ -136,7 +139,7 @@ def commit_path(version: int) -> str:
     return f"{_LOG}/{version:020}.json"
 
 
-def commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
+def _commits_in(folder: Folder, newest: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Return the commit info of versions, from the newest down to the first deleted commit."""
     for version in range(newest, -1, -1):
         if (text := folder.text(commit_path(version))) is None:
@@ -151,6 +154,38 @@ def states_in(folder: Folder, newest: int) -> Iterator[tuple[int, TableState]]:
     Those before a deleted commit are left out. Raises OSError, and StreamError for the state of a
     newer version of this package.
     """
-    for version, info in commits_in(folder, newest):
+    for version, info in _commits_in(folder, newest):
         if STATE in info:
             yield version, TableState.of(info[STATE], folder.address)
+
+
+def state_in_commits(folder: Folder, newest: int) -> TableState | None:
+    """Return the newest state in commits that no restore has undone.
+
+    `newest` is the table's version. The result is that of no version if a restore has undone all
+    known states, and None if the commits that are kept have neither a state nor a restore. Raises
+    OSError and StreamError.
+    """
+    latest: TableState | None = None
+    kept, until = newest, math.inf
+    for version, info in _commits_in(folder, newest):
+        if version > kept or info.get("timestamp", 0) > until:
+            continue
+        if info.get("operation") == RESTORE:
+            restored, latest = info["operationParameters"], TableState()
+            if restored.get("version") is None:
+                until = int(restored.get("datetime", 0))
+            else:
+                kept = int(restored["version"])
+        elif STATE in info:
+            return TableState.of(info[STATE], folder.address)
+    return latest
+
+
+def restored_error(address: str) -> StreamError:
+    """Return the error for a table that lacks batches because an older version was restored."""
+    return StreamError(
+        f"an older version of the table at {address} was restored, so it lacks batches that the "
+        "query does not write again: restore the version before that, or start a new query with "
+        "a snapshot. Of a job, remove the table current for job rebuild to make it again"
+    )

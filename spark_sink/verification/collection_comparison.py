@@ -31,7 +31,7 @@ from spark_sink.options.snapshot_options import TASKS
 from spark_sink.options.stream_options import named_options, parse_options
 from spark_sink.session.spark_session import tasks_by_cores
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.snapshot.plan import SnapshotPlan
+from spark_sink.snapshot.plan import Chunk, SnapshotPlan
 from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.applied_changes import AppliedChanges
@@ -206,6 +206,7 @@ class Comparison:
                 yield compared
 
     def _step(self, compared: Compared, client: RouterClient, planner: ChunkPlanner) -> Compared:
+        """Compare the next rows, or the next keys of the collections; return the progress."""
         self._table.reload()
         table, now = self._table, client.with_retries(client.present)
         ranges = KeyRanges.of(table.log.files(), table.form.column, with_others=True)
@@ -215,10 +216,8 @@ class Comparison:
         if compared.plan is None:
             place, tasks = of_version.tasks_after(ranges, place, self._step_rows)
         if not tasks:
-            chosen = CollectionPatterns(self._options.snapshot.collections)
-            plan = planner.next_batch(compared.plan or planner.begin(now, chosen), chosen)
+            plan, chunks = self._next_chunks(compared.plan, planner, now)
             compared = replace(compared, plan=plan)
-            chunks = chain.from_iterable(planner.tasks(plan, chosen))
             tasks = [partial(of_version.compare_keys, chunk) for chunk in chunks]
         if not tasks:
             return compared
@@ -226,20 +225,25 @@ class Comparison:
             suspects = _held(held, rows_of(self._spark, tasks, SUSPECTS))
             sums = [F.sum("rows"), F.sum("bytes"), F.max("place"), F.count("key")]
             rows, size, last, count = suspects.agg(*sums).collect()[0]
-            differ, first = 0, compared.first
-            if count:
-                known = suspects.where(F.col("key").isNotNull())
-                most = self._most - len(first)
-                differ, some = self._compare_again(client, of_version, known, most)
-                first = (*first, *some)
-            return replace(
-                compared,
-                rows=compared.rows + rows,
-                bytes=compared.bytes + size,
-                place=last or place,
-                count=compared.count + differ,
-                first=first,
-            )
+            known = suspects.where(F.col("key").isNotNull())
+            most = self._most - len(compared.first)
+            again = self._compare_again(client, of_version, known, most) if count else (0, [])
+        return replace(
+            compared,
+            rows=compared.rows + rows,
+            bytes=compared.bytes + size,
+            place=last or place,
+            count=compared.count + again[0],
+            first=(*compared.first, *again[1]),
+        )
+
+    def _next_chunks(
+        self, plan: SnapshotPlan | None, planner: ChunkPlanner, now: Timestamp
+    ) -> tuple[SnapshotPlan, Iterator[Chunk]]:
+        """Return the chunks of the collections that follow a plan, and the plan with them."""
+        chosen = CollectionPatterns(self._options.snapshot.collections)
+        plan = planner.next_batch(plan or planner.begin(now, chosen), chosen)
+        return plan, chain.from_iterable(planner.tasks(plan, chosen))
 
     def _compare_again(
         self, client: RouterClient, of_version: ComparisonTasks, suspects: DataFrame, most: int

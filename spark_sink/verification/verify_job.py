@@ -44,7 +44,6 @@ from spark_sink.tables.executors import rows_of, run_tasks
 from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import read_rows, scans_of
 from spark_sink.tables.table_state import Batch
 from spark_sink.verification.collection_comparison import COMMAND, Comparison, document_options
 from spark_sink.verification.differences import DIFFERENCES, column_differences, rows_checksum
@@ -222,7 +221,7 @@ class _Verification:
             )
             names = form.file_schema.names
             tasks = [
-                partial(column_differences, form, table_scan) for table_scan in scans_of(log, names)
+                partial(column_differences, form, table_scan) for table_scan in log.scans(names)
             ]
             outcome.add(rows_of(self.spark, tasks, DIFFERENCES).drop("token"), self.shown)
             now = datetime.now(UTC).isoformat(timespec="seconds")
@@ -249,7 +248,7 @@ class _Verification:
             return
         with self._failures(*names):
             until = F.coalesce(F.col(BATCH) <= last.number, F.lit(True))
-            rows = {name: read_rows(self.spark, self.logs[name]).where(until) for name in names}
+            rows = {name: self.logs[name].read(self.spark).where(until) for name in names}
             events = self._events(rows, last.end, since)
             if events is None:
                 return
@@ -310,7 +309,7 @@ def checksum_difference(spark: SparkSession | None, log: DeltaLog) -> Mapping[st
     `spark` the work is done in this process. Raises StreamError and OSError.
     """
     names = [name for name in log.schema.names if name != KEY_RANGE]
-    tasks = [partial(rows_checksum, part) for part in scans_of(log, names)]
+    tasks = [partial(rows_checksum, part) for part in log.scans(names)]
     checksum = sum(run_tasks(spark, Checksum, tasks, f"parts of {log.name} read"), NO_ROWS)
     written = log.state().checksum
     if checksum == written:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from bson import Binary
+from pymongo.client_session import ClientSession
 from pymongo.database import Database
 
 from tests.conformance.data import Documents
@@ -106,3 +107,26 @@ def test_a_lookup_may_require_the_same_collection_uuid(newer: Client) -> None:
 def test_older_shards_refuse_the_uuid_option(client: Client) -> None:
     error = refused(client, "test", opening({"matchCollectionUUIDForUpdateLookup": True}))
     assert error["code"] == 40415
+
+
+@rule("Events", "a transaction of more than 16 MiB is one transaction")
+def test_a_large_transaction_is_one_transaction(client: Client, sharded: Documents) -> None:
+    def insert(session: ClientSession) -> None:
+        for number in range(4):
+            document = {"_id": number, "k": 1, "x": "x" * (6 << 20)}
+            sharded.insert_one(document, session=session)
+        sharded.insert_one({"_id": 9, "k": 21}, session=session)
+
+    with Stream(client, sharded.database.name) as stream:
+        with client.start_session() as session:
+            session.with_transaction(insert)  # retried if a busy machine takes more than a minute
+        events = stream.read(5)
+    assert sorted(event["documentKey"]["_id"] for event in events) == [0, 1, 2, 3, 9]
+    assert len({event["txnNumber"] for event in events}) == 1
+    large = [event for event in events if event["documentKey"]["k"] == 1]
+    assert [event["documentKey"]["_id"] for event in large] == [0, 1, 2, 3]
+    assert len({event["clusterTime"] for event in large}) == 1
+    resume = {"resumeAfter": large[1]["_id"]}
+    with Stream(client, sharded.database.name, 1, resume) as stream:
+        expected = events[events.index(large[1]) + 1 :]
+        assert stream.read(len(expected)) == expected

@@ -167,9 +167,7 @@ class FakeCursors:
     def has_another_users(self, cursor_ids: Iterable[int], owner: Owner) -> bool:
         return False
 
-    def kill(
-        self, cursor_ids: Iterable[int], owner: Owner, *, anybody: bool = False
-    ) -> tuple[list[int], list[int]]:
+    def kill(self, cursor_ids: Iterable[int]) -> tuple[list[int], list[int]]:
         killed: list[int] = []
         not_found: list[int] = []
         for cursor_id in cursor_ids:

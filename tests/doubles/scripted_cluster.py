@@ -78,6 +78,12 @@ class ScriptedCluster:
         self.registries.append(CursorRegistry(OpenStreams(cluster, limits), mongos=mongos))
         return self.registries[-1]
 
+    def insert(self, *seconds: int, size: int = 0) -> None:
+        """Write one event a second, on the shards in turn; then all members advance past it."""
+        for second in seconds:
+            self.shards[f"s{second % 3}"].insert(second, second, filler="x" * size)
+            self.noop(second + 1)
+
     def noop(self, second: int) -> None:
         for member in self.members:
             member.noop(second)
@@ -142,6 +148,9 @@ def is_tenant(pipeline: Sequence[dict[str, Any]], event: dict[str, Any]) -> bool
     wanted = [stage["$match"]["fullDocument.tenant"] for stage in pipeline if "$match" in stage]
     return all(event.get("fullDocument", {}).get("tenant") == each for each in wanted)
 
+
+BIG = 70_000
+"""The size of an event that fills one block of the log."""
 
 OWNER = Owner()
 REMOTES = 4

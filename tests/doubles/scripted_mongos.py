@@ -25,7 +25,7 @@ class ScriptedMongos:
         failures: errors for the next commands, by command name.
         refuse: returns the error of a find with this filter, or None.
         per_batch: the largest number of documents in a batch.
-        open: an event; while it is cleared, replies are held back.
+        released: while it is cleared, replies are held back.
         holds_back: the name of the commands whose replies are held back then; None for all.
     """
 
@@ -35,7 +35,7 @@ class ScriptedMongos:
     refuse: Callable[[Document], Document | None] = lambda _: None
     stage: Stage = lambda document: document
     per_batch: int | None = None
-    open: asyncio.Event = field(default_factory=asyncio.Event)
+    released: asyncio.Event = field(default_factory=asyncio.Event)
     holds_back: str | None = None
     server: ScriptedServer = field(default_factory=ScriptedServer)
     _rest: dict[int, list[Document]] = field(default_factory=dict)
@@ -59,7 +59,7 @@ class ScriptedMongos:
         command = asked.command
         self.commands.append(command)
         if self.holds_back in (None, next(iter(command))):
-            await self.open.wait()
+            await self.released.wait()
         asked.reply(self._reply(command))
 
     def _reply(self, command: Document) -> Document:
@@ -101,7 +101,7 @@ class ScriptedMongos:
 async def scripted_mongos(**documents: list[Document]) -> AsyncIterator[ScriptedMongos]:
     """Listen until the block ends; ``documents`` has the documents by collection name."""
     mongos = ScriptedMongos(documents)
-    mongos.open.set()
+    mongos.released.set()
     async with scripted_server(mongos.answer) as mongos.server:
         yield mongos
 

@@ -39,7 +39,7 @@ Script = Callable[[Asked], Awaitable[None]]
 
 @dataclass
 class ScriptedServer:
-    """Records messages except hellos in ``asked``; ``open`` counts connections.
+    """Records messages except hellos in ``asked``; ``connections`` counts the open ones.
 
     Tests may close ``listening``: new connections then fail, and open ones stay.
     """
@@ -47,7 +47,7 @@ class ScriptedServer:
     port: int = 0
     listening: asyncio.Server | None = None
     asked: list[Asked] = field(default_factory=list)
-    open: int = 0
+    connections: int = 0
 
     def names(self) -> list[str]:
         return [next(iter(each.command)) for each in self.asked]
@@ -60,7 +60,7 @@ async def scripted_server(script: Script) -> AsyncIterator[ScriptedServer]:
     writers: set[asyncio.StreamWriter] = set()
 
     async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        state.open += 1
+        state.connections += 1
         writers.add(writer)
         try:
             while True:
@@ -80,7 +80,7 @@ async def scripted_server(script: Script) -> AsyncIterator[ScriptedServer]:
         except (asyncio.IncompleteReadError, ConnectionError):
             pass
         finally:
-            state.open -= 1
+            state.connections -= 1
             writers.discard(writer)
             writer.close()
 

@@ -46,9 +46,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
-    parser.add_argument(
-        "--minutes-each", type=float, default=3.0, help="seconds of faults for each seed"
-    )
+    parser.add_argument("--minutes-each", type=float, default=3.0, help="of faults for each seed")
     options = parser.parse_args()
     if not real_servers_named():
         print(f"set {REAL_SERVERS} to the folder of mongod and mongos", file=sys.stderr)

@@ -1,7 +1,6 @@
 """A headless Chromium, driven over its debugging protocol."""
 
 import asyncio
-import base64
 import shutil
 import tempfile
 from collections.abc import AsyncIterator
@@ -90,11 +89,6 @@ class Page:
     async def script(self, *, on: bool) -> None:
         """Turn JavaScript on or off, for pages opened from now on."""
         await self.send("Emulation.setScriptExecutionDisabled", value=not on)
-
-    async def screenshot(self) -> bytes:
-        """Return a picture of what the window shows, as WebP."""
-        picture = await self.send("Page.captureScreenshot", format="webp", quality=85)
-        return base64.b64decode(picture["data"])
 
     def requested(self) -> list[str]:
         """Return the addresses requested so far."""

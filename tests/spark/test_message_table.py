@@ -16,7 +16,6 @@ from spark_sink.errors import OptionError
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, MESSAGES
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.table_rows import read_rows
 from tests.spark.conftest import Shop
 from tests.spark.jobs import change_everything, run_job
 
@@ -63,7 +62,7 @@ def test_the_table_has_the_messages_of_bronze(
     run_job(spark, shop, tmp_path, (BRONZE, MESSAGES), options=IMAGES, messages=messages)
     change_everything(shop)
     run_job(spark, shop, tmp_path, (BRONZE, MESSAGES), options=IMAGES, messages=messages)
-    rows = read_rows(spark, DeltaLog(JobFolder(str(tmp_path)).table(BRONZE))).orderBy("token")
+    rows = DeltaLog(JobFolder(str(tmp_path)).table(BRONZE)).read(spark).orderBy("token")
     options = table_options(messages)
     given = {name: getattr(options, name) for name in ("schemas", "tombstones", "naming")}
     if "unwrap" in messages:

@@ -31,8 +31,6 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import COMMIT_SECONDS
 from spark_sink.tables.parquet_parts import BATCH, RowFilter
-from spark_sink.tables.restores import require_not_restored
-from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import TableState
 from spark_sink.tables.version_states import commit_path, states_in
 
@@ -82,7 +80,7 @@ class JobHistory:
         self.logs = {name: log for name, log in logs.items() if log.exists}
         self._whole = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
         for log in self.logs.values():
-            require_not_restored(log)
+            log.require_not_restored()
         self._require_reached()
 
     def whole_cut(self) -> Timestamp:
@@ -219,7 +217,7 @@ class JobHistory:
         if BRONZE not in self.logs:
             return False
         chosen = [("token", ">", key), ("token", "<", key_of(AtTime(cut)))]
-        return any(rows.num_rows for rows in scan(self.logs[BRONZE], ["token"], chosen))
+        return any(rows.num_rows for rows in self.logs[BRONZE].rows(["token"], chosen))
 
     def _divided_by(self, key: str) -> str | None:
         """Return the first token of the transactions that a key divides; None if there is none."""
@@ -230,7 +228,7 @@ class JobHistory:
         high = key_of(AtTime(Timestamp(time.time + COMMIT_SECONDS, 0)))
         chosen = [("token", ">", low), ("token", "<", high), pc.field("txnNumber").is_valid()]
         counted = Transactions()
-        for rows in scan(self.logs[BRONZE], COUNT_COLUMNS, chosen):
+        for rows in self.logs[BRONZE].rows(COUNT_COLUMNS, chosen):
             counted.count(rows)
         divided = [
             transaction
@@ -272,5 +270,5 @@ def scope_at(record: JobRecord, end: Offset) -> TableScope | None:
 
 def snapshot_ends(log: DeltaLog) -> list[Mapping[str, Any]]:
     """Return the events of the ends of snapshots in a table of all rows."""
-    ended = scan(log, ["event"], [("operationType", "==", SNAPSHOT_END)])
+    ended = log.rows(["event"], [("operationType", "==", SNAPSHOT_END)])
     return [bson.decode(event) for rows in ended for event in rows["event"].to_pylist()]

@@ -34,10 +34,8 @@ from spark_sink.tables.ddl_events import TableScope, unread_after
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import BASE, TABLE
 from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan
-from spark_sink.tables.restores import require_not_restored
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_form import TableForm
-from spark_sink.tables.table_rows import read_rows, scan, scans_of
 from spark_sink.tables.table_state import Batch
 from spark_sink.tables.table_version import DeletedVersionError
 
@@ -83,7 +81,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
     history = JobHistory(JobFolder(out), argument(cluster_time, time, "time"))
     cut, logs = history.whole_cut(), history.logs
     frames = {
-        name: read_rows(spark, logs[name], chosen=history.rows_before(cut, name))
+        name: logs[name].read(spark, chosen=history.rows_before(cut, name))
         for name in logs.keys() & TOKENS.keys()
     }
     if CURRENT in logs:
@@ -95,7 +93,7 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
 def _current_version(spark: SparkSession, history: JobHistory, cut: Timestamp) -> DataFrame:
     """Return the rows of the current table after the last batch before a cut."""
     for _, versions in history.complete_before(cut):
-        return read_rows(spark, history.logs[CURRENT].at(*versions[CURRENT]))
+        return history.logs[CURRENT].at(*versions[CURRENT]).read(spark)
     raise history.no_versions_error()
 
 
@@ -111,11 +109,11 @@ def _current_from_bronze(spark: SparkSession, history: JobHistory, cut: Timestam
         with suppress(DeletedVersionError):
             older = history.logs[CURRENT].at(*versions[CURRENT])
             base_columns = TableForm.of(older.schema).base_columns
-            rows, since = read_rows(spark, older, base_columns), batch.number
+            rows, since = older.read(spark, base_columns), batch.number
     if since < 0:
         _require_begun(bronze, history.record, cut)
     later = [*_counts_before(bronze, cut), (BATCH, ">", since)]
-    changes = read_rows(spark, bronze, (*CHANGE_COLUMNS, "op"), later)
+    changes = bronze.read(spark, (*CHANGE_COLUMNS, "op"), later)
     applied = AppliedChanges(table.state.keys, changes, table.form)
     frame, scope = applied.of_table(rows), history.scope(cut)
     events = applied.ddl_events
@@ -139,7 +137,7 @@ def bronze_at(
     """
     log, cut = DeltaLog(folder.table(BRONZE)), None
     chosen: RowFilter = ()
-    require_not_restored(log, BRONZE)
+    log.require_not_restored(BRONZE)
     batch = log.batch()
     if time is None:
         scope = scope_at(folder.record(), Offset.of(batch.offset, in_table=True))
@@ -149,7 +147,7 @@ def bronze_at(
         batch = Batch(batch.query, batch.number, Offset(AtTime(cut)).document)
         chosen, scope = _counts_before(log, cut), history.scope(cut)
     _require_begun(log, folder.record(), cut)
-    return scans_of(log, CHANGE_COLUMNS, chosen), batch, scope
+    return log.scans(CHANGE_COLUMNS, chosen), batch, scope
 
 
 def _counts_before(log: DeltaLog, cut: Timestamp) -> RowFilter:
@@ -178,7 +176,7 @@ def _require_begun(log: DeltaLog, record: JobRecord, cut: Timestamp | None = Non
         )
     if cut is None:
         return
-    reads = scan(log, ["token"], [("operationType", "==", "read")])
+    reads = log.rows(["token"], [("operationType", "==", "read")])
     if min(ends, default=cut) >= cut and any(rows.num_rows for rows in reads):
         until = f"until {min(ends).as_datetime().isoformat()}" if ends else "later"
         raise StreamError(

@@ -30,7 +30,6 @@ from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import run_tasks
 from spark_sink.tables.range_merge import UNAPPLIED
-from spark_sink.tables.restores import require_not_restored
 from spark_sink.tables.staged_changes import ChangeReport, remove_interrupted, stage_rows
 from spark_sink.tables.table_state import Batch
 
@@ -125,7 +124,7 @@ def _batches(folder: JobFolder) -> dict[str, Batch]:
     by_table: dict[str, Batch] = {}
     for name in {**dict.fromkeys(folder.record().tables), QUARANTINE: None, NOTIFICATIONS: None}:
         log = DeltaLog(folder.table(name))
-        require_not_restored(log, name if name in (BRONZE, MESSAGES) else "")
+        log.require_not_restored(name if name in (BRONZE, MESSAGES) else "")
         by_table[name] = log.state().batch
     return by_table
 

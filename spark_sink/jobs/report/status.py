@@ -21,7 +21,6 @@ from spark_sink.source.offsets import Offset
 from spark_sink.stream.event_stream import EventStream
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.delta_log import DeltaLog
-from spark_sink.tables.table_rows import scan
 
 # Seconds for which the lag waits for an event.
 _AWAIT_SECONDS = 0.5
@@ -103,7 +102,7 @@ def _rescued(log: DeltaLog) -> int | None:
     """Return how many documents have a value in RESCUED; None unless the table is typed."""
     if not log.exists or RESCUED not in log.schema.names:
         return None
-    rescued = scan(log, [RESCUED], [pc.field(RESCUED).is_valid()])
+    rescued = log.rows([RESCUED], [pc.field(RESCUED).is_valid()])
     return sum(int(rows.num_rows) for rows in rescued)
 
 

@@ -66,7 +66,7 @@ async def test_lookups_wait_until_the_client_reads(
     for n in range(2, 5):
         cluster.shards["s0"].update(101 + n, n)
     cluster.noop(110)
-    await until(lambda: cursor._reader.client_reader.is_ready)
+    await until(lambda: cursor._reader.client_reader.is_ready())
     mongos.documents["c"] = [{"_id": 2, "v": "new"}]
     assert len(mongos.commands) == asked
     batches = await read(cursor, 3)
@@ -104,19 +104,19 @@ async def test_documents_count_in_the_memory_of_the_process(
     cluster.noop(120)
     registry = cluster.registry(mongos=mongos.upstream.lend, reply_bytes=35_000)
     cursor = await opened(registry)
-    await until(lambda: cursor._reader.client_reader.is_ready)
+    await until(lambda: cursor._reader.client_reader.is_ready())
     before = registry.memory.held
     mongos.holds_back = "getMore"
-    mongos.open.clear()
+    mongos.released.clear()
     reading = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     await until(lambda: len(mongos.commands) == 2)
     assert registry.memory.held - before > 4 * 10_000
-    mongos.open.set()
+    mongos.released.set()
     assert len((await reading).events) == 3
     assert 7 * 10_000 < registry.memory.held - before < 8 * 10_000
     assert len((await cursor.next_batch(None, PATIENCE)).events) == 3
     assert 4 * 10_000 < registry.memory.held - before < 5 * 10_000
-    registry.kill([cursor.cursor_id], OWNER)
+    registry.kill([cursor.cursor_id])
     assert registry.memory.held <= before
 
 
@@ -138,15 +138,15 @@ async def test_a_kill_ends_a_lookup(cluster: ScriptedCluster, mongos: ScriptedMo
     cluster.noop(120)
     registry = cluster.registry(mongos=mongos.upstream.lend)
     cursor = await opened(registry)
-    mongos.open.clear()
+    mongos.released.clear()
     waiting = asyncio.create_task(cursor.next_batch(None, PATIENCE))
     await until(lambda: mongos.commands)
-    assert registry.kill([cursor.cursor_id], OWNER) == ([cursor.cursor_id], [])
+    assert registry.kill([cursor.cursor_id]) == ([cursor.cursor_id], [])
     with pytest.raises(CommandError) as error:
         await waiting
     assert error.value.code == 237
-    mongos.open.set()
-    await until(lambda: mongos.server.open == 0)
+    mongos.released.set()
+    await until(lambda: mongos.server.connections == 0)
 
 
 async def test_the_error_without_an_upstream_names_the_remedy(cluster: ScriptedCluster):

@@ -8,9 +8,8 @@ from router.limits.admission import NOBODY, Admission, Quota, Ticket
 from router.limits.memory import LEAST_BATCH, Holding, Memory
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError
-from tests.doubles.scripted_cluster import OWNER, ScriptedCluster, stream
+from tests.doubles.scripted_cluster import BIG, OWNER, ScriptedCluster, stream
 from tests.harness.until import PATIENCE, until
-from tests.unit.router.stream.clients import BIG, write
 
 ALICE, CLIENT = Quota(user="a@db"), Quota("10.0.0.1")
 
@@ -136,7 +135,7 @@ async def test_a_slow_client_without_room_for_remotes_can_resume(cluster: Script
     slow, _ = await registry.open(stream(), OWNER)
     fast, _ = await registry.open(stream(), OWNER)
     for second in range(101, 111):
-        write(cluster, second, size=BIG)
+        cluster.insert(second, size=BIG)
         while not (await fast.next_batch(None, PATIENCE)).events:
             pass
 

@@ -37,7 +37,6 @@ class Events:
         self.interrupted: CommandError | None = None
         self.reply_bytes = 1 << 20
 
-    @property
     def is_ready(self) -> bool:
         return bool(self.events)
 

@@ -118,28 +118,28 @@ async def test_slow_requests_do_not_delay_others(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(upstream_reads, "_SLOW_SECONDS", 0.02)
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos, lookup_connections=2)
-        mongos.open.clear()
+        mongos.released.clear()
         mongos.holds_back = "find"
         slow = [asyncio.create_task(found(source, want({"_id": 1}))) for _ in range(3)]
         await until(lambda: len(mongos.commands) == 3)
         mongos.holds_back = "none"
         assert await found(source, want({"_id": 1})) == [{"_id": 1}]
         assert not any(task.done() for task in slow)
-        mongos.open.set()
+        mongos.released.set()
         assert await asyncio.gather(*slow) == [[{"_id": 1}]] * 3
 
 
 async def test_a_request_does_not_wait_for_its_turn_beyond_its_time():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
         source = reads(mongos, lookup_connections=1, failure_timeout=0.1)
-        mongos.open.clear()
+        mongos.released.clear()
         holding = asyncio.create_task(found(source, want({"_id": 1})))
         await until(lambda: mongos.commands)
         with pytest.raises(CommandError) as error:
             await found(source, want({"_id": 1}))
         assert error.value.code == 89
         assert len(mongos.commands) == 1
-        mongos.open.set()
+        mongos.released.set()
         assert await holding == [{"_id": 1}]
 
 
@@ -171,12 +171,12 @@ async def test_an_unreachable_upstream_is_a_resumable_error():
 
 async def test_a_cancelled_lookup_ends_upstream():
     async with scripted_mongos(c=[{"_id": 1}]) as mongos:
-        mongos.open.clear()
+        mongos.released.clear()
         source = reads(mongos)
         task = asyncio.create_task(found(source, want({"_id": 1})))
         await until(lambda: mongos.commands)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-        mongos.open.set()
-        await until(lambda: mongos.server.open == 0)
+        mongos.released.set()
+        await until(lambda: mongos.server.connections == 0)

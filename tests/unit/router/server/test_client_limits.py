@@ -40,30 +40,42 @@ async def ends(client: RawClient) -> None:
 def test_each_deadline_is_checked() -> None:
     limits = ClientLimits(message_time=30, login_time=10, idle_before_login=600)
     deadlines = ClientDeadlines(limits, 0.0)
-    assert deadlines.missed(10.0, 0) is None
-    assert deadlines.missed(11.0, 0, unfinished=True) is None
-    assert deadlines.missed(41.0, 0, unfinished=True) is None
-    assert "message" in str(deadlines.missed(41.1, 0, unfinished=True))
-    assert deadlines.missed(73.0, 1, unfinished=True) is None  # another message
+
+    def missed(
+        now: float, count: int, *, unfinished: bool = False, busy: bool = False,
+        may_idle: bool = True, unsent: int = 0, login_since: float | None = None,
+    ) -> str | None:  # fmt: skip
+        idle = asyncio.Event()
+        if not busy:
+            idle.set()
+        incoming: Any = SimpleNamespace(
+            count=count, unfinished=unfinished, idle=idle, may_idle=may_idle
+        )
+        return deadlines.missed(now, incoming, unsent=unsent, login_since=login_since)
+
+    assert missed(10.0, 0) is None
+    assert missed(11.0, 0, unfinished=True) is None
+    assert missed(41.0, 0, unfinished=True) is None
+    assert "message" in str(missed(41.1, 0, unfinished=True))
+    assert missed(73.0, 1, unfinished=True) is None  # another message
     # Replies must be read, even if slowly.
-    assert deadlines.missed(100.0, 1) is None
-    assert deadlines.missed(101.0, 1, unsent=5000) is None
-    assert deadlines.missed(129.0, 1, unsent=9000) is None
-    assert deadlines.missed(131.0, 1, unsent=8999) is None
-    assert "replies" in str(deadlines.missed(161.1, 1, unsent=8999))
-    assert deadlines.missed(200.0, 1) is None
+    assert missed(100.0, 1) is None
+    assert missed(101.0, 1, unsent=5000) is None
+    assert missed(129.0, 1, unsent=9000) is None
+    assert missed(131.0, 1, unsent=8999) is None
+    assert "replies" in str(missed(161.1, 1, unsent=8999))
+    assert missed(200.0, 1) is None
     # A client that has logged in, or does not have to, may be idle.
-    assert deadlines.missed(10_000.0, 1) is None
+    assert missed(10_000.0, 1) is None
     # A monitor never logs in, and sends or awaits hellos.
-    assert deadlines.missed(11_000.0, 1, busy=True, may_idle=False) is None
-    assert deadlines.missed(11_600.0, 2, may_idle=False) is None
-    assert deadlines.missed(12_200.0, 2, may_idle=False) is None
-    assert "log in" in str(deadlines.missed(12_200.1, 2, may_idle=False))
+    assert missed(11_000.0, 1, busy=True, may_idle=False) is None
+    assert missed(11_600.0, 2, may_idle=False) is None
+    assert missed(12_200.0, 2, may_idle=False) is None
+    assert "log in" in str(missed(12_200.1, 2, may_idle=False))
     # Other commands do not extend the time for a login.
     begun = 12_300.0
-    assert deadlines.missed(begun + 10, 3, login_since=begun) is None
-    missed = deadlines.missed(begun + 10.6, 4, busy=True, login_since=begun)
-    assert "login" in str(missed)
+    assert missed(begun + 10, 3, login_since=begun) is None
+    assert "login" in str(missed(begun + 10.6, 4, busy=True, login_since=begun))
 
 
 def test_connections_are_counted_for_each_client() -> None:

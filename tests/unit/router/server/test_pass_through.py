@@ -30,7 +30,7 @@ async def test_messages_pass_unchanged_except_their_ids() -> None:
         reply = await client.command("db", {"find": "c"}, compressed=True)
         assert reply.compressed
         assert reply["n"] == "find"
-        assert mongos.open == 1
+        assert mongos.connections == 1
 
 
 async def test_unacknowledged_writes_reach_the_upstream_in_order() -> None:

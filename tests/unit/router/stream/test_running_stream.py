@@ -99,7 +99,7 @@ async def test_a_closed_stream_holds_no_events(cluster: ScriptedCluster):
     cluster.shards["s1"].insert(103, 2)
     await until(lambda: next(registry.describe_streams())["bufferedBytes"])
     assert await read_until(cursor, 1) == [1]
-    registry.kill([cursor.cursor_id], OWNER)
+    registry.kill([cursor.cursor_id])
     await registry.close()
     assert running.merged.held_bytes == 0
 

@@ -11,6 +11,7 @@ from router.cursors.registry import CursorRegistry
 from router.request.stream_request import parse_request
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
+    BIG,
     OWNER,
     REMOTES,
     ScriptedCluster,
@@ -20,7 +21,6 @@ from tests.doubles.scripted_cluster import (
 )
 from tests.doubles.scripted_member import event_token
 from tests.harness.until import PATIENCE, until
-from tests.unit.router.stream.clients import BIG, write
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ async def test_a_single_slow_client_pauses_the_remotes(cluster: ScriptedCluster)
         remote_buffer_bytes=BIG, stream_buffer_bytes=BIG, batch_target_bytes=BIG // 10
     )
     cursor, _ = await registry.open(stream(), OWNER)
-    write(cluster, *range(101, 1301), size=BIG // 100)
+    cluster.insert(*range(101, 1301), size=BIG // 100)
     for _ in range(3):
         assert len((await cursor.next_batch(1, PATIENCE)).events) == 1
         await until(lambda: paused(registry))
@@ -86,16 +86,16 @@ async def test_in_a_backlog_a_client_does_not_join_an_unread_stream_before_its_s
         remote_buffer_bytes=BIG, stream_buffer_bytes=BIG, batch_target_bytes=BIG // 10,
         share_linger=60.0, share_behind=2000.0,
     )  # fmt: skip
-    write(cluster, *range(101, 1301), size=BIG // 100)
+    cluster.insert(*range(101, 1301), size=BIG // 100)
     cluster.noop(newest)
     first, _ = await registry.open(stream(101), OWNER)
     assert numbers(await first.next_batch(1, PATIENCE)) == [101]
     lingering = first.running_stream
-    registry.kill([first.cursor_id], OWNER)
+    registry.kill([first.cursor_id])
     then, _ = await registry.open(stream(1299), OWNER)
     assert (then.running_stream is lingering) == joins
     assert await read_until(then, 2) == [1299, 1300]
-    write(cluster, newest + 10)
+    cluster.insert(newest + 10)
     assert await read_until(then, 1) == [newest + 10]
     assert (then.running_stream is lingering) == joins
 
@@ -103,14 +103,14 @@ async def test_in_a_backlog_a_client_does_not_join_an_unread_stream_before_its_s
 async def test_remotes_linger_after_their_last_client(cluster: ScriptedCluster):
     registry = cluster.registry(share_linger=1.5)
     first, _ = await registry.open(stream(), OWNER)
-    write(cluster, 101, 103)
+    cluster.insert(101, 103)
     batch = await first.next_batch(1, PATIENCE)
-    registry.kill([first.cursor_id], OWNER)
+    registry.kill([first.cursor_id])
     resumed = {"resumeAfter": bson.decode(batch.pbrt)}
     again, _ = await registry.open(stream(pipeline=[{"$changeStream": resumed}]), OWNER)
     assert await read_until(again, 1) == [103]
     assert all(len(member.opened) == 1 for member in cluster.members)
-    registry.kill([again.cursor_id], OWNER)
+    registry.kill([again.cursor_id])
     await until(lambda: cluster.open_cursors == 0)
 
 
@@ -148,7 +148,7 @@ async def test_a_cancelled_opening_does_not_affect_others(cluster: ScriptedClust
     await asyncio.sleep(0)
     first.cancel()
     cursor, _ = await second
-    write(cluster, 101)
+    cluster.insert(101)
     assert await read_until(cursor, 1) == [101]
     for turns in range(0, 80, 3):
         opening = asyncio.create_task(registry.open(stream(None, let={"a": turns}), OWNER))
@@ -157,7 +157,7 @@ async def test_a_cancelled_opening_does_not_affect_others(cluster: ScriptedClust
         opening.cancel()
         (result,) = await asyncio.gather(opening, return_exceptions=True)
         if isinstance(result, tuple):
-            registry.kill([result[0].cursor_id], OWNER)
+            registry.kill([result[0].cursor_id])
     await until(lambda: cluster.open_cursors == REMOTES)
     await until(lambda: (registry.admission._cursors.count(), registry.admission.streams) == (1, 1))
 

@@ -81,7 +81,7 @@ def test_a_refusal_of_one_client_does_not_affect_others() -> None:
     sharing = policy(share_filters="always")
     one, other = (joined(sharing, request(match=INSERTS)) for _ in range(2))
     (shared,) = one.filters.sources
-    assert not sharing.record_failure(one, shared, TOO_MANY, 0.0, 1.0)
+    sharing.record_failure(one, shared, TOO_MANY, 0.0, 1.0)
     assert sharing.choose_source(one, None, 1.0) is one.own
     assert "too many change streams" in one.filters.reason
     assert sharing.choose_source(other, None, 1.0) is other.filters.sources[0]

@@ -74,7 +74,7 @@ class Watcher:
                 if RESUMABLE_LABEL not in error.labels:
                     raise
             with suppress(decimal.Inexact):  # at the end of a cursor nothing is left to lose
-                self.registry.kill([cursor.cursor_id], OWNER)
+                self.registry.kill([cursor.cursor_id])
 
 
 async def run(planted: Planted) -> Moves:

@@ -137,7 +137,7 @@ async def test_few_filters_stay_on_the_shards_and_many_move_over(cluster: Script
     assert got == [[102, 105], [103, 106], [101, 104]]
     # With a single one left, its filter goes back to the shards.
     for cursor in cursors[1:]:
-        registry.kill([cursor.cursor_id], OWNER)
+        registry.kill([cursor.cursor_id])
 
     def on_shards() -> bool:
         return "filtered" not in next(registry.describe_streams(), {"filtered": {}})

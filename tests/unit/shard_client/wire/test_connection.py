@@ -60,7 +60,7 @@ async def test_a_timeout_closes_the_connection():
         connection = await connected(server)
         with pytest.raises(NetworkError, match="did not answer"):
             await ping(connection, timeout=0.01)
-        await until(lambda: not server.open)
+        await until(lambda: not server.connections)
         with pytest.raises(NetworkError):
             await ping(connection)
 
@@ -75,7 +75,7 @@ async def test_a_cancelled_request_closes_the_connection():
         request.cancel()
         with pytest.raises(asyncio.CancelledError):
             await request
-        await until(lambda: not server.open)
+        await until(lambda: not server.connections)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +95,7 @@ async def test_an_invalid_reply_closes_the_connection(answer):
         connection = await connected(server)
         with pytest.raises(NetworkError, match="protocol"):
             await ping(connection)
-        await until(lambda: not server.open)
+        await until(lambda: not server.connections)
 
 
 async def test_exchange_forwards_and_yields_all_replies():
@@ -125,7 +125,7 @@ async def test_an_abandoned_exchange_closes_the_connection():
         replies = connection.exchange(frame)
         await anext(replies)
         await replies.aclose()
-        await until(lambda: not server.open)
+        await until(lambda: not server.connections)
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,17 @@ def keys(history: History, tasks: list[EventsTask], inbox: Inbox | None = None) 
     return list(map(sort_key, events_of(history, tasks, inbox)))
 
 
+def backlog(count: int, a_second: int) -> tuple[History, Position]:
+    """Return a history of so many events, so many a second, and the position before them."""
+    history = History()
+    start: Position = AtTime(history.now)
+    for number in range(count):
+        if number % a_second == 0:
+            history.tick(seconds=1)
+        history.insert(number)
+    return history, start
+
+
 def drain(
     history: History, start: Position, max_events: int | None, **options: Any
 ) -> list[list[str]]:
@@ -105,12 +116,7 @@ def test_every_event_is_in_one_batch(sizes, max_events, events_per_task, sharded
 
 @pytest.mark.parametrize("in_total_order", [False, True])
 def test_a_backlog_is_planned_in_batches_without_reading_it(in_total_order):
-    history = History()
-    start: Position = AtTime(history.now)
-    for number in range(24_000):
-        if number % 4000 == 0:
-            history.tick(seconds=1)
-        history.insert(number)
+    history, start = backlog(24_000, 4000)
     inbox = Inbox()
     plan = planner(
         history, sharded=True, in_total_order=in_total_order, events_per_partition=1000, inbox=inbox
@@ -168,12 +174,7 @@ def test_batches_after_a_backlog_do_not_wait_for_more_events_of_a_steady_writer(
 
 @pytest.mark.parametrize("available_now", [False, True])
 def test_the_end_of_a_backlog_is_planned_without_reading_it(available_now):
-    history = History()
-    start: Position = AtTime(history.now)
-    for number in range(11_000):
-        if number % 1000 == 0:
-            history.tick(seconds=1)
-        history.insert(number)
+    history, start = backlog(11_000, 1000)
     history.tick(seconds=60)
     inbox = Inbox()
     plan = planner(history, inbox=inbox)
@@ -223,10 +224,7 @@ def test_a_run_up_to_the_present_is_not_stalled_while_its_stream_advances():
 
 
 def test_bytes_limit_a_batch_after_the_size_of_events_is_known():
-    history = History()
-    start: Position = AtTime(history.now)
-    for number in range(12_000):
-        history.insert(number)
+    history, start = backlog(12_000, 12_000)
     inbox = Inbox()
     plan = planner(history, inbox=inbox, max_bytes_per_trigger=600_000)
     sizes = []

@@ -20,7 +20,7 @@ from spark_sink.jobs.history.recovery import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
 from spark_sink.jobs.report.progress import printed_progress
-from spark_sink.tables import table_rows, table_version
+from spark_sink.tables import table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.table_state import Batch
@@ -154,7 +154,7 @@ def test_how_far_long_work_is_is_told_from_within(
     for module, limit in (
         (table_version, "_PATHS_LOOKED_UP"),
         (compaction, "_PORTION_FILES"),
-        (table_rows, "_SCAN_BYTES"),
+        (table_version, "_SCAN_BYTES"),
     ):
         monkeypatch.setattr(module, limit, 2)
     if name in ("compact", "vacuum"):

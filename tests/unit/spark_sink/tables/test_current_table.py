@@ -29,7 +29,6 @@ from spark_sink.tables.key_ranges import KeyRanges, Merge, merges_of
 from spark_sink.tables.parquet_parts import PartFile, TableFile
 from spark_sink.tables.places import KEY_RANGE, places_of
 from spark_sink.tables.range_files import partition_digest, partitions_of
-from spark_sink.tables.restores import require_not_restored
 from spark_sink.tables.staged_changes import ChangeStage
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch, TableState
@@ -501,14 +500,14 @@ def test_a_restored_table_is_told_by_its_files_also_if_it_was_empty(tmp_path: Pa
     stream = RandomChanges(1)
     apply(tmp_path, [stream.change(number, n=1) for number in range(5)], 0)
     apply(tmp_path, [stream.drop("a")], 1)
-    require_not_restored(DeltaLog(str(tmp_path)))
+    DeltaLog(str(tmp_path)).require_not_restored()
     table = DeltaTable(tmp_path)
     table.restore(0)
     table.create_checkpoint()
     for each in (tmp_path / "_delta_log").glob("*.json"):
         each.unlink()
     with pytest.raises(StreamError, match="was restored"):
-        require_not_restored(DeltaLog(str(tmp_path)))
+        DeltaLog(str(tmp_path)).require_not_restored()
 
 
 def test_a_query_does_not_continue_on_a_restored_table(tmp_path: Path) -> None:

@@ -20,7 +20,6 @@ from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.tables import delta_log, table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import PartFile, Parts
-from spark_sink.tables.table_rows import scan
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.table_version import DeletedVersionError
 from spark_sink.tables.version_states import clean_states, newest_state, read_state, write_state
@@ -95,7 +94,7 @@ def test_rows_are_read_back_by_other_readers(tmp_path: Path) -> None:
         ("==", 7, 1), ("<", 4, 4), ("<=", 4, 5), (">", 35, 4), (">=", 35, 5), ("==", 99, 0)
     ):  # fmt: skip
         chosen = [("token", operator, f"82{number:06}"), pa.compute.field("bucket").is_valid()]
-        found = [token for rows in scan(log, ["token"], chosen) for token in rows["token"]]
+        found = [token for rows in log.rows(["token"], chosen) for token in rows["token"]]
         assert len(found) == count
     assert log.files_with([("token", ">", "82000040")]) == []
     assert len(log.files_with([("fullDocument", "==", "none")])) == 4  # it has no statistics
@@ -485,7 +484,7 @@ def test_files_that_delta_rs_has_rewritten_are_searched(
         ((bucket == 1) & (event != b"\0"), lambda row: row["bucket"] == 1 < len(row["event"])),
     ]
     for chosen, holds in conditions:
-        batches = scan(DeltaLog(str(tmp_path)), ["token", "event"], [chosen])
+        batches = DeltaLog(str(tmp_path)).rows(["token", "event"], [chosen])
         found = sorted(
             row for each in batches for row in zip(*each.to_pydict().values(), strict=True)
         )
