@@ -4,6 +4,7 @@ import asyncio
 import os
 import signal
 import socket
+import struct
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,6 +77,9 @@ def test_keepalive_probes_silent_clients(router: RouterProcess) -> None:
     assert router.feed_port is not None
     for port in (router.port, router.feed_port):
         with socket.create_connection(("127.0.0.1", port)) as silent:
+            # Its close resets the connection: after a plain one, which may be the end of a client's
+            # input alone, the feed would read its stream for a minute more.
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             own_port = silent.getsockname()[1]
             wait_for(lambda: timer(port, own_port) == "02", "the timer of probes")  # noqa: B023
 
