@@ -18,7 +18,7 @@ NOT_ALLOWED = 13
 """The code of the error Unauthorized."""
 
 
-def collections_of(client: MongoClient[Any], scope: Scope) -> Iterator[SnapshotCollection]:
+def list_collections(client: MongoClient[Any], scope: Scope) -> Iterator[SnapshotCollection]:
     """Return the collections of a scope, with their shard keys. Raises PyMongoError."""
     if scope.database is None:
         names = client.list_database_names()

@@ -24,7 +24,7 @@ from shard_client.bson.values import DECIMAL, DOUBLE, INT32, INT64, STRING, SYMB
 from spark_sink.errors import within_limit
 from spark_sink.options.scope import Scope
 from spark_sink.options.snapshot_options import SnapshotOptions
-from spark_sink.snapshot.catalog import NOT_ALLOWED, collections_of, current_name
+from spark_sink.snapshot.catalog import NOT_ALLOWED, current_name, list_collections
 from spark_sink.snapshot.plan import (
     Chunk,
     Mark,
@@ -335,7 +335,7 @@ class ChunkPlanner:
 
     def _list(self) -> None:
         """Find the collections of the scope, and add them to those that are known."""
-        for collection in collections_of(self._client, self._scope):
+        for collection in list_collections(self._client, self._scope):
             self._listed.setdefault(collection.id, collection)
             names = self._names.setdefault(collection.id, set())
             names.add((collection.database, collection.name))

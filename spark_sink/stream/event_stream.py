@@ -21,7 +21,10 @@ from spark_sink.events.positions import Position, Token, key_of
 from spark_sink.events.runs import Run, first_invalidate, run_of, without_repeats
 from spark_sink.options.stream_options import DEFAULT_RETRY_POLICY, RetryPolicy
 from spark_sink.stream.raw_replies import StreamCursor
-from spark_sink.stream.retries import STALLED_AFTER, Retries, is_transient
+from spark_sink.stream.retries import Retries, is_transient
+
+# Seconds without progress after which planning, or the read of a range, fails.
+_STALLED_AFTER = 120.0
 
 
 class EventStream:
@@ -103,9 +106,9 @@ class EventStream:
         The time begins again with each advance, and with the first success after failures, which
         `retry_policy` bounds.
         """
-        if self.clock() - max(since, self._moved_at) > STALLED_AFTER:
+        if self.clock() - max(since, self._moved_at) > _STALLED_AFTER:
             raise StreamError(
-                f"the stream has not advanced for {STALLED_AFTER:.0f} s: check which shard is "
+                f"the stream has not advanced for {_STALLED_AFTER:.0f} s: check which shard is "
                 "unreachable, and restart the query"
             )
 

@@ -18,9 +18,6 @@ from spark_sink.console import say
 from spark_sink.errors import StreamError
 from spark_sink.options.stream_options import RetryPolicy
 
-STALLED_AFTER = 120.0
-"""Seconds after which a stream without progress fails, and a request of a stream without an answer.
-A request waits for events for much less than that."""
 _MAX_DOUBLINGS = 30
 _Result = TypeVar("_Result")
 

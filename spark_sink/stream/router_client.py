@@ -25,7 +25,7 @@ from spark_sink.errors import StreamError, stream_refused
 from spark_sink.events.positions import AtTime, FromNow, Position, Token
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.stream.raw_replies import StreamCursor
-from spark_sink.stream.retries import STALLED_AFTER, Retries, is_transient
+from spark_sink.stream.retries import Retries, is_transient
 from spark_sink.stream.session_guard import SessionGuard
 
 _PLAIN: CodecOptions[dict[str, Any]] = CodecOptions(tz_aware=True)
@@ -37,6 +37,9 @@ _Result = TypeVar("_Result")
 _MERGED_BATCH = 1000
 # Seconds that a getMore of a task waits for events.
 _READING_AWAIT = 0.5
+# Seconds in which a server must answer a request of a stream. A member of a replica set needs many:
+# it reads its oplog up to an event or to the end, two seconds for a million entries.
+_ANSWERED_WITHIN = 1800.0
 # Seconds in which a server must confirm the end of sessions.
 _CLOSED_WITHIN = 5.0
 # Tokens of a reply to the planner, which rarely needs more.
@@ -82,12 +85,12 @@ class RouterClient:
     """Connections to one server. Its owner closes it, with every cursor opened through it.
 
     If it is `guarded`, its cursors are killed even if this process is (`session_guard`). A server
-    that answers hellos, but not a request of a stream, counts as unreachable after STALLED_AFTER.
+    that answers hellos, but no request of a stream, counts as unreachable (`_ANSWERED_WITHIN`).
     """
 
     def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
-        self._client = self._connected(socketTimeoutMS=int(STALLED_AFTER * 1000))
+        self._client = self._connected(socketTimeoutMS=int(_ANSWERED_WITHIN * 1000))
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
         if guarded:

@@ -192,7 +192,7 @@ def test_a_router_that_hangs_and_keeps_its_connections_ends_no_getmore_late() ->
 def test_a_server_that_answers_nothing_but_hellos_fails_the_stream(
     first: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(router_client, "STALLED_AFTER", 0.3)
+    monkeypatch.setattr(router_client, "_ANSWERED_WITHIN", 0.3)
     monkeypatch.setattr(router_client, "_CLOSED_WITHIN", 0.3)
     with HangingServer(first, answers_hello=True) as port:
         options = parse_options(
