@@ -34,7 +34,7 @@ from tests.spark.cluster.nodes import (
 from tests.spark.conftest import Shop
 from tests.spark.kills.job_process import JobProcess
 
-pytestmark = [pytest.mark.xdist_group("spark_cluster"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.xdist_group("spark_nodes"), pytest.mark.timeout(600)]
 pytest.importorskip("moto", reason="it stands in for S3")
 
 _SECONDS = 240.0
