@@ -243,6 +243,12 @@ class MergedStream:
             return b""
         return self.merger.last_key if self._can_advance(slowest) else b""
 
+    @property
+    def has_laggards(self) -> bool:
+        """Whether there are ``laggards``: the answer costs the same for any number of remotes."""
+        is_late = self._tail > self.merger.low_watermark
+        return is_late or any(map(self._can_advance, self.membership.leaving))
+
     def is_laggard(self, number: int) -> bool:
         """Return whether the remote is one of the ``laggards``."""
         late = self.merger.remotes[number].watermark < self._tail
@@ -271,8 +277,8 @@ class MergedStream:
 
     def buffered_bytes(self, remote: int) -> int:
         """Return the bytes of events from ``remote`` that no client has read yet."""
-        state = self.merger.remotes.get(remote)
-        return 0 if state is None else state.buffered + self._unread.get(remote, 0)
+        merged = self.merger.remotes.get(remote)
+        return 0 if merged is None else merged.buffered + self._unread.get(remote, 0)
 
     @property
     def all_buffered_bytes(self) -> int:

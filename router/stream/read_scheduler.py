@@ -164,7 +164,7 @@ class ReadScheduler:
     def _check_in(self, delay: float, *, arriving: bool) -> None:
         """Check after ``delay`` seconds, unless an earlier check has been asked for."""
         at = self._loop.time() + delay
-        if at >= self._check_asked_at or not self._stream.laggards():
+        if at >= self._check_asked_at or not self._stream.has_laggards:
             return
         if delay > 0 or arriving:
             self._set_check(at)
