@@ -7,7 +7,7 @@ The server is a router, a mongos or a replica set: all are used alike, through p
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
@@ -90,6 +90,7 @@ class RouterClient:
 
     def __init__(self, options: StreamOptions, *, guarded: bool = False) -> None:
         self._options = options
+        self._connections = ExitStack()
         self._client = self._connected(socketTimeoutMS=int(_ANSWERED_WITHIN * 1000))
         self._session: ClientSession | None = None
         self._guard: SessionGuard | None = None
@@ -194,7 +195,7 @@ class RouterClient:
 
     def _connected(self, **options: Any) -> MongoClient[RawBSONDocument]:
         """Return a client: events stay as sent, and dates out of Python's range do not fail."""
-        return mongo_client(
+        client = mongo_client(
             self._options.uri,
             self._options.retry_policy.selection_timeout,
             document_class=RawBSONDocument,
@@ -202,6 +203,7 @@ class RouterClient:
             unicode_decode_error_handler="replace",
             **options,
         )
+        return self._connections.enter_context(client)
 
     @property
     def address(self) -> tuple[str, int]:
@@ -266,11 +268,8 @@ class RouterClient:
         """Close all connections; the server is waited for up to `_CLOSED_WITHIN`."""
         if self._guard is not None:
             self._guard.close()
-        documents: MongoClient[Any] | None = self.__dict__.pop("mongo", None)
         with pymongo.timeout(_CLOSED_WITHIN):
-            self._client.close()
-            if documents is not None:
-                documents.close()
+            self._connections.close()
 
     def _watch(
         self, position: Position, stages: list[Any], max_await: float, **further: Any

@@ -391,7 +391,7 @@ class DeltaLog(TableVersion):
             undeleted, count = removed - self._deleted, 0
             what = f"old files of {self.name} deleted"
             for old in existing_files(self.address, undeleted, what):
-                Folder(self.address).remove(*old)
+                Folder(self.address).remove(*(file.path for file in old))
                 count += len(old)
         self._deleted = removed
         return count

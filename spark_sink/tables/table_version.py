@@ -310,8 +310,8 @@ class TableVersion:
             ) from None
 
 
-def existing_files(address: str, paths: Collection[str], what: str) -> Iterator[list[str]]:
-    """Return which paths in a folder exist, a portion at a time. Raises OSError.
+def existing_files(address: str, paths: Collection[str], what: str) -> Iterator[list[fs.FileInfo]]:
+    """Return which of these files a folder has, a portion at a time. Raises OSError.
 
     REPORT_PROGRESS is called with `what`, after what the caller has done with a portion.
     """
@@ -320,7 +320,7 @@ def existing_files(address: str, paths: Collection[str], what: str) -> Iterator[
     for start in range(0, len(every), _PATHS_LOOKED_UP):
         chosen = every[start : start + _PATHS_LOOKED_UP]
         infos = files.get_file_info(chosen)
-        yield [info.path for info in infos if info.type == fs.FileType.File]
+        yield [info for info in infos if info.type == fs.FileType.File]
         REPORT_PROGRESS.get()(what, start + len(chosen), len(every))
 
 

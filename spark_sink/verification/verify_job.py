@@ -19,7 +19,6 @@ from pyspark.sql import functions as F  # noqa: N812
 from shard_client.bson.resume_token import cluster_time_of
 from spark_sink.errors import HistoryLostError, OptionError, SourceError, StreamError
 from spark_sink.events.positions import AtTime, after, key_of
-from spark_sink.folders import Folder
 from spark_sink.jobs.checkpoint import LoggedBatch
 from spark_sink.jobs.failures import cause_of
 from spark_sink.jobs.history.job_history import snapshot_ends
@@ -45,6 +44,7 @@ from spark_sink.tables.parquet_parts import BATCH
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
+from spark_sink.tables.table_version import existing_files
 from spark_sink.verification.collection_comparison import COMMAND, Comparison, document_options
 from spark_sink.verification.differences import DIFFERENCES, column_differences, rows_checksum
 from spark_sink.verification.stream_comparison import (
@@ -323,8 +323,9 @@ def exchanged_files(log: DeltaLog) -> list[str]:
     The checksum of the rows does not tell whether two files have changed places. Raises OSError.
     """
     sizes = {file.path: file.size for file in log.files_with()}
-    infos = Folder(log.address).files.get_file_info([*sizes])
-    return [info.path for info in infos if info.size != sizes[info.path]]
+    portions = existing_files(log.address, sizes, f"files of {log.name} looked up")
+    intact = {file.path for files in portions for file in files if file.size == sizes[file.path]}
+    return sorted(sizes.keys() - intact)
 
 
 def _lost_tables(logs: Mapping[str, DeltaLog], done: int) -> list[str]:
