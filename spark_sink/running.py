@@ -313,11 +313,10 @@ class Job:
         Raises TimeoutError, which says what is missing, SourceError, and what has ended the job.
         """
         deadline = time.monotonic() + timeout
-        while self._running and not all(folder.exists for folder in self._folders):
-            self._require_running()  # until it has begun, and with it a router of its own
+        while self._running and not self._stop.begun.wait(_POLL_SECONDS):
+            self._require_running()
             if time.monotonic() > deadline:
                 raise TimeoutError(f"after {timeout:g} s the job has not begun")
-            time.sleep(_POLL_SECONDS)
         target = position_to_reach(to, self.settings.uri)
         for folder in self._folders:
             wait_until(folder, target, deadline - time.monotonic(), self._require_running)

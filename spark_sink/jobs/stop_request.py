@@ -21,7 +21,8 @@ class StopRequest:
         self.is_orderly = False
         """Whether a stop is requested, and a failure was not the first reason."""
         self._has_signal = False
-        self._has_begun = False
+        self.begun = threading.Event()
+        """Whether the jobs have begun: they have their router, their folders and a session."""
         self._numbers = (signal.SIGTERM, signal.SIGINT) if handles_signals else ()
         self._handle()
 
@@ -36,7 +37,7 @@ class StopRequest:
 
         It is called in the session: a SparkContext has set a handler of SIGINT that raises.
         """
-        self._has_begun = True
+        self.begun.set()
         self._handle()
 
     def _handle(self) -> None:
@@ -53,6 +54,6 @@ class StopRequest:
             sys.exit(128 + number)
         self._has_signal = True
         self.request()
-        if not self._has_begun:
+        if not self.begun.is_set():
             os.write(2, b"stopped before the first batch\n")  # it may interrupt a print
             sys.exit(0)

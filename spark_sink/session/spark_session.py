@@ -15,6 +15,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +55,9 @@ _ON_ONE_MACHINE = {
 }
 _ARCHIVE, _PACKAGES = "mergerouter.zip", ("spark_sink", "shard_client")
 
+# The commands that use a context which a command has created, by their number.
+_opening, _users = threading.Lock(), Counter[SparkContext]()
+
 
 def local_session(
     app_name: str = "mergerouter", *, cores: int = 2, settings: Mapping[str, str] | None = None
@@ -78,20 +83,37 @@ def job_session(command: str, settings: Mapping[str, str]) -> Iterator[SparkSess
 
     Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
     local_session with a thread for each core, and without Spark's own log, which repeats the cause
-    of a failure in hundreds of lines. Raises JavaNotFoundError.
+    of a failure in hundreds of lines. A session that the process has already is used, and its
+    context ends with the last command that uses it, if a command has created it. Raises
+    JavaNotFoundError.
     """
-    name, given = f"mergerouter job {command}", dict(settings)
-    if "PYSPARK_GATEWAY_PORT" in os.environ:  # which spark-submit sets
-        spark = _session(name, given)
-    else:
-        if "spark.log.level" not in given:
-            quiet = {"spark.log.level": "OFF", _JAVA_OPTIONS: f"{_STACK} {_without_log()}"}
-            given = {**quiet, **given}
-        spark = local_session(name, cores=os.cpu_count() or 2, settings=given)
+    with _opening:
+        active = SparkContext._active_spark_context
+        ends = active is None or active in _users
+        spark = _open_job_session(command, settings)
+        context = spark.sparkContext
+        if ends:
+            _users[context] += 1
     try:
         yield spark
     finally:
-        spark.stop()
+        with _opening:
+            if ends:
+                _users[context] -= 1
+                if not _users[context]:
+                    del _users[context]
+                    spark.stop()
+
+
+def _open_job_session(command: str, settings: Mapping[str, str]) -> SparkSession:
+    """Return the session of `job_session`. Raises JavaNotFoundError."""
+    name, given = f"mergerouter job {command}", dict(settings)
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # which spark-submit sets
+        return _session(name, given)
+    if "spark.log.level" not in given:
+        quiet = {"spark.log.level": "OFF", _JAVA_OPTIONS: f"{_STACK} {_without_log()}"}
+        given = {**quiet, **given}
+    return local_session(name, cores=os.cpu_count() or 2, settings=given)
 
 
 # Without an appender Spark would take its own configuration.

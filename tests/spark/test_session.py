@@ -1,19 +1,20 @@
-"""What `local_session` sets."""
+"""What `local_session` sets, and who ends the session of a job's command."""
 
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 from unittest.mock import MagicMock
 
 import pyarrow.parquet as pq
 import pytest
-from pyspark import cloudpickle
+from pyspark import SparkContext, cloudpickle
 from pyspark.sql import SparkSession
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from spark_sink import local_session, register
 from spark_sink.session import spark_session
-from spark_sink.session.spark_session import _DYNAMIC
+from spark_sink.session.spark_session import _DYNAMIC, job_session
 
 pytestmark = pytest.mark.xdist_group("spark_queries")  # one Spark
 
@@ -39,6 +40,30 @@ def test_queries_write_unique_columns_without_parquet_dictionaries(
 
 def test_a_progress_bar_is_drawn_on_terminals_only(spark: SparkSession) -> None:
     assert spark.conf.get("spark.ui.showConsoleProgress") == str(sys.stderr.isatty()).lower()
+
+
+def test_the_last_command_that_uses_a_session_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = MagicMock()
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(spark_session, "_open_job_session", lambda *_: made)
+    with ExitStack() as first:
+        first.enter_context(job_session("run", {}))
+        monkeypatch.setattr(SparkContext, "_active_spark_context", made.sparkContext)
+        with job_session("verify", {}):
+            pass
+        with ExitStack() as second:
+            second.enter_context(job_session("run", {}))
+            first.close()
+            assert not made.stop.called
+        assert made.stop.call_count == 1
+
+
+def test_a_command_does_not_end_the_session_of_its_process(spark: SparkSession) -> None:
+    with job_session("verify", {}):
+        pass
+    with job_session("verify", {}) as used:
+        assert used.sparkContext is spark.sparkContext
+    assert spark.range(3).count() == 3
 
 
 def _columns(path: Path) -> list[pq.ColumnChunkMetaData]:

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,7 +17,9 @@ import spark_sink
 from spark_sink import running
 from spark_sink.cli import job
 from spark_sink.errors import OptionError
-from spark_sink.jobs.job_settings import load_job_settings
+from spark_sink.events.positions import Position
+from spark_sink.jobs.job_folder import JobFolder, JobRecord
+from spark_sink.jobs.job_settings import JobSettings, load_job_settings
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.options.stream_options import parse_options
 from spark_sink.running import Job
@@ -241,6 +244,34 @@ def test_a_failure_of_a_job_in_python_is_raised(
         job.start()  # as after an end of its query, which is no failure
         job.stop()
     assert len(runs) == 2
+
+
+def test_a_wait_asks_no_router_before_the_job_has_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The router of a job's own starts again with each start, when the folder exists already."""
+    may_begin, asked = threading.Event(), list[bool]()
+
+    def run(_: JobSettings, stop: StopRequest, *__: object) -> None:
+        may_begin.wait(60)
+        stop.begin()
+        wait_for(lambda: stop.requested, "the stop")
+
+    def ask(*_: object) -> Position:
+        asked.append(may_begin.is_set())
+        raise OptionError("asked")
+
+    monkeypatch.setattr(running, "run_jobs", run)
+    monkeypatch.setattr(running, "position_to_reach", ask)
+    made = Job(str(tmp_path / "job"))
+    JobFolder(str(tmp_path / "job")).begin(JobRecord((), {}))
+    with made.start():
+        with pytest.raises(TimeoutError, match="has not begun"):
+            made.wait("now", timeout=0.3)
+        may_begin.set()
+        with pytest.raises(OptionError, match="asked"):
+            made.wait("now", timeout=60)
+    assert asked == [True]
 
 
 @pytest.mark.parametrize("at_end", [OSError("the JVM is gone"), KeyboardInterrupt()])
