@@ -102,6 +102,11 @@ class Change:
         """Whether the change needs the document from before it."""
         return self.description is not None
 
+    @property
+    def deletes(self) -> bool:
+        """Whether the change deletes the document."""
+        return self.document is None and self.description is None
+
 
 def change_of_event(row: Mapping[str, Any], options: WriteOptions) -> Change | None:
     """Return the change in a row with `token` and `event`; None if it changes no document.

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import groupby, islice
+from itertools import chain, groupby, islice
 from operator import attrgetter
 from typing import Any
 
@@ -264,10 +264,21 @@ def _identifier(key: Mapping[str, Any]) -> tuple[Any, ...]:
     return (*key, bson.encode(key, codec_options=CELLS))
 
 
-class RowWriter:
-    """Writes rows of a schema in a task; rows that are written again change nothing.
+@dataclass
+class _Deletes(WriterCommitMessage):
+    """The deletes that a task has written."""
 
-    Raises OptionError if they cannot be written.
+    changes: list[Change]
+
+
+class RowWriter:
+    """Writes rows of a schema in tasks; rows that are written again change nothing.
+
+    A deleted document keeps no token, so an earlier change that another task, or a repeated one,
+    writes after the delete restores it. Where there are several tasks, all deletes are therefore
+    written once more after them.
+
+    Raises OptionError if the rows cannot be written.
     """
 
     def __init__(self, schema: StructType, options: WriteOptions) -> None:
@@ -289,11 +300,22 @@ class RowWriter:
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
         """Write the rows of a task. Raises StreamError."""
+        written = self._write(self._changes(iterator))
+        return _Deletes([change for change in written if change.deletes])
+
+    def commit(self, messages: Sequence[WriterCommitMessage | None], batch_id: int = 0) -> None:
+        """Write the deletes of all tasks once more. Raises StreamError."""
+        if len(messages) > 1:
+            tasks = [message.changes for message in messages if isinstance(message, _Deletes)]
+            for _ in self._write(chain.from_iterable(tasks)):
+                pass
+
+    def _write(self, changes: Iterator[Change]) -> Iterator[Change]:
+        """Write changes, and yield them."""
         with without_traceback(), closing(DocumentWriter(self._options)) as writer:
-            changes = self._changes(iterator)
             while batch := list(islice(changes, _BATCH_SIZE)):
                 writer.write(batch)
-        return WriterCommitMessage()
+                yield from batch
 
     def _changes(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Change]:
         change_of = change_of_event if self._has_events else change_of_row

@@ -6,10 +6,12 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from bson.decimal128 import Decimal128
 from pyspark.errors import PySparkException, StreamingQueryException
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from spark_sink.errors import OptionError
@@ -18,7 +20,7 @@ from spark_sink.sink.changes import (
     WriteOptions,
     change_of_event,
 )
-from spark_sink.sink.writers import DocumentWriter, RowWriter
+from spark_sink.sink.writers import DocumentWriter, MergerouterBatchWriter, RowWriter
 from tests.doubles.event_history import event_row
 from tests.spark.conftest import Shop
 from tests.spark.jobs import forget_last_commit
@@ -126,6 +128,19 @@ def test_a_document_that_moves_to_another_shard_is_not_deleted(shop: Shop) -> No
     later = event_row("update", 5, documentKey=known, updateDescription=text)
     assert write(later)[1]["text"] == "x"
     assert write(event_row("delete", 6, documentKey=known)) == {}
+
+
+def test_a_deleted_document_stays_deleted_whichever_task_writes_first(shop: Shop) -> None:
+    options = WriteOptions(shop.uri, shop.database, "copy")
+    writer = MergerouterBatchWriter(StructType.fromDDL("_id int, token long, op string"), options)
+
+    def written(*rows: tuple[int, int, str | None]) -> WriterCommitMessage:
+        table = [dict(zip(("_id", "token", "op"), row, strict=True)) for row in rows]
+        return writer.write(iter([pa.RecordBatch.from_pylist(table)]))
+
+    later = written((1, 2, "d"), (2, 2, "d"), (2, 3, None))
+    writer.commit([later, written((1, 1, None), (2, 1, None), (3, 1, None))])
+    assert set(copied(shop)) == {2, 3}
 
 
 def test_keys_of_events_have_the_id() -> None:
