@@ -390,7 +390,8 @@ class CurrentTable:
         log.set_statistics_columns(names)
         self.state, self._stored, self.form = state, form, form
         if log.version and log.version % _COMMITS_PER_VACUUM == 0:
-            log.vacuum()
+            with log.clean_up():
+                log.vacuum()
 
 
 def apply_changes(

@@ -32,6 +32,7 @@ from deltalake.transaction import (
     create_table_with_add_actions,
 )
 
+from spark_sink.console import say
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.folders import Folder, absolute
 from spark_sink.tables.parquet_parts import WITH_STATISTICS, PartFile, Parts, TableFile, numbered
@@ -316,7 +317,7 @@ class DeltaLog(TableVersion):
         self._known_state = number, state
         self.reload()
         if self._table.version() % _COMMITS_PER_CLEANUP == 0:
-            with self.stream_errors():
+            with self.clean_up():
                 self._table.cleanup_metadata()
                 clean_states(self.address, number)
 
@@ -395,6 +396,15 @@ class DeltaLog(TableVersion):
                 count += len(old)
         self._deleted = removed
         return count
+
+    @contextmanager
+    def clean_up(self) -> Iterator[None]:
+        """Print a failure to delete what is not read any more: a later commit tries it again."""
+        try:
+            with self.stream_errors():
+                yield
+        except StreamError as error:
+            say(f"the table {self.name} is not cleaned up; the job continues: {error}")
 
     def _orphans(self, table: DeltaTable) -> list[str]:
         """Return old files that are not in the version, also those that no commit names."""

@@ -414,6 +414,28 @@ def test_commits_older_than_their_retention_are_deleted_now_and_then(
     assert again.state().batch.number == 20
 
 
+def test_a_clean_up_that_fails_is_printed_and_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(delta_log, "_COMMITS_PER_CLEANUP", 1)
+    clean, attempts = delta_log.clean_states, list[int]()
+
+    def clean_or_fail(address: str, number: int) -> None:
+        attempts.append(number)
+        if len(attempts) == 1:
+            raise OSError("503 Slow Down")
+        clean(address, number)
+
+    monkeypatch.setattr(delta_log, "clean_states", clean_or_fail)
+    log = DeltaLog(str(tmp_path))
+    log.append(written(tmp_path, rows_of([1]), ()), SCHEMA, batch(0))
+    for number in (1, 2):
+        log.append([], SCHEMA, batch(number))
+    assert log.has(batch(2))
+    assert len(attempts) == 2
+    assert capsys.readouterr().err.count("is not cleaned up; the job continues: ") == 1
+
+
 def test_the_state_is_found_after_the_commits_of_others(tmp_path: Path) -> None:
     log = DeltaLog(str(tmp_path), ("bucket",))
     log.append(written(tmp_path, rows_of([1])), SCHEMA, batch(7))
