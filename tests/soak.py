@@ -292,7 +292,7 @@ def main() -> int:
             asyncio.run(soak.round(each_round, seed=number))
             took = time.monotonic() - begun
             left, grown = soak.settled(before), soak.resident_kib - memory
-            failed = bool(left) or grown > MOST_GROWTH_KIB
+            failed |= bool(left) or grown > MOST_GROWTH_KIB
             print(
                 f"round {number}: {each_round} connections in {took:.1f} s,"
                 f" {grown / 1024:+.1f} MiB resident, left: {left or 'nothing'}",

@@ -10,6 +10,7 @@ from typing import Any
 
 import structlog
 from bson.timestamp import Timestamp
+from pymongo.errors import PyMongoError
 
 from router.catalog.shard_list import ShardList, ShardListReader
 from router.catalog.wire_versions import WireVersions
@@ -253,12 +254,16 @@ class Cluster:
         """Monitor the replica set of ``target``; replace it if ``host`` has other members."""
         name, seeds = parse_hosts(host)
         followed = self._sets.get(target)
-        self._hosts[target] = host
-        if followed is not None:
-            if followed.name == name and set(followed.hosts) >= set(seeds):
+        if followed is None:
+            self._sets[target] = self._factory(name, seeds)
+        elif followed.name != name or not set(followed.hosts) >= set(seeds):
+            try:
+                self._sets[target] = self._factory(name, seeds)
+            except (PyMongoError, OSError) as error:  # it reads the certificates
+                log.error("cannot connect for monitoring", set=name, error=str(error))
                 return
             self._closing.start(followed.close(), "close a monitor")
-        self._sets[target] = self._factory(name, seeds)
+        self._hosts[target] = host
 
     def _forget(self, target: str) -> None:
         del self._hosts[target]

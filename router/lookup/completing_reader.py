@@ -102,7 +102,7 @@ class CompletingReader:
     async def next_batch(self, batch_size: int | None, max_time: float) -> Batch:
         """Return the events that are ready, completed; otherwise as ``ClientReader.next_batch``.
 
-        ``max_time`` limits the wait for events, not the lookups.
+        ``max_time`` limits the wait for events that the stages keep, not the lookups.
         """
         deadline = self._loop.time() + max_time
         events: list[bytes] = []
@@ -121,6 +121,9 @@ class CompletingReader:
                 raise self._failure
             if self._raw and not self._incomplete:
                 await self._complete_taken()
+                left = self._raw or self._completed or self._failure
+                if not left and self._loop.time() >= deadline:
+                    break  # the stages drop all events
             elif self._taken.closed or not await self._take(deadline, batch_size, events):
                 break
         return self._reply(events, size)

@@ -238,8 +238,9 @@ def _as_json(event: Mapping[str, Any]) -> str:
 
 def as_text(event: Mapping[str, Any]) -> str:
     """Return one coloured line: time, operation, namespace, key, and what the event holds."""
-    time = event["clusterTime"].as_datetime().isoformat(timespec="seconds")
-    kind = str(event["operationType"])
+    at = event.get("clusterTime")
+    time = "" if at is None else at.as_datetime().isoformat(timespec="seconds")
+    kind = str(event.get("operationType", ""))
     namespace = ".".join(str(part) for part in event.get("ns", {}).values())
     shown = {
         name: event[name]

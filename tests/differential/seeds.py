@@ -288,8 +288,11 @@ class _Run:
             readings["in legs: "] = pair.joined
         if pair.slow is not None:
             readings["a slow client: "] = pair.slow.reading
-        found = [*pair.failures]
-        for name, reading in {} if found else readings.items():
+        if pair.failures:  # a stream that hangs is never a difference that is meant
+            outcome.differences.append("\n    ".join([line, *pair.failures]))
+            return
+        found = []
+        for name, reading in readings.items():
             legs = reading is pair.joined
             each = differences(plan, mongos, reading, end, pair.of_shards, renamed, legs=legs)
             if each and not is_deliberate(plan, mongos, reading, pair.of_shards):

@@ -110,15 +110,16 @@ class Run:
     def work(self, let_happen: Callable[[Faults], None]) -> None:
         """Write, change collections and watch while ``let_happen`` runs faults."""
         watching: list[threading.Thread] = []
+        problems = self.report.problems
         try:
             self._history.begin()
             self._expanded.begin()
-            watching += [_started(watcher.run) for watcher in self._watchers]
+            watching += [_started(watcher.run, problems) for watcher in self._watchers]
             for watcher in self._watchers:
                 if not watcher.opened.wait(60):
                     raise RuntimeError(f"{watcher.name} could not open: {watcher.failures}")
             writers: list[Writer | DdlWriter] = [*self._writers, self._ddl]
-            working = [_started(each.run) for each in (*writers, self._opener)]
+            working = [_started(each.run, problems) for each in (*writers, self._opener)]
             let_happen(self.faults)
             for writer in writers:
                 writer.stop()
@@ -220,8 +221,17 @@ def run_faults(
     return report
 
 
-def _started(work: Callable[[], None]) -> threading.Thread:
-    thread = threading.Thread(target=work, daemon=True)
+def _started(work: Callable[[], None], problems: list[str]) -> threading.Thread:
+    """Run ``work`` in a thread; an error that ends it is one of the run's ``problems``."""
+
+    def noticed() -> None:
+        try:
+            work()
+        except Exception as error:
+            problems.append(f"{work.__qualname__} died: {error!r}")
+            raise
+
+    thread = threading.Thread(target=noticed, daemon=True)
     thread.start()
     return thread
 

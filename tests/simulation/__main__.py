@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from random import Random
 
 from tests.simulation.plan import draw
@@ -28,13 +28,13 @@ def main() -> int:
     parser.add_argument("--sabotage", choices=sorted(SABOTAGE), help="break a rule on purpose")
     parser.add_argument("--until-found", action="store_true", help="stop at the first failure")
     given = parser.parse_args()
-    with SABOTAGE[given.sabotage]() if given.sabotage else nullcontext():
+    seeds = range(given.first, given.first + given.seeds)
+    if given.seed is None and not given.until_found:
+        return run_many(seeds, given.jobs, given.shards, given.sabotage, digests=given.digests)
+    with _sabotaged(given.sabotage):
         if given.seed is not None:
             return replay(given.seed, given.shards, quiet=given.quiet)
-        seeds = range(given.first, given.first + given.seeds)
-        if given.until_found:
-            return find(seeds, given.shards, planted=given.sabotage == "exception")
-        return run_many(seeds, given.jobs, given.shards, digests=given.digests)
+        return find(seeds, given.shards, planted=given.sabotage == "exception")
 
 
 def find(seeds: range, shards: int | None, *, planted: bool) -> int:
@@ -64,15 +64,19 @@ def replay(seed: int, shards: int | None, *, quiet: bool) -> int:
     return 1 if result.problems else 0
 
 
-def run_many(seeds: range, jobs: int, shards: int | None, *, digests: bool = False) -> int:
-    """Run seeds in parallel and print those that fail."""
+def run_many(
+    seeds: range, jobs: int, shards: int | None, sabotage: str | None, *, digests: bool = False
+) -> int:
+    """Run seeds in parallel, each process with the defect ``sabotage``; print those that fail."""
     began = time.monotonic()
     failed: list[int] = []
     events = to_shared = to_own = 0
     chunk = _CHUNK if shards is None else 1
     chunks = [seeds[at : at + chunk] for at in range(0, len(seeds), chunk)]
     with ProcessPoolExecutor(jobs) as pool:
-        for future in as_completed([pool.submit(_run_chunk, chunk, shards) for chunk in chunks]):
+        for future in as_completed(
+            [pool.submit(_run_chunk, chunk, shards, sabotage) for chunk in chunks]
+        ):
             for result in future.result():
                 events += result.events
                 to_shared += result.moves.to_shared
@@ -93,8 +97,13 @@ def run_many(seeds: range, jobs: int, shards: int | None, *, digests: bool = Fal
     return 1 if failed else 0
 
 
-def _run_chunk(seeds: range, shards: int | None) -> list[Result]:
-    return [simulate(seed, shards=shards) for seed in seeds]
+def _run_chunk(seeds: range, shards: int | None, sabotage: str | None) -> list[Result]:
+    with _sabotaged(sabotage):
+        return [simulate(seed, shards=shards) for seed in seeds]
+
+
+def _sabotaged(name: str | None) -> AbstractContextManager[None]:
+    return SABOTAGE[name]() if name else nullcontext()
 
 
 if __name__ == "__main__":

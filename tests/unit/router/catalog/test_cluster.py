@@ -96,6 +96,39 @@ async def test_an_outdated_host_string_causes_the_list_to_be_read_once(
     await member.stop()
 
 
+async def test_a_shard_keeps_its_monitor_if_a_new_one_cannot_be_made(
+    config: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refused = False
+
+    def make(name: str, seeds: tuple[tuple[str, int], ...]) -> ProbedReplicaSet:
+        if refused:
+            raise FileNotFoundError("no certificate")
+        return ProbedReplicaSet(name, seeds)
+
+    cluster = Cluster(config.host, LIMITS, replica_set=make)
+    member = await ScriptedMember("rs0").start()
+    config.documents["shards"] = [{"_id": "a", "host": member.host}]
+    await cluster.shards()
+    refused = True
+    config.documents["shards"] = [{"_id": "a", "host": f"{member.host},127.0.0.1:1"}]
+    await cluster.shards()
+    await cluster.command("a", "admin", {"ping": 1}, PATIENCE)
+    made: list[str] = []
+    refused = False
+    real = ProbedReplicaSet.__init__
+
+    def count(each: ProbedReplicaSet, name: str, seeds: tuple[tuple[str, int], ...]) -> None:
+        made.append(name)
+        real(each, name, seeds)
+
+    monkeypatch.setattr(ProbedReplicaSet, "__init__", count)
+    await cluster.shards()
+    assert made == ["rs0"]
+    await cluster.close()
+    await member.stop()
+
+
 async def test_a_config_server_can_be_a_shard(config: ScriptedMember, cluster: Cluster) -> None:
     assert cluster.known_shards == set()
     config.documents["shards"] = [{"_id": "config", "host": config.host}]

@@ -12,11 +12,13 @@ from router.limits.memory import Memory
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import UpstreamReads
+from router.lookup.user_stages import Transformed
 from router.request.stream_request import parse_request
 from router.stream.log_reader import Batch
 from router.stream_settings import StreamSettings
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
+from tests.harness.until import PATIENCE
 from tests.unit.router.made_tokens import data_of
 
 KILLED = CommandError(237, "operation was interrupted")
@@ -124,3 +126,22 @@ async def test_a_cancelled_call_keeps_its_events_for_the_next_one() -> None:
     again = asyncio.create_task(reader.next_batch(None, 1.0))
     await upstream.asked.wait()
     again.cancel()
+
+
+async def test_a_batch_ends_in_time_though_the_stages_drop_all_of_many_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def drop(events: list[bytes]) -> Transformed:
+        await asyncio.sleep(0)
+        return Transformed(len(events), [])
+
+    memory = Memory(1 << 20)
+    reader = reader_of(NoAnswer(), memory)
+    source: Any = reader.client_reader
+    monkeypatch.setattr(source, "take", lambda _most: Events(event(1)).take(1))
+    monkeypatch.setattr(reader, "complete", drop)
+    async with asyncio.timeout(PATIENCE):
+        batch = await reader.next_batch(None, 0.01)
+    assert batch.events == []
+    assert batch.pbrt == bson.encode({"_data": data_of(200, 0)})
+    assert memory.held == 0

@@ -56,6 +56,11 @@ def test_an_event_is_one_line() -> None:
     }
 
 
+def test_an_event_without_the_fields_that_a_pipeline_drops_is_printed() -> None:
+    line = re.sub(r"\x1b\[[0-9;]*m", "", as_text({"_id": TOKEN, "documentKey": {"_id": 1}}))
+    assert json.loads(line) == {"_id": 1}
+
+
 def test_text_that_is_not_utf_8_and_far_dates_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     document = {"text": "a?", "date": DatetimeMS(2**62)}
     raw = bson.encode({"_id": TOKEN, "fullDocument": document}).replace(b"a?", b"a\xff")
