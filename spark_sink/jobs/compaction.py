@@ -35,7 +35,7 @@ from spark_sink.tables.parquet_parts import FILE_BYTES, PartFile, Parts, TableFi
 _Files = Sequence[TableFile]
 # The most files, and bytes, that one commit replaces.
 _PORTION_FILES, _PORTION_BYTES = 1_000, 8 * FILE_BYTES
-# The file in a job's folder that is written after each compaction.
+# The file in a job's folder that is written when a compaction begins: it may end the process.
 _LAST = "compacted"
 
 
@@ -48,6 +48,7 @@ def compact_tables(folder: JobFolder, is_stopped: Callable[[], bool] = _never) -
 
     The job may run meanwhile. After a stop no more portion or table begins. Raises StreamError.
     """
+    Folder(folder.address).write(_LAST, "")
     for name in APPENDED:
         log = DeltaLog(folder.table(name))
         if log.exists and not is_stopped():
@@ -57,13 +58,11 @@ def compact_tables(folder: JobFolder, is_stopped: Callable[[], bool] = _never) -
     current = DeltaLog(folder.table(CURRENT))
     if current.exists and not is_stopped():  # its files are written again as they grow
         yield f"{CURRENT}: {current.vacuum(full=True)} old files deleted"
-    if not is_stopped():
-        Folder(folder.address).write(_LAST, "")
 
 
 @contextmanager
 def compaction_beside(folder: JobFolder, seconds: float | None) -> Iterator[None]:
-    """Compact a job's tables in a thread during the block, so many seconds after the last time.
+    """Compact a job's tables in a thread during the block, so many seconds after the last began.
 
     The last time may be that of an earlier start. None: never. A failure is printed, and the job
     continues. At its end, the block waits for the portion in progress, a minute at most.
