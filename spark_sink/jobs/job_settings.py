@@ -109,8 +109,8 @@ class CollectionSettings(BaseModel):
     salt_file: str | None = None
     """With --mask PATH=hash: a file with the salt, 16 bytes or more."""
 
-    @model_validator(mode="after")
-    def _fits(self) -> Self:
+    def require_all_that_belongs(self) -> None:
+        """Raise ValueError for a setting without the one that it belongs to."""
         if self.flatten and self.columns == "none":
             raise ValueError("--flatten is for tables with --schema: give both")
         if self.message and "messages" not in self.table:
@@ -119,7 +119,6 @@ class CollectionSettings(BaseModel):
             raise ValueError(
                 "--table messages needs the first part of topics: --message prefix=NAME"
             )
-        return self
 
     def record(self, namespaces: tuple[str, ...]) -> JobRecord:
         """Return the record of a job of these collections. Raises OptionError."""
@@ -217,9 +216,15 @@ class JobSettings(CollectionSettings):
             raise ValueError("--upstream belongs to --configdb: give both")
         if self.collections and self.namespaces:
             raise ValueError("namespaces and collections exclude each other: set one of them")
-        for part in self.parts.values():
-            if self.verify_every is not None and "current" not in part.table:
-                raise ValueError("--verify-every compares the current table: add --table current")
+        for name, part in self.parts.items():
+            try:
+                part.require_all_that_belongs()
+                if self.verify_every is not None and "current" not in part.table:
+                    raise ValueError(
+                        "--verify-every compares the current table: add --table current"
+                    )
+            except ValueError as error:
+                raise ValueError(f"{name}: {error}" if name else str(error)) from None
         return self
 
     @property
@@ -232,8 +237,8 @@ class JobSettings(CollectionSettings):
             return {"": self}
         shared = {name: getattr(self, name) for name in CollectionSettings.model_fields}
         return {
-            name: CollectionSettings.model_validate(
-                {**shared, **{field: getattr(own, field) for field in own.model_fields_set}}
+            name: own.model_copy(
+                update={n: shared[n] for n in shared.keys() - own.model_fields_set}
             )
             for name, own in self.collections.items()
         }
@@ -265,9 +270,9 @@ def load_job_settings(given: Mapping[str, Any], file: str | None = None) -> JobS
         if not isinstance(in_file, dict):
             raise OptionError(f"the file {file} must have names with values, such as out: orders")
     names = {field.alias: name for name, field in JobSettings.model_fields.items()}
-    settings = {names.get(name, name): value for name, value in in_file.items()}
+    settings = {names.get(name, name): value for name, value in (*in_file.items(), *given.items())}
     try:
-        return JobSettings.model_validate({**settings, **given})
+        return JobSettings.model_validate(settings)
     except ValidationError as error:
         problems = "; ".join(map(_described, error.errors()))
         raise OptionError(f"{file}: {problems}" if file else problems) from None

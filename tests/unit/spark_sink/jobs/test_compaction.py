@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from deltalake import DeltaTable
@@ -76,6 +77,18 @@ def test_starts_that_are_shorter_than_the_interval_compact_too(
     with compaction_beside(folder, 60):
         time.sleep(0.5)
     assert "compacted into" not in capsys.readouterr().err
+
+
+def test_a_compaction_that_ends_its_process_is_not_begun_by_each_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = JobFolder(str(tmp_path))
+    rows = NOTIFICATION_COLUMNS.empty_table().from_pylist([{"id": "a"}], NOTIFICATION_COLUMNS)
+    DeltaLog(folder.table(NOTIFICATIONS)).append_rows(rows, Batch("q", 0))
+    monkeypatch.setattr(compaction, "merge_small_files", Mock(side_effect=SystemExit))
+    with pytest.raises(SystemExit):
+        [*compact_tables(folder)]
+    assert compaction._until_next(folder, 3600) > 3500
 
 
 def test_a_stop_ends_a_compaction_after_the_portion_in_progress(

@@ -80,6 +80,27 @@ def test_a_file_has_collections_with_settings_of_their_own(tmp_path: Path) -> No
     )  # fmt: skip
 
 
+def test_a_collection_is_checked_with_what_it_inherits(tmp_path: Path) -> None:
+    tables = {
+        "shop.a": {"flatten": True, "message": {"prefix": "a"}},
+        "shop.b": {"table": ["current"]},
+    }
+    changed = {"schema": "infer", "table": ["current", "messages"], "collections": tables}
+    with pytest.raises(OptionError) as told:
+        load_job_settings({}, written(tmp_path, message={"prefix": "p"}, **changed))
+    assert str(told.value).endswith("yaml: shop.b: --message is for --table messages: give both")
+    tables["shop.b"]["message"] = {}
+    [(_, first), (_, second)] = load_job_settings({}, written(tmp_path, **changed)).jobs()
+    assert (first.schema, first.flatten, first.messages) == ("infer", True, {"prefix": "a"})
+    assert (second.schema, second.tables, second.messages) == ("infer", ("current",), {})
+
+
+@pytest.mark.parametrize("name", ["schema", "columns"])
+def test_what_is_given_overrides_the_file(name: str, tmp_path: Path) -> None:
+    made = Job(config=written(tmp_path, schema="none"), **{name: "infer"})
+    assert made.settings.columns == "infer"
+
+
 def test_a_file_may_have_values_of_json_and_collections_without_settings(tmp_path: Path) -> None:
     option = {"showExpandedEvents": True, "snapshotFilters": {"shop.a": {"open": True}}}
     file = written(tmp_path, option=option, collections={"shop.a": None})
