@@ -4,7 +4,7 @@ import asyncio
 import hmac
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, nullcontext
 from functools import cache
 from typing import Any, Final, Self
 
@@ -55,7 +55,8 @@ def _template() -> Template:
     return environment.get_template("status.html")
 
 
-_OPEN: Final = frozenset({"/healthz", "/readyz"})
+_HEALTH: Final = "/healthz"
+_OPEN: Final = frozenset({_HEALTH, "/readyz"})
 """Paths that need no token, because few service managers can send one with a probe."""
 
 _MOST_AT_ONCE: Final = 4
@@ -97,7 +98,7 @@ class AdminServer(AcceptingPort):
         app.router.add_get("/", self._page)
         app.router.add_get("/status.json", self._document)
         app.router.add_get("/metrics", self._metrics)
-        app.router.add_get("/healthz", self._health)
+        app.router.add_get(_HEALTH, self._health)
         app.router.add_get("/readyz", self._ready)
         self._runner = web.AppRunner(
             app,
@@ -146,11 +147,14 @@ class AdminServer(AcceptingPort):
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Refuse requests without the token, and bound the number that run at a time."""
+        """Refuse requests without the token, and bound the number that run at a time.
+
+        Those for the health wait for no other.
+        """
         response: web.StreamResponse
         try:
             self._check_token(request)
-            async with self._turns:
+            async with nullcontext() if request.path == _HEALTH else self._turns:
                 response = await handler(request)
         except web.HTTPException as refusal:
             response = web.Response(

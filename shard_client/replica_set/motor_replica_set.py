@@ -241,6 +241,8 @@ class MotorReplicaSet(ReplicaSet):
             self._refused, self._lost = self._refusal(error), False  # the primary answers
         except PyMongoError as error:
             self._log_no_primary(error)
+        except Exception:  # a defect; the next check comes after the pause
+            log.exception("Unexpected error", set=self.name)
         finally:
             self._distrusted = {at: when for at, when in self._distrusted.items() if when > began}
             if not self._closed:

@@ -21,7 +21,7 @@ from router.admin.router_status import RouterStatus, collect_own
 from router.catalog.server_checks import Check
 from tests.harness.admin import NOW, admin_port, ask, fixed_checks, watched_facade
 from tests.harness.facade import Facade, facade
-from tests.harness.until import PATIENCE
+from tests.harness.until import PATIENCE, until
 
 Samples = dict[tuple[str, tuple[tuple[str, str], ...]], float]
 
@@ -150,6 +150,23 @@ async def test_readiness_names_the_servers_that_do_not_answer(
     assert ready.status == status
     assert down in ready.text
     assert "no answer within 3 s" in ready.text
+
+
+async def test_slow_pages_do_not_delay_the_health() -> None:
+    hung = 0
+
+    async def collect(_with_streams: bool) -> RouterStatus:
+        nonlocal hung
+        hung += 1
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with server.AdminServer(collect, None) as admin:
+        port = await admin.listen(["127.0.0.1"], 0)
+        pages = [asyncio.create_task(ask(port, "/metrics")) for _ in range(10)]
+        await until(lambda: hung == server._MOST_AT_ONCE)
+        assert (await ask(port, "/healthz")).status == 200
+    await asyncio.gather(*pages, return_exceptions=True)
 
 
 async def test_a_router_that_shuts_down_is_not_ready() -> None:

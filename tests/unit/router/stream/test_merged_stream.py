@@ -65,6 +65,14 @@ def test_an_error_follows_ready_events_and_has_mongos_s_label():
     assert stream.merger.remotes[B].watermark == watermark
 
 
+def test_the_first_error_is_the_stream_s():
+    stream = opened()
+    stream.remote_failed(B, CommandError(91, "going down"))
+    stream.fail(ValueError("a defect"))
+    with pytest.raises(CommandError, match="going down"):
+        stream.take(None)
+
+
 @pytest.mark.parametrize(
     ("remote", "broken", "labels"),
     [

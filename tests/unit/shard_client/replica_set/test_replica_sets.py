@@ -96,6 +96,26 @@ async def test_the_primary_is_not_asked_without_a_pause_for_a_member_that_is_mis
     assert 2 <= member.commands["find"] <= 12  # each is counted as it comes and as it is answered
 
 
+async def test_checks_that_fail_unexpectedly_have_a_pause(
+    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+):
+    checks = 0
+
+    def find(*_: object) -> None:
+        nonlocal checks
+        checks += 1
+        raise RuntimeError("a defect")
+
+    member.primary = False
+    async with closing(MotorReplicaSet("rs", seeds(member), heartbeat=0.5)) as replica_set:
+        monkeypatch.setattr(type(replica_set._client), "__getitem__", find)
+        with capture_logs() as logged, pytest.raises(CommandError):
+            await replica_set.select(PRIMARY, 1)
+        monkeypatch.undo()
+    assert 1 <= checks <= 12
+    assert [line["event"] for line in logged].count("Unexpected error") == checks
+
+
 async def test_each_of_two_hung_members_stays_distrusted_until_it_answers():
     a, b, c = ((name, 1) for name in "abc")
     secondary = Member("secondary")
