@@ -8,7 +8,7 @@ How a figure comes about:
    many clients, `writes.py` writes at a rate; `spark_backlog.py`, `spark_reads.py` and
    `debezium_engine.py` run Spark and Debezium.
 3. CPU and memory are the kernel's counts (`kernel.py`; those of members: `members.py`). The ways
-   take turns, and a figure is the median of their runs.
+   take turns; where a table says "medians", a figure is the median of their runs.
 4. ``write_results`` (`suite.py`) writes the tables to bench/results, or to build/bench unless
    it is a whole run on real servers.
 

@@ -99,7 +99,8 @@ WATCHERS_COLUMNS = (Column("clients", "clients"), Column("filters", "filters"), 
 LOADS_NOTE = (
     "Default no-ops. From a write's acknowledgement by a majority to its arrival. mongods' CPU is "
     "that of all shards and the config server, writes included; connections and no-op writes are "
-    "those of the member that has most. mongos is watched while no router runs."
+    "those of the member that has most. There is no figure of connections if more have been closed "
+    "meanwhile. mongos is watched while no router runs."
 )
 
 
@@ -261,6 +262,10 @@ def _observe(
     each = members.between(before, after)
     of_shards = [figures for name, figures in each.items() if name != "config"]
     late = [] if watchers is None else latencies(acknowledged, arrived)
+    opened = max(
+        last["connections"] - before_all.counts[name]["connections"]
+        for name, last in before.counts.items()
+    )
     return {
         "load": load.name,
         "way": way.name,
@@ -271,9 +276,6 @@ def _observe(
         "config_noop_writes": each["config"]["noop_writes"] if "config" in each else None,
         "noop_bytes": max(figures["noop_bytes"] for figures in each.values()) * 86_400 / 1e6,
         "get_mores": mean(figures["get_mores"] for figures in of_shards),
-        "connections": max(
-            last["connections"] - before_all.counts[name]["connections"]
-            for name, last in before.counts.items()
-        ),
+        "connections": opened if opened >= 0 else None,  # earlier ones have been closed meanwhile
         **(percentiles(late) if late else {}),
     }

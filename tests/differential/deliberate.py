@@ -118,7 +118,9 @@ def _reads_what_others_write(plan: Plan, mongos: Reading, router: Reading) -> bo
     filtered = any("ns.db" in str(stage.get("$match")) for stage in plan.command["pipeline"])
     if not plan.stage.get("allChangesForCluster") or filtered:
         return False
-    return bool(mongos.failures) != bool(router.failures)
+    failing, other = (mongos, router) if mongos.failures else (router, mongos)
+    shared = len(failing.events)
+    return bool(failing.failures) and not other.failures and failing.events == other.events[:shared]
 
 
 def _is_invalid_on_a_time_series(mongos: Reading, router: Reading) -> bool:
@@ -211,7 +213,7 @@ def _projects_irregular_documents(plan: Plan, mongos: Reading, router: Reading) 
         and any("." in path for path in paths)
         and not mongos.failures
         and not router.failures
-        and all(a == b for a, b in zip(mongos.tokens, router.tokens, strict=False))
+        and mongos.tokens == router.tokens
     )
 
 

@@ -202,7 +202,8 @@ class ScriptedMember:
             # The bytes already written are sent before the cut.
             writer.transport.close()
             self.cut()
-        elif self.cut_after is not None:
+            return
+        if self.cut_after is not None:
             self.cut_after -= len(data)
         writer.write(data)
         await writer.drain()

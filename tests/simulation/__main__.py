@@ -26,27 +26,34 @@ def main() -> int:
     parser.add_argument("--quiet", action="store_true", help="with --seed: no trace")
     parser.add_argument("--digests", action="store_true", help="print each seed's digest")
     parser.add_argument("--sabotage", choices=sorted(SABOTAGE), help="break a rule on purpose")
-    parser.add_argument("--until-found", action="store_true", help="stop at the first failure")
+    parser.add_argument("--until-found", action="store_true", help="stop when the defect is found")
     given = parser.parse_args()
     seeds = range(given.first, given.first + given.seeds)
     if given.seed is None and not given.until_found:
         return run_many(seeds, given.jobs, given.shards, given.sabotage, digests=given.digests)
-    with _sabotaged(given.sabotage):
-        if given.seed is not None:
+    if given.seed is not None:
+        with _sabotaged(given.sabotage):
             return replay(given.seed, given.shards, quiet=given.quiet)
-        return find(seeds, given.shards, planted=given.sabotage == "exception")
+    if given.sabotage is None:
+        parser.error("--until-found needs --sabotage")
+    return find(seeds, given.shards, given.sabotage)
 
 
-def find(seeds: range, shards: int | None, *, planted: bool) -> int:
-    """Run seeds until one fails; succeed if one does. With ``planted``, only those with exceptions.
+def find(seeds: range, shards: int | None, sabotage: str) -> int:
+    """Run seeds with the defect ``sabotage`` until one fails; succeed if it does not without.
 
-    Where an exception is raised changes with the code around it, so no seed finds it for ever.
+    Where an exception is raised changes with the code around it, so no seed finds it for ever:
+    only seeds that plant exceptions are run for that defect.
     """
     for tried, seed in enumerate(seeds, 1):
-        if planted and not draw(Random(f"plan {seed}")).planted:
+        if sabotage == "exception" and not draw(Random(f"plan {seed}")).planted:
             continue
-        result = simulate(seed, shards=shards)
+        with _sabotaged(sabotage):
+            result = simulate(seed, shards=shards)
         if result.problems:
+            for problem in simulate(seed, shards=shards).problems:
+                print(f"seed {seed} fails without the defect: {problem[:600]}")
+                return 1
             print(f"found by seed {seed}, the {tried}th: {result.problems[0][:600]}")
             return 0
     print(f"not found by {len(seeds)} seeds")

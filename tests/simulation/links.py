@@ -108,7 +108,7 @@ class Pipe:
         data = b"".join(piece for _, piece in self._under_way if piece)
         self.drop()
         kept = data[: int(len(data) * share)]
-        if kept and not self._link.held_up and not self._sink.paused:
+        if kept and not self._link.held_up and not self._sink.paused and self._sink.made:
             self._link.loop.call_soon(self._sink.feed, kept, context=self._sink.context)
 
     def _deliver(self) -> None:
@@ -172,9 +172,16 @@ class End(asyncio.Transport):
 
     # Receiving.
 
-    def feed(self, data: bytes) -> None:
-        """Pass bytes to the protocol, buffered or not, as loops do."""
+    def feed(self, data: bytes = b"") -> None:
+        """Pass bytes to the protocol, buffered or not, as loops do, after those it has not taken.
+
+        They wait while it has paused.
+        """
         if self.gone or self._closing:
+            return
+        data, self._rest = self._rest + data, b""
+        if self.paused or not data:
+            self._rest = data
             return
         if not isinstance(self.protocol, asyncio.BufferedProtocol):
             self.protocol.data_received(data)
@@ -208,8 +215,7 @@ class End(asyncio.Transport):
             return
         self.paused = False
         if self._rest:
-            rest, self._rest = self._rest, b""
-            self._link.loop.call_soon(self.feed, rest, context=self.context)
+            self._link.loop.call_soon(self.feed, context=self.context)
         self._link.loop.call_soon(self._incoming.go_on)
 
     def get_write_buffer_size(self) -> int:

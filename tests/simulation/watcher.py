@@ -118,8 +118,10 @@ class Watcher:
             except (CommandError, NetworkError) as error:
                 code = getattr(error, "code", "")
                 self._trace.note(f"{self.name} {type(error).__name__} {code} {error}")
-                if getattr(error, "code", 0) == _INVALID_RESUME_TOKEN and self.watch.pipeline:
-                    # The stream ended meanwhile, and its invalidate was filtered out.
+                refused = code == _INVALID_RESUME_TOKEN and bool(self.segments)
+                if refused and self.watch.pipeline and not self._after_invalidate:
+                    # The stream ended there, which is checked; its invalidate was filtered out.
+                    self.segments[-1].closed = True
                     self._after_invalidate = True
                 elif MARK in str(error) and not self._works:
                     pass  # an application tries an opening again

@@ -29,7 +29,7 @@ from spark_sink.verification.verify_job import verify_job
 from tests.doubles.table_damages import damages
 from tests.harness.clusters import Client
 from tests.harness.object_store import BUCKET
-from tests.harness.until import wait_for
+from tests.harness.until import Deadline, wait_for
 from tests.spark.cluster.nodes import SETTINGS, SparkNodes
 from tests.spark.conftest import Shop
 from tests.spark.kills.deployments import Deployment, deployed
@@ -37,7 +37,7 @@ from tests.spark.kills.job_process import JobProcess
 from tests.spark.kills.writer import Writer
 from tests.spark.tables import collections_of, documents_in
 
-_COMMIT_SECONDS = 1200.0  # a machine with many other programs starts a JVM in minutes
+_COMMIT_SECONDS = 600.0  # a machine with many other programs starts a JVM in minutes
 _DOCUMENTS = 1500
 _OPTIONS = {"snapshotMode": "initial", "maxEventsPerTrigger": "300", "snapshotChunkRows": "100"}
 _IN_TASKS = {"maxBytesPerTrigger": "1g"}
@@ -356,7 +356,11 @@ def _problems(spark: SparkSession, shop: Shop, folder: JobFolder, truth: str) ->
         client[_DATABASE].watch(start_at_operation_time=shop.created) as events,
     ):
         told = set()
-        for event in events:
+        deadline = Deadline(_COMMIT_SECONDS)
+        while True:
+            deadline.check("the last write in a plain stream", len(told))
+            if (event := events.try_next()) is None:
+                continue
             places = [event[each].get("coll", "") for each in ("ns", "to") if each in event]
             if any(scope.accepts(_DATABASE, each) for each in places):
                 told.add(event["_id"]["_data"])

@@ -223,7 +223,7 @@ async def test_a_connection_waits_for_a_worker_if_the_last_one_dies_meanwhile() 
     async with asyncio.timeout(PATIENCE):
         _reader, writer = await asyncio.open_connection("127.0.0.1", port)
         await died.wait()
-        await asyncio.sleep(0.05)
+        await until(lambda: dealer._some._waiters)  # it waits for a worker
         next_one = _Worker(2, lambda: None)
         dealer.add(next_one)
         received = await next_one.theirs.receive()
@@ -248,7 +248,8 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
         clients = [await asyncio.open_connection("127.0.0.1", port) for port in ports]
         for end in ends:
             assert await end.receive() == (ReportLoad(), None)
-        await asyncio.sleep(0.05)  # both connections have been accepted
+        # Both connections have been accepted: the second one waits for the first one's answers.
+        await until(lambda: dispatcher._asking._waiters)
         for end, busy in zip(ends, (1.0, 0.0), strict=True):
             end.send(Load(busy=busy))
         placed = [await ends[1].receive() for _ in clients]
