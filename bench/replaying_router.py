@@ -2,7 +2,8 @@
 
 from bench.events import NAMESPACE
 from router.cli import main
-from router.commands.call import Call, answers
+from router.commands.call import Call
+from router.commands.command import answers
 from router.commands.reply_bodies import Answer
 
 

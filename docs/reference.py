@@ -11,7 +11,7 @@ from pydantic.fields import FieldInfo
 from router.admin.metrics import ROWS, Row
 from router.admin.words import in_bytes
 from router.commands import fail_points  # noqa: F401 - adds its command
-from router.commands.call import COMMANDS
+from router.commands.command import COMMANDS
 from router.config.command_line import FLAGS, SETTINGS
 
 DOCS = Path(__file__).parent

@@ -6,8 +6,8 @@ import sys
 
 import structlog
 
+from router.assembly import check_servers, process_parts, serve_process
 from router.config.settings import Settings
-from router.service import check_servers, process_parts, serve_process
 from router.workers.supervisor import Supervisor
 
 log = structlog.get_logger(component="CONTROL")

@@ -16,10 +16,11 @@ import structlog
 from router.access.signing import SignedTimes
 from router.access.users import User, UserName, Users
 from router.catalog.cluster import Cluster
-from router.catalog.upstream import CatalogPrimary, ServerLink
+from router.catalog.server_link import ServerLink
+from router.catalog.upstream import CatalogPrimary
 from router.limits.client_limits import ClientLimits
 from router.limits.fair_limit import FairLimit
-from router.request.fields import missing_field
+from router.request.field_checks import missing_field
 from router.tasks.owned_tasks import OwnedTasks
 from router.tls.certificates import Certificates
 from shard_client import spans

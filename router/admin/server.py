@@ -13,13 +13,13 @@ from aiohttp import BasicAuth, web
 from aiohttp.http import HttpProcessingError
 from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 
+from router.accepting_port import AcceptingPort
 from router.admin.metrics import exposition
 from router.admin.router_status import Collect
 from router.admin.status_view import SAMPLE_INTERVAL, History, sample_of, status_view
 from router.admin.words import in_bytes, in_rate, in_reason, in_scope, in_wait, in_words
 from router.config.settings import Net
-from router.limits.connection_counts import ConnectionCounts
-from router.ports import AcceptingPort
+from router.limits.connection_limit import ConnectionLimit
 from router.tls.certificates import Certificates
 from router.tls.handshake import Handshakes
 
@@ -89,7 +89,7 @@ class AdminServer(AcceptingPort):
     def __init__(
         self, collect: Collect, token: str | None = None, *, handshakes: Handshakes | None = None
     ) -> None:
-        super().__init__(handshakes, self._http, ConnectionCounts(_MOST_CONNECTIONS))
+        super().__init__(handshakes, self._http, ConnectionLimit(_MOST_CONNECTIONS))
         self._collect = collect
         self._token = token
         self._turns = asyncio.Semaphore(_MOST_AT_ONCE)

@@ -1,1 +1,1 @@
-"""The router's view of the cluster: config server, shards, cluster time."""
+"""The cluster as the router sees it: shards, time, versions, and the upstream; checks of all."""

@@ -1,6 +1,6 @@
-"""The commands that the router answers itself, one module for each family."""
+"""The commands that the router answers itself, one module for each family; what they share."""
 
-from router.commands import (  # noqa: F401 - each adds its commands to call.COMMANDS
+from router.commands import (  # noqa: F401 - each adds its commands to command.COMMANDS
     administration,
     aggregate,
     authentication,

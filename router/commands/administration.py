@@ -9,7 +9,8 @@ every client of the router as such a client, so the router has to distinguish th
 
 from typing import Final
 
-from router.commands.call import Call, answers
+from router.commands.call import Call
+from router.commands.command import answers
 from router.commands.other_workers import change_all_processes
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.commands.serving_process import ServingProcess

@@ -7,9 +7,10 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from router.commands.call import Call, answers
+from router.commands.call import Call
+from router.commands.command import answers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
-from router.request.fields import GENERIC_FIELDS
+from router.request.field_checks import GENERIC_FIELDS
 from shard_client.errors import CommandError
 from shard_client.wire.authentication import X509
 

@@ -9,7 +9,8 @@ from typing import Any, Final
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized
-from router.commands.call import Call, answers
+from router.commands.call import Call
+from router.commands.command import answers
 from router.commands.other_workers import (
     ANYBODY,
     ask_other_workers,
@@ -28,7 +29,7 @@ from router.request.accepted import (
     is_read_preference,
     is_session,
 )
-from router.request.fields import (
+from router.request.field_checks import (
     at_least_zero,
     check_known,
     check_same_api,

@@ -1,10 +1,11 @@
 """Diagnostics: small commands that shells, drivers and operators use to inspect a server."""
 
-from router.commands.call import Call, answers
+from router.commands.call import Call
+from router.commands.command import answers
 from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.config.log_lines import RECENT, RECENT_LINES
-from router.request.fields import text
+from router.request.field_checks import text
 from shard_client.errors import CommandError, ErrorCode
 
 LOG_NAMES = ("global", "startupWarnings")

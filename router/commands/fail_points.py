@@ -10,12 +10,13 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from router.commands.call import Call, answers
+from router.commands.call import Call
+from router.commands.command import answers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.cursors.cursor import MergedCursor
 from router.parameter import MILLISECONDS
 from router.request.accepted import is_change_stream
-from router.request.fields import text
+from router.request.field_checks import text
 from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 

@@ -7,10 +7,11 @@ from bson.int64 import Int64
 from bson.objectid import ObjectId
 
 from router.commands.authentication import fields_of_hello
-from router.commands.call import Call, Client, answers
+from router.commands.call import Call, Client
+from router.commands.command import answers
 from router.commands.reply_bodies import Answer
 from router.parameter import MILLISECONDS
-from router.request.fields import at_least_zero, of_type, wrong_type
+from router.request.field_checks import at_least_zero, of_type, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.compression import negotiate
 from shard_client.wire.documents import encode

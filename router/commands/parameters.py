@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from router.commands.call import Call, answers
+from router.commands.call import Call
+from router.commands.command import answers
 from router.commands.other_workers import change_all_processes
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.config.log_lines import LEVEL, MOST_VERBOSE
 from router.peers.messages import SetVerbosity
-from router.request.fields import GENERIC_FIELDS, unknown_field, wrong_type
+from router.request.field_checks import GENERIC_FIELDS, unknown_field, wrong_type
 from shard_client.errors import CommandError, ErrorCode
 
 _ASK_TIMEOUT = 5.0

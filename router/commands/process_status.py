@@ -10,7 +10,8 @@ from pydantic import ValidationError
 
 from router.access.authorization import require_stream
 from router.allocator import resident_bytes
-from router.commands.call import Call, answers
+from router.commands.call import Call
+from router.commands.command import answers
 from router.commands.job_reports import JobReport
 from router.commands.reply_bodies import Answer
 from router.commands.server_status import described_streams, own_status
@@ -18,7 +19,7 @@ from router.commands.serving_process import ServingProcess
 from router.config.log_lines import RECENT
 from router.config.problems import wanted_value
 from router.privileges import WHOLE
-from router.request.fields import check_known
+from router.request.field_checks import check_known
 from shard_client.errors import CommandError, ErrorCode
 
 COMMAND: Final = "_mergerouterProcessStatus"

@@ -11,11 +11,12 @@ from typing import Any
 from bson.int64 import Int64
 
 from router.allocator import resident_bytes
-from router.commands.call import UNKNOWN, Call, answers
+from router.commands.call import Call
+from router.commands.command import UNKNOWN, answers
 from router.commands.other_workers import ask_other_workers
 from router.commands.reply_bodies import Answer
 from router.commands.serving_process import Counters, ServingProcess
-from router.status.sums import sum_statuses
+from router.measures.sums import sum_statuses
 from shard_client.wire.connection import format_address
 
 _MOST_USERS = 100

@@ -19,8 +19,8 @@ from router.commands.reply_bodies import without_state_change
 from router.commands.topology_version import TopologyVersion
 from router.cursors.registry import CursorRegistry
 from router.limits.client_limits import ClientLimits
+from router.measures.sums import Histogram
 from router.peers.peers import Peers
-from router.status.sums import Histogram
 from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed
 from shard_client.errors import CommandError

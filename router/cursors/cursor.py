@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from router.limits.admission import Ticket
+from router.limits.cursor_admission import Ticket
 from router.lookup.completing_reader import CompletingReader
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch

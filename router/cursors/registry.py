@@ -14,7 +14,7 @@ from bson.timestamp import Timestamp
 
 from router.cursors.cursor import CursorUser, MergedCursor, Owner
 from router.cursors.departed_clients import DepartedClients
-from router.limits.admission import Quota
+from router.limits.cursor_admission import Quota
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import Lend, UpstreamReads

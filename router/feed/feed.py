@@ -6,18 +6,18 @@ from collections.abc import Callable
 
 import structlog
 
+from router.accepting_port import AcceptingPort
 from router.access.login import AccessControl, Login
 from router.access.users import User
 from router.commands.serving_process import ServingProcess
 from router.config.settings import Feed
 from router.cursors.cursor import Owner
+from router.feed.feed_connection import FeedConnection, check_rights, log_client_in
 from router.feed.json_lines import heartbeat_line, json_lines
-from router.feed.lines import Lines, check_rights, log_client_in
 from router.feed.watch import Watch, parse_watch
-from router.limits.connection_counts import ConnectionCounts
+from router.limits.connection_limit import ConnectionLimit
 from router.limits.turns import Turns
 from router.parameter import MILLISECONDS
-from router.ports import AcceptingPort
 from router.tls.handshake import Handshakes, peer_certificate
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.connection import probe_peer
@@ -52,7 +52,7 @@ class FeedPort(AcceptingPort):
         most: int = MOST_CLIENTS,
         handshakes: Handshakes | None = None,
     ) -> None:
-        super().__init__(handshakes, self._arriving, ConnectionCounts(most))
+        super().__init__(handshakes, self._arriving, ConnectionLimit(most))
         self._cursors = process.cursors
         self._request_wait = settings.request_wait_ms * MILLISECONDS
         self._default = settings.watch
@@ -71,13 +71,13 @@ class FeedPort(AcceptingPort):
 
         def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             arrived()
-            lines = Lines(reader, writer)
+            lines = FeedConnection(reader, writer)
             if self._admits(lines.transport, lines.address):
                 self.run(self._serve, lines)
 
         return asyncio.StreamReaderProtocol(asyncio.StreamReader(limit=self._held), accept)
 
-    async def _serve(self, lines: Lines) -> None:
+    async def _serve(self, lines: FeedConnection) -> None:
         try:
             # Probes distinguish a half-closed connection from one whose client is gone.
             probe_peer(lines.transport, idle=10, interval=5, times=3)
@@ -90,7 +90,7 @@ class FeedPort(AcceptingPort):
             await lines.close()
             self._counts.release(lines.address)
 
-    async def _answer(self, lines: Lines) -> None:
+    async def _answer(self, lines: FeedConnection) -> None:
         try:
             user, watch = await self._read_request(lines)
             if user is not None:
@@ -99,7 +99,7 @@ class FeedPort(AcceptingPort):
         except CommandError as error:
             await lines.write_error(error)
 
-    async def _read_request(self, lines: Lines) -> tuple[User | None, Watch]:
+    async def _read_request(self, lines: FeedConnection) -> tuple[User | None, Watch]:
         """Return the user, once logged in, and what the client asks for. Raises CommandError."""
         try:
             user = None if self._access is None else await self._log_in(self._access, lines)
@@ -110,7 +110,7 @@ class FeedPort(AcceptingPort):
             reason = str(error)
         raise CommandError(ErrorCode.FailedToParse, reason)
 
-    async def _log_in(self, access: AccessControl, lines: Lines) -> User:
+    async def _log_in(self, access: AccessControl, lines: FeedConnection) -> User:
         """Let the client log in; raises ValueError, CommandError."""
         limits = self._limits
         login = Login(access, lines.peer, peer_certificate(lines.transport))
@@ -125,7 +125,7 @@ class FeedPort(AcceptingPort):
         finally:
             login.close()
 
-    async def _request(self, lines: Lines) -> bytes:
+    async def _request(self, lines: FeedConnection) -> bytes:
         """Return the client's request line, empty if it sends none in time."""
         try:
             wait = self._request_wait if self._access is None else self._limits.login_time
@@ -134,7 +134,7 @@ class FeedPort(AcceptingPort):
         except TimeoutError:
             return b""
 
-    async def _write_stream(self, watch: Watch, lines: Lines, user: User | None) -> None:
+    async def _write_stream(self, watch: Watch, lines: FeedConnection, user: User | None) -> None:
         name = None if user is None else str(user)
         owner = Owner(user=name, client=lines.address, connection=f"{lines.peer} feed")
         cursor, batch = await self._cursors.open(watch.request, owner, user=user)

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any, Final
 
-from router.filters.fields import DECIMAL_UNITS, NESTED_UNIT_BYTES, UNIT_BYTES, Path
-from router.filters.paths import EventFields
+from router.filters.field_walk import DECIMAL_UNITS, NESTED_UNIT_BYTES, UNIT_BYTES, Path
+from router.filters.layouts import EventFields
 from router.filters.values import MISSING, NAN_KEY, NULL_KEY, NUMBERS, STRINGS, key, number
 from shard_client.bson.values import CONTAINERS, DATE, DECIMAL, DOUBLE, INT64, REGEX, TIMESTAMP
 

@@ -5,7 +5,7 @@ from itertools import chain
 from typing import Final, Generic, TypeVar
 
 from router.filters.conditions import Condition
-from router.filters.fields import (
+from router.filters.field_walk import (
     DECIMAL_UNITS,
     MOST_WORK,
     NESTED_UNIT_BYTES,
@@ -17,7 +17,7 @@ from router.filters.fields import (
     read_fields,
     tree_of,
 )
-from router.filters.paths import EventFields, PathReader
+from router.filters.layouts import EventFields, PathReader
 from router.filters.stream_filter import StreamFilter
 from router.filters.values import is_nested, key, unpack_int32
 from shard_client.bson.values import CONTAINERS, DECIMAL, INT32, STRING

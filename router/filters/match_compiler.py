@@ -24,7 +24,7 @@ from router.filters.conditions import (
     some,
     starts_with,
 )
-from router.filters.fields import Path
+from router.filters.field_walk import Path
 from router.filters.values import NAN_KEY, NULL_KEY, NUMBERS, UNDEFINED_KEY, is_nested, key, number
 from shard_client.bson.values import (
     ARRAY,

@@ -8,7 +8,7 @@ results against a real mongod.
 from dataclasses import dataclass
 from typing import Final
 
-from router.filters.fields import UNIT_BYTES, Allowance
+from router.filters.field_walk import UNIT_BYTES, Allowance
 from router.filters.match_compiler import Declined
 from router.filters.values import number
 from shard_client.bson.values import (

@@ -8,7 +8,7 @@ import bson
 from bson.errors import InvalidBSON, InvalidDocument
 
 from router.filters.conditions import Condition, all_of
-from router.filters.fields import Allowance
+from router.filters.field_walk import Allowance
 from router.filters.match_compiler import Declined, MatchCompiler
 from router.filters.projection import Projection, compile_project, compile_unset
 from shard_client.bson.values import DOCUMENT

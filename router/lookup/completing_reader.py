@@ -5,7 +5,7 @@ from typing import Self
 
 import anyio
 
-from router.limits.admission import Quota
+from router.limits.cursor_admission import Quota
 from router.limits.memory import Holding, Memory
 from router.lookup.events import Lookup, has_updates, lookup_of, with_document
 from router.lookup.find_documents import Found, find_documents

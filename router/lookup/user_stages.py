@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from bson.raw_bson import RawBSONDocument
 
 from router.bson_text import render
-from router.filters.fields import MOST_WORK, UNIT_BYTES, Allowance
+from router.filters.field_walk import MOST_WORK, UNIT_BYTES, Allowance
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
 from router.limits.memory import Holding

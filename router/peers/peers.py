@@ -10,7 +10,8 @@ from typing import Any, Final
 import structlog
 from bson.int64 import Int64
 
-from router.catalog.upstream import ServerLink, UpstreamMongos
+from router.catalog.server_link import ServerLink
+from router.catalog.upstream import UpstreamMongos
 from router.catalog.version import ServerIdentity
 from router.peers.cursor_ids import new_cursor_id, worker_of
 from router.peers.messages import IdentityRead, UseUpstream, WorkerMessage

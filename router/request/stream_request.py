@@ -1,5 +1,4 @@
-"""A client's ``aggregate`` with ``$changeStream``, parsed (docs/protocol.md#opening); and the
-commands for the shards and the config server that serve it (docs/design.md#topology)."""
+"""A client's ``aggregate`` with ``$changeStream``, parsed (docs/protocol.md#opening)."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,29 +14,12 @@ from router.request.accepted import (
     SPLIT,
     as_int64,
     brief,
-    client_token,
     refusal,
     stage_name,
     unknown_in,
 )
-from shard_client.bson.resume_token import ResumeToken, is_invalidate
+from router.request.start import STARTS, AfterToken, Start, parse_start
 from shard_client.errors import CommandError, ErrorCode
-from shard_client.wire.documents import decode
-
-
-@dataclass(frozen=True, slots=True)
-class AfterToken:
-    """Start after ``token``; ``start_after`` allows an invalidate's token."""
-
-    token: ResumeToken
-    start_after: bool
-
-
-Start = Timestamp | AfterToken | None
-"""A cluster time, inclusive, which may lie in the future; None is one tick after the cluster's
-largest known cluster time."""
-
-STARTS: Final = ("resumeAfter", "startAfter", "startAtOperationTime")
 
 
 def aggregate_namespace(database: str, collection: str | None) -> str:
@@ -71,39 +53,6 @@ def check_namespace(spec: Mapping[str, Any], database: str, collection: str | No
         raise refusal(f"allChangesForCluster on {namespace}: it needs aggregate: 1 on admin")
     if collection is not None and collection.startswith("system."):
         raise refusal(f"the internal collection {namespace}")
-
-
-def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool) -> Start:
-    """Return the start that the options of ``$changeStream`` name; raises CommandError.
-
-    ``collection`` is the one that is watched; None for a database or the cluster. ``splits`` is
-    whether the stream splits large events.
-    """
-    starts = [name for name in STARTS if spec.get(name) is not None]
-    tokens = {name: client_token(spec[name]) for name in starts if name != "startAtOperationTime"}
-    if len(starts) > 1:
-        raise refusal(f"more than one start: {', '.join(starts)}")
-    if not starts:
-        return None
-    if not tokens:
-        time: Timestamp = spec["startAtOperationTime"]
-        return time
-    [(name, token)] = tokens.items()
-    if name == "resumeAfter" and token.from_invalidate:
-        raise CommandError(
-            ErrorCode.InvalidResumeToken,
-            "Attempting to resume a change stream using 'resumeAfter' is not allowed from an "
-            "invalidate notification",
-        )
-    if collection is not None and token.uuid is None and not token.is_high_water_mark:
-        raise refusal("a token without the UUID of the one collection that is watched")
-    if token.fragment_num is not None and not splits:
-        raise CommandError(
-            ErrorCode.ChangeStreamFatalError,
-            "To resume from a split event, the $changeStream pipeline must include a "
-            "$changeStreamSplitLargeEvent stage",
-        ).with_change_stream_label()
-    return AfterToken(token, name == "startAfter")
 
 
 # Fields of the client's aggregate that are sent to every shard.
@@ -224,47 +173,3 @@ def parse_request(database: str, command: Mapping[str, Any]) -> StreamRequest:
         explain=bool(command.get("explain")),
         passthrough_to_shard=None if passthrough is None else passthrough["shard"],
     )
-
-
-def shard_command(request: StreamRequest, start: Timestamp | bytes) -> tuple[str, dict[str, Any]]:
-    """Return the database and the ``aggregate`` command that open ``request`` on one shard.
-
-    ``start`` is a cluster time at the first opening, and the shard's own token (raw BSON) when its
-    cursor is reopened, after a failure or a skipped invalidate.
-    """
-    command = {
-        "aggregate": 1 if request.collection is None else request.collection,
-        "pipeline": [
-            {CHANGE_STREAM: {**request.change_stream_options, **_start(start)}},
-            *request.stages,
-        ],
-        "cursor": {"batchSize": 0},
-        **request.extras,
-        "readConcern": {"level": "majority"},
-    }
-    if request.read_preference is not None:
-        command["$readPreference"] = request.read_preference
-    return request.database, command
-
-
-CONFIG: Final = "config"
-"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
-
-
-def topology_command(start: Timestamp | bytes) -> tuple[str, dict[str, Any]]:
-    """Return the database and the command that watch ``config.shards`` on the config server."""
-    return "config", {
-        "aggregate": "shards",
-        "pipeline": [{CHANGE_STREAM: {"allowToRunOnConfigDB": True, **_start(start)}}],
-        "cursor": {"batchSize": 0},
-        "readConcern": {"level": "majority"},
-    }
-
-
-def _start(start: Timestamp | bytes) -> dict[str, Any]:
-    if isinstance(start, Timestamp):
-        return {"startAtOperationTime": start}
-    token = decode(start)
-    # A cursor that was reopened after an invalidate may fail before it has advanced.
-    after_invalidate = is_invalidate(token["_data"])
-    return {"startAfter" if after_invalidate else "resumeAfter": token}

@@ -9,9 +9,11 @@ from typing import Any
 import structlog
 
 from router.access.authorization import login_required, not_for_certificates
-from router.catalog.upstream import CatalogPrimary, LoginLostError
+from router.catalog.server_link import LoginLostError
+from router.catalog.upstream import CatalogPrimary
 from router.commands.administration import CHANGES_USERS, LOCAL_ONLY, refused, reread_users
-from router.commands.call import COMMANDS, Call, Client, counted_name
+from router.commands.call import Call, Client
+from router.commands.command import COMMANDS, counted_name
 from router.commands.other_workers import kill_unread, take_user
 from router.commands.reply_bodies import (
     PASS_THROUGH,

@@ -10,11 +10,11 @@ from typing import Any
 import anyio
 import structlog
 
+from router.accepting_port import BACKLOG, AcceptingPort
 from router.access.login import Login
 from router.commands.call import Client
 from router.commands.serving_process import Counters, ServingProcess
-from router.limits.connection_counts import ConnectionCounts
-from router.ports import BACKLOG, AcceptingPort
+from router.limits.connection_limit import ConnectionLimit
 from router.server.client_connection import ClientConnection
 from router.server.incoming import PortShares
 from router.tls.handshake import Handshakes, check_first_header, peer_certificate
@@ -57,9 +57,9 @@ class Listener(AcceptingPort):
         handshakes: Handshakes | None = None,
     ) -> None:
         limits = process.options.client_limits
-        counts = ConnectionCounts(limits.connections, limits.connections_per_client, limits.exempt)
+        counts = ConnectionLimit(limits.connections, limits.connections_per_client, limits.exempt)
         if for_workers:
-            counts = ConnectionCounts(sys.maxsize)
+            counts = ConnectionLimit(sys.maxsize)
         super().__init__(handshakes, self._stream, counts)
         self._process = process
         self._for_workers = for_workers

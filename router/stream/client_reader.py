@@ -9,13 +9,13 @@ import structlog
 from bson.timestamp import Timestamp
 
 from router.catalog.collection_kind import may_be_view
-from router.limits.admission import Quota
+from router.limits.cursor_admission import Quota
 from router.request.resume_point import starting_point
 from router.request.stream_request import StreamRequest
 from router.stream.log_reader import Batch, LogReader
-from router.stream.membership import ShardSpan
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
+from router.stream.shard_membership import ShardSpan
 from router.stream.sharing import ALWAYS, Candidates, Source
 from router.stream.views import PartialView
 from router.stream.waiting_readers import Waiter, complete

@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from bson.int64 import Int64
 
-from router.filters.fields import Allowance, TooLargeError, ValueSlice
-from router.filters.paths import PathReader
+from router.filters.field_walk import Allowance, TooLargeError, ValueSlice
+from router.filters.layouts import PathReader
 from router.filters.stream_filter import EVERYTHING, StreamFilter
 from router.limits.memory import EVENT_OVERHEAD, weight
 from router.stream.merged_stream import MergedStream

@@ -4,7 +4,7 @@ from typing import Final, NamedTuple
 
 from router.request.resume_point import ResumePoint, StartingPoint
 from router.stream.event_log import ELEMENT_OVERHEAD, cut
-from router.stream.membership import ShardSpan
+from router.stream.shard_membership import ShardSpan
 from router.stream.views import PartialView, View
 from shard_client.bson.resume_token import TIME_DIGITS
 from shard_client.errors import CommandError

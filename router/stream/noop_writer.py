@@ -16,7 +16,7 @@ from bson.timestamp import Timestamp
 
 from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
 from router.limits.token_bucket import TokenBucket
-from router.status.loads import MemberLoad, MemberLoads
+from router.measures.loads import MemberLoad, MemberLoads
 from router.stream_settings import StreamSettings
 from shard_client.backoff import Backoff
 from shard_client.bson.resume_token import next_tick

@@ -12,9 +12,9 @@ from bson.int64 import Int64
 from router.catalog.cluster import Cluster, MemberDialer
 from router.limits.memory import Memory
 from router.limits.token_bucket import TokenBucket
-from router.request.progress_command import progress_command
-from router.request.stream_request import StreamRequest, shard_command, topology_command
-from router.status.loads import MemberLoads
+from router.measures.loads import MemberLoads
+from router.request.shard_commands import progress_command, shard_command, topology_command
+from router.request.stream_request import StreamRequest
 from router.stream.flow_control import PacedRemote
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import MergedRemote

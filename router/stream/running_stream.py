@@ -13,7 +13,7 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
-from router.limits.admission import Ticket
+from router.limits.cursor_admission import Ticket
 from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut

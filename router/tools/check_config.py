@@ -47,8 +47,8 @@ def check_config(
 
 
 async def _check(settings: Settings, *, offline: bool) -> "list[Check]":
+    from router.assembly import check_servers
     from router.catalog.server_checks import Check
-    from router.service import check_servers
     from shard_client.wire.tls import TlsContexts
 
     checks = [Check("settings")]
@@ -74,7 +74,7 @@ async def _check(settings: Settings, *, offline: bool) -> "list[Check]":
 
 async def _ports(settings: Settings) -> AsyncIterator[tuple[str, str | None]]:
     """Try to bind each port; yield it, with the problem if the machine lacks it or it is in use."""
-    from router.ports import bind
+    from router.accepting_port import bind
 
     net, feed = settings.net, settings.feed
     wanted = [("net.port", host, net.port) for host in net.hosts]

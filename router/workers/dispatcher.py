@@ -9,9 +9,9 @@ from itertools import count
 import anyio
 import structlog
 
-from router.limits.connection_counts import ConnectionCounts
+from router.accepting_port import BACKLOG, accept, bind, peer_address
+from router.limits.connection_limit import ConnectionLimit
 from router.peers.messages import Port, ServeClient
-from router.ports import BACKLOG, accept, bind, peer_address
 from router.workers.child import Child
 from router.workers.placement import choose_worker
 
@@ -31,7 +31,7 @@ class ConnectionDispatcher:
     of all workers, and holds their limits.
     """
 
-    def __init__(self, counts: ConnectionCounts) -> None:
+    def __init__(self, counts: ConnectionLimit) -> None:
         self._counts = counts
         self._listening: list[tuple[Port, socket.socket]] = []
         self.children: dict[int, Child] = {}

@@ -18,7 +18,7 @@ from router.admin.server import admin_port
 from router.commands.process_status import COMMAND
 from router.config.log_lines import LEVEL, RECENT
 from router.config.settings import Settings
-from router.limits.connection_counts import ConnectionCounts
+from router.limits.connection_limit import ConnectionLimit
 from router.peers import messages
 from router.peers.cursor_ids import new_mark
 from router.peers.peers import Peer, ask_each
@@ -69,7 +69,7 @@ class Supervisor:
         limits = settings.client_limits
         most = min(limits.connections * settings.workers, settings.net.max_incoming_connections)
         self._dispatcher = ConnectionDispatcher(
-            ConnectionCounts(most, limits.connections_per_client, limits.exempt)
+            ConnectionLimit(most, limits.connections_per_client, limits.exempt)
         )
         self._certificates: Certificates | None = None
         self._identity: messages.ShowIdentity | None = None

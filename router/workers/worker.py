@@ -20,6 +20,7 @@ import structlog
 import uvloop
 
 from router.allocator import collect_less_often, keep_freed_memory
+from router.assembly import Parts, process_parts
 from router.catalog.upstream import UpstreamMongos
 from router.commands.serving_process import ServerDescription
 from router.commands.topology_version import TopologyVersion
@@ -28,7 +29,6 @@ from router.feed.feed import FeedPort
 from router.peers import messages
 from router.peers.peers import Peers, private_address
 from router.server.listener import Listener
-from router.service import Parts, process_parts
 from router.tasks.owned_tasks import OwnedTasks
 from router.workers.channel import Channel
 from router.workers.child import WorkerStart

@@ -4,8 +4,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from router.assembly import process_parts
 from router.config.settings import Settings
-from router.service import process_parts
 from tests.conformance.data import Documents, shard_over_three
 from tests.conformance.streams import CLUSTER, Stream, now
 from tests.harness.clusters import Client, TestCluster, real_servers_named, start_cluster

@@ -11,10 +11,10 @@ import bson
 from bson.timestamp import Timestamp
 
 from router.cursors.cursor import CursorUser, Owner
-from router.limits.admission import Admission
+from router.limits.cursor_admission import Admission
 from router.limits.memory import Memory
+from router.measures.loads import MemberLoads
 from router.request.stream_request import StreamRequest
-from router.status.loads import MemberLoads
 from router.stream.log_reader import Batch
 from router.stream_settings import StreamSettings
 from shard_client.cluster_clock import ClusterClock

@@ -16,7 +16,7 @@ from router.admin.router_status import LAG_BOUNDS, collect_own
 from router.admin.server import AdminServer
 from router.commands.job_reports import JobReport
 from router.commands.serving_process import AdminMeasures
-from router.status.sums import Histogram
+from router.measures.sums import Histogram
 from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
 from tests.doubles.fake_clusters import FixedChecks

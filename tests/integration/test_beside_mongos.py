@@ -10,7 +10,7 @@ import pytest
 from bson import Binary, Decimal128, Int64, Timestamp
 from bson.binary import UUID_SUBTYPE
 
-from router.commands.call import COMMANDS
+from router.commands.command import COMMANDS
 from shard_client.errors import ErrorCode
 from shard_client.wire.frames import build_msg
 from tests.harness.clusters import start_real_cluster

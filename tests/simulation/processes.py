@@ -6,8 +6,8 @@ from contextvars import copy_context
 from datetime import UTC, datetime
 from typing import Any
 
+from router.assembly import process_parts, serve_process
 from router.config.settings import load_settings, settings_of_streams
-from router.service import process_parts, serve_process
 from router.stream_settings import StreamSettings
 from shard_client.wire.connection import Address
 from tests.doubles.probed_replica_set import ProbedReplicaSet

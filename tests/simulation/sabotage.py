@@ -7,13 +7,13 @@ from unittest import mock
 
 from bson.timestamp import Timestamp
 
-from router.request.progress_command import progress_command
 from router.request.resume_point import ResumePoint
+from router.request.shard_commands import progress_command
 from router.stream import remotes
 from router.stream.log_reader import Batch, LogReader
-from router.stream.membership import Membership
 from router.stream.merged_stream import MergedStream
 from router.stream.merger import Merger
+from router.stream.shard_membership import Membership
 from router.stream.views import View
 from shard_client.remote_cursor.cursor_reply import CursorBatch, Event
 from shard_client.remote_cursor.progress_cursor import ProgressCursor

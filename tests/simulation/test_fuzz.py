@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from embedded.clients import Client
-from router.commands.call import COMMANDS
+from router.commands.command import COMMANDS
 from shard_client.errors import CommandError, ErrorCode, NetworkError, ProtocolError
 from shard_client.wire.connection import Connection
 from shard_client.wire.frames import build_msg

@@ -16,8 +16,8 @@ from router.allocator import collect_less_often, keep_freed_memory, keep_slack_s
 from router.config.security import HIDDEN
 from router.config.settings import load_settings
 from router.limits.memory import Memory
+from router.measures.sums import Histogram
 from router.process import run_until_signalled
-from router.status.sums import Histogram
 from tests.harness.until import until
 
 

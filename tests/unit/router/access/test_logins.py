@@ -23,7 +23,8 @@ from structlog.testing import capture_logs
 from router.access.login import Login, LoginLog, scram_user
 from router.access.signing import SignedTimes, SigningKey
 from router.access.users import UserName, Users
-from router.catalog.upstream import CatalogPrimary, ServerLink
+from router.catalog.server_link import ServerLink
+from router.catalog.upstream import CatalogPrimary
 from router.limits.fair_limit import FairLimit
 from router.privileges import NOTHING
 from shard_client.cluster_clock import ClusterClock

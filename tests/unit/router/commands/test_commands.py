@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from bson import Code, Int64
 
-from router.catalog.upstream import Reachable, ServerLink
+from router.catalog.server_link import Reachable, ServerLink
 from router.commands.fail_points import FailPoints
 from router.commands.serving_process import StartOptions
 from router.config.log_lines import RECENT

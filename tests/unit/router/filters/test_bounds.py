@@ -12,8 +12,14 @@ from typing import Any
 import bson
 import pytest
 
-from router.filters import conditions, fields
-from router.filters.fields import MOST_WORK, NESTED_UNIT_BYTES, UNIT_BYTES, Allowance, TooLargeError
+from router.filters import conditions, field_walk
+from router.filters.field_walk import (
+    MOST_WORK,
+    NESTED_UNIT_BYTES,
+    UNIT_BYTES,
+    Allowance,
+    TooLargeError,
+)
 from router.filters.index import FilterIndex
 from router.filters.match_compiler import Declined
 from router.filters.stream_filter import compile_filter
@@ -282,7 +288,7 @@ def test_work_of_every_kind_counts(matches: Sequence[Document], data: bytes) -> 
 
 def test_owners_of_paths_that_are_not_measured_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
     walked = 0
-    real = fields.value_end
+    real = field_walk.value_end
 
     def count(data: bytes, kind: int, start: int) -> int:
         nonlocal walked
@@ -290,7 +296,7 @@ def test_owners_of_paths_that_are_not_measured_are_named(monkeypatch: pytest.Mon
         return real(data, kind, start)
 
     filters = index_of(*({f"fullDocument.a.x{n}": {"$ne": 1}} for n in range(3000)))
-    monkeypatch.setattr(fields, "value_end", count)
+    monkeypatch.setattr(field_walk, "value_end", count)
     with pytest.raises(TooLargeError) as raised:
         filters.route([event(a=[{"y": 1}] * 1000)])
     assert raised.value.owners == set(range(3000))

@@ -9,10 +9,10 @@ import pytest
 from bson import Int64, ObjectId, Regex
 from bson.decimal128 import Decimal128
 
-from router.filters.fields import MOST_WORK, Path, ValueSlice, read_fields, tree_of
+from router.filters.field_walk import MOST_WORK, Path, ValueSlice, read_fields, tree_of
 from router.filters.index import FilterIndex
+from router.filters.layouts import PathReader
 from router.filters.match_compiler import Declined
-from router.filters.paths import PathReader
 from router.filters.stream_filter import StreamFilter, compile_filter
 from tests.filters.chance import Chance
 

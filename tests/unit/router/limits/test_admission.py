@@ -4,7 +4,7 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.cursor import Owner
-from router.limits.admission import NOBODY, Admission, Quota, Ticket
+from router.limits.cursor_admission import NOBODY, Admission, Quota, Ticket
 from router.limits.memory import LEAST_BATCH, Holding, Memory
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from embedded.storage.queries import matches
-from router.request.progress_command import progress_command
+from router.request.shard_commands import progress_command
 from shard_client.bson.resume_token import ResumeToken
 from tests.doubles.scripted_member import event_token
 

@@ -17,7 +17,7 @@ from router.catalog.upstream import UpstreamMongos
 from router.commands.serving_process import StartOptions
 from router.config.settings import load_settings
 from router.limits.client_limits import ClientLimits, supported_connections
-from router.limits.connection_counts import ConnectionCounts, client_of
+from router.limits.connection_limit import ConnectionLimit, client_of
 from router.limits.fair_limit import FairLimit
 from router.limits.turns import Turns
 from router.server.client_deadlines import ClientDeadlines
@@ -79,7 +79,7 @@ def test_each_deadline_is_checked() -> None:
 
 
 def test_connections_are_counted_for_each_client() -> None:
-    counts = ConnectionCounts(10, exempt=[ip_network("10.0.0.0/8"), ip_network("::1")])
+    counts = ConnectionLimit(10, exempt=[ip_network("10.0.0.0/8"), ip_network("::1")])
     assert counts.limit_per_client == 8
     admitted = [*["1.2.3.4"] * 8, "2001:db8::1", "2001:db8::2"]
     exempt = ["10.1.2.3", "::ffff:10.1.2.3", "::1"]

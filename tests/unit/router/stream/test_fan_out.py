@@ -9,8 +9,7 @@ from unittest.mock import Mock
 import bson
 import pytest
 
-from router.filters import fields
-from router.filters.fields import MOST_WORK, Allowance
+from router.filters.field_walk import MOST_WORK, Allowance
 from router.filters.index import FilterIndex
 from router.filters.stream_filter import EVERYTHING, StreamFilter, compile_filter
 from router.stream.fan_out import FanOut
@@ -121,7 +120,7 @@ def test_a_filter_that_cannot_be_added_takes_no_events_from_later_readers(
 
 
 def test_a_filter_over_its_work_limit_ends_only_its_own_views() -> None:
-    reading = Reading(10, many=[1] * (fields.MOST_WORK + 1))
+    reading = Reading(10, many=[1] * (MOST_WORK + 1))
     plain = reading.view(tenant(1))
     greedy = reading.view(compile_filter([{"$match": {"fullDocument.many": {"$gt": 5}}}]))
     projecting = reading.view(compile_filter([{"$project": {"fullDocument.many.a": 1}}]))
@@ -251,7 +250,7 @@ def test_a_failed_view_whose_scan_another_has_joined_is_forgotten() -> None:
         arrive(stream, number)
     # A client begins at the end, while the others are far behind.
     failing = fan_out.open(greedy, data_of(11, 1, inc=39).encode(), NAME)
-    arrive(stream, 40, many=[1] * (fields.MOST_WORK + 1))
+    arrive(stream, 40, many=[1] * (MOST_WORK + 1))
     while fan_out.behind:
         fan_out.step(count().__next__, 1)
     assert failing.failure is not None

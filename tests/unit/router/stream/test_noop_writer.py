@@ -8,7 +8,7 @@ from bson import Timestamp
 from structlog.testing import capture_logs
 
 from router.catalog.cluster import Cluster
-from router.status.loads import MemberLoads
+from router.measures.loads import MemberLoads
 from router.stream import noop_writer
 from router.stream.noop_writer import LEAST_SECONDS, NOOP_BYTES, NoOpWriter
 from shard_client.errors import ErrorCode

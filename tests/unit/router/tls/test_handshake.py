@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from router.commands.serving_process import StartOptions
 from router.config.tls import Tls
 from router.limits.client_limits import ClientLimits
-from router.limits.connection_counts import ConnectionCounts
+from router.limits.connection_limit import ConnectionLimit
 from router.tls.handshake import ONLY_TLS, Handshakes
 from shard_client.wire.connection import Connection
 from shard_client.wire.documents import encode
@@ -264,7 +264,7 @@ async def test_an_error_with_one_client_leaves_the_port_open(
 ) -> None:
     async with listening(files.tls()) as router:
         with monkeypatch.context() as planted, capture_logs() as logged:
-            planted.setattr(ConnectionCounts, "admit", lambda *_: 1 / 0)
+            planted.setattr(ConnectionLimit, "admit", lambda *_: 1 / 0)
             assert await asyncio.to_thread(greet, router.port, None) == b""
             await until(lambda: "Unexpected error" in [line["event"] for line in logged])
         assert await ping(router.port, files.client_context(files.client)) == 1

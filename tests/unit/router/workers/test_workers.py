@@ -18,7 +18,7 @@ from structlog.testing import capture_logs
 
 from router.commands.serving_process import Counters
 from router.config.settings import Settings, load_settings
-from router.limits.connection_counts import ConnectionCounts
+from router.limits.connection_limit import ConnectionLimit
 from router.peers.messages import (
     ConnectionEnded,
     Drain,
@@ -209,7 +209,7 @@ class _Worker(Child):
 
 
 async def test_a_connection_waits_for_a_worker_if_the_last_one_dies_meanwhile() -> None:
-    dealer = ConnectionDispatcher(ConnectionCounts(10))
+    dealer = ConnectionDispatcher(ConnectionLimit(10))
     port = await dealer.open("driver", ["127.0.0.1"], 0)
     dealer.listen()
     died = asyncio.Event()
@@ -238,7 +238,7 @@ async def test_connections_of_two_ports_are_placed_by_the_same_answers(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("router.workers.dispatcher._LOAD_TIMEOUT", PATIENCE)
-    dispatcher = ConnectionDispatcher(ConnectionCounts(10))
+    dispatcher = ConnectionDispatcher(ConnectionLimit(10))
     ports = [await dispatcher.open(port, ["127.0.0.1"], 0) for port in ("driver", "feed")]
     dispatcher.listen()
     ends = [Channel(theirs) for theirs in (_child(dispatcher, 1), _child(dispatcher, 2))]
@@ -301,7 +301,7 @@ async def test_a_worker_answers_its_parent_while_it_drains(tmp_path: Path) -> No
 
 
 async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
-    dealer = ConnectionDispatcher(ConnectionCounts(10))
+    dealer = ConnectionDispatcher(ConnectionLimit(10))
     port = await dealer.open("driver", ["127.0.0.1", "127.0.0.2"], 0)
     for host in ("127.0.0.1", "127.0.0.2"):
         with pytest.raises(ConnectionRefusedError):
@@ -310,7 +310,7 @@ async def test_all_hosts_get_one_port_that_is_closed_before_listening() -> None:
     for host in ("127.0.0.1", "127.0.0.2"):
         _reader, writer = await asyncio.open_connection(host, port)
         writer.close()
-    taken = ConnectionDispatcher(ConnectionCounts(10))
+    taken = ConnectionDispatcher(ConnectionLimit(10))
     with pytest.raises(OSError, match="in use"):
         await taken.open("driver", ["127.0.0.1"], port)
     taken.close()

@@ -7,8 +7,8 @@ from typing import Any
 
 from bson import Timestamp
 
-from router.request.progress_command import progress_command
-from router.status.loads import MemberLoad
+from router.measures.loads import MemberLoad
+from router.request.shard_commands import progress_command
 from shard_client.bson.resume_token import cluster_time_of
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError

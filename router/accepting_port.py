@@ -9,7 +9,7 @@ from types import TracebackType
 import anyio
 import structlog
 
-from router.limits.connection_counts import ConnectionCounts
+from router.limits.connection_limit import ConnectionLimit
 from router.tasks.owned_tasks import END_TIMEOUT, OwnedTasks
 from router.tls.handshake import Handshakes, peer_of
 
@@ -82,7 +82,7 @@ class AcceptingPort(OwnedTasks):
         self,
         handshakes: Handshakes | None,
         protocol: Callable[[Callable[[], None]], asyncio.BaseProtocol],
-        counts: ConnectionCounts,
+        counts: ConnectionLimit,
     ) -> None:
         self._handshakes = handshakes
         self._protocol = protocol

@@ -18,7 +18,7 @@ _LOG_INTERVAL: Final = 1.0
 
 
 @dataclass(slots=True)
-class ConnectionCounts:
+class ConnectionLimit:
     """Counts connections, in all and by client, and refuses those beyond the limits.
 
     A client is an address or, with IPv6, a network of 64 bits, since a host can take any address of

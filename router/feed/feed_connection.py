@@ -19,7 +19,7 @@ from shard_client.wire.authentication import EXTERNAL, X509
 _CLOSE_TIMEOUT = 2.0
 
 
-class Lines:
+class FeedConnection:
     """One client's connection: bounded lines from the client, lines of JSON to it.
 
     ``address`` is the client's, None if it is gone; ``peer`` has its port too. The limit of
@@ -94,7 +94,7 @@ _MOST_STEPS = 4
 _FORM = '{"login": {"mechanism": "SCRAM-SHA-256", "payload": "n,,n=USER,r=NONCE"}}'
 
 
-async def log_client_in(login: Login, lines: Lines, most: int) -> User:
+async def log_client_in(login: Login, lines: FeedConnection, most: int) -> User:
     """Let a client log in, by a SCRAM conversation or by its certificate; return its user.
 
     A conversation is relayed to the config server, so that the router sees no password; a
@@ -121,7 +121,7 @@ async def log_client_in(login: Login, lines: Lines, most: int) -> User:
     return login.user
 
 
-async def _present(login: Login, lines: Lines, first: Mapping[str, Any]) -> None:
+async def _present(login: Login, lines: FeedConnection, first: Mapping[str, Any]) -> None:
     """Log in by the client's certificate; raises ValueError, CommandError, NetworkError."""
     step: dict[str, Any] = {"authenticate": 1, "mechanism": X509}
     if "user" in first:
@@ -130,7 +130,9 @@ async def _present(login: Login, lines: Lines, first: Mapping[str, Any]) -> None
     await lines.write_document({"login": {"payload": "", "done": True}})
 
 
-async def _converse(login: Login, lines: Lines, first: Mapping[str, Any], most: int) -> None:
+async def _converse(
+    login: Login, lines: FeedConnection, first: Mapping[str, Any], most: int
+) -> None:
     """Relay a SCRAM conversation; raises ValueError, CommandError, NetworkError."""
     database = _text(first, "authSource", "admin")
     step: dict[str, Any] = {

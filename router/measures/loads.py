@@ -6,7 +6,7 @@ from typing import Any, Final
 from bson.int64 import Int64
 from pydantic.alias_generators import to_camel
 
-from router.status.sums import Histogram
+from router.measures.sums import Histogram
 
 
 @dataclass(slots=True)

@@ -34,9 +34,9 @@ from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
 from router.limits.client_limits import FOR_FEEDS, supported_connections
+from router.measures.sums import Histogram
 from router.peers.peers import Peers
 from router.server.listener import Listener
-from router.status.sums import Histogram
 from router.stream.open_streams import OpenStreams
 from router.stream_settings import StreamSettings, settings_of_process
 from router.tasks.owned_tasks import OwnedTasks

@@ -3,7 +3,7 @@
 Most events of a stream have the same fields of the same types in the same order. A layout is a
 regular expression that matches the headers (types and names) of such a document up to the last
 field to read, so that one call of the expression engine replaces a walk in Python. What matches is
-proven to have the layout; anything else is walked (router/filters/fields.py).
+proven to have the layout; anything else is walked (router/filters/field_walk.py).
 """
 
 import re
@@ -12,7 +12,7 @@ from operator import attrgetter
 from struct import error as StructError  # noqa: N812 - a class by its nature
 from typing import Final, NamedTuple
 
-from router.filters.fields import (
+from router.filters.field_walk import (
     NOTHING,
     Allowance,
     Field,
