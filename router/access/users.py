@@ -98,7 +98,10 @@ class Users:
         current = self._known(name)
         if current is not None:
             return current
-        users = await self._read([name])
+        version = None
+        while version != self._read_version:  # a reading of the others has left this user out
+            version = self._read_version
+            users = await self._read([name])
         if name not in users:
             raise CommandError(ErrorCode.UserNotFound, f'User "{name}" not found')
         user = self._known(name) or User(name)
@@ -138,14 +141,14 @@ class Users:
         version = (await self._read_generation(), invalidations)
         if version[0] is not None and version == self._read_version:
             return
-        names = list(self._users)
-        for start in range(0, len(names), _MOST_ASKED):
-            asked = names[start : start + _MOST_ASKED]
-            users = await self._read(asked)
-            for name in asked:
-                user = self._known(name)
-                if user is not None:
-                    self._renew(user, users.get(name))
+        read = set[User]()
+        while unread := [user for user in self._users.values() if user not in read]:
+            asked = unread[:_MOST_ASKED]
+            read.update(asked)
+            users = await self._read(user.name for user in asked)
+            for user in asked:
+                if user.exists:
+                    self._renew(user, users.get(user.name))
         self._read_version = version
 
     async def _read_generation(self) -> Any:
