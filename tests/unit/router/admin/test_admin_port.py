@@ -152,6 +152,27 @@ async def test_readiness_names_the_servers_that_do_not_answer(
     assert "no answer within 3 s" in ready.text
 
 
+async def test_slow_pages_delay_no_probe() -> None:
+    async with watched_facade() as made:
+        slow, begun = asyncio.Event(), asyncio.Semaphore(0)
+
+        async def collect(details: bool) -> RouterStatus:
+            if details:
+                begun.release()
+                await slow.wait()
+            return await collect_own(made.process, details)
+
+        async with server.AdminServer(collect) as admin, asyncio.TaskGroup() as asking:
+            port = await admin.listen(["127.0.0.1"], 0)
+            pages = [asking.create_task(ask(port, "/")) for _ in range(4)]
+            for _page in pages:
+                await begun.acquire()
+            for probe in ("/healthz", "/readyz"):
+                assert (await ask(port, probe)).status == 200
+            slow.set()
+    assert [page.result().status for page in pages] == [200] * 4
+
+
 async def test_a_router_that_shuts_down_is_not_ready() -> None:
     async with watched_facade() as made, admin_port(made) as port:
         made.process.server.topology.quiesce(asyncio.get_running_loop().time() + 10)
