@@ -164,9 +164,10 @@ class MergedStream:
         """Record an unexpected exception in processing the stream, which then releases no more.
 
         What was being processed may be lost, so the stream has no watermark from now on either.
-        Readers get the error after the events in the log, and can resume.
+        Readers get the error after the events in the log, and can resume; or they get the earlier
+        error of a stream that has failed already.
         """
-        self.error = CommandError.unexpected(error)
+        self.error = self.error or CommandError.unexpected(error)
         self.merger.clear()
         self._unread = {}
 
