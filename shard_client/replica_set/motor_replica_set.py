@@ -239,7 +239,7 @@ class MotorReplicaSet(ReplicaSet):
             self._lost = False
         except OperationFailure as error:
             self._refused, self._lost = self._refusal(error), False  # the primary answers
-        except PyMongoError as error:
+        except Exception as error:  # noqa: BLE001 - the pause follows whatever it is
             self._log_no_primary(error)
         finally:
             self._distrusted = {at: when for at, when in self._distrusted.items() if when > began}
@@ -257,7 +257,7 @@ class MotorReplicaSet(ReplicaSet):
         user, reason = self._access.credentials, (error.details or {}).get("errmsg", str(error))
         return CommandError(error.code, f"cannot log in to {self.name} as {user}: {reason}")
 
-    def _log_no_primary(self, error: PyMongoError) -> None:
+    def _log_no_primary(self, error: Exception) -> None:
         """Log what the driver knows of each member, once for each time without a primary."""
         report = log.debug if self._lost else log.warning
         members = self._known_of_members()

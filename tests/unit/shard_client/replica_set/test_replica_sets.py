@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
+from motor.motor_asyncio import AsyncIOMotorDatabase
 from structlog.testing import capture_logs
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
@@ -94,6 +95,24 @@ async def test_the_primary_is_not_asked_without_a_pause_for_a_member_that_is_mis
         with pytest.raises(CommandError):
             await replica_set.select(ReadPreference("secondary"), 1)
     assert 2 <= member.commands["find"] <= 12  # each is counted as it comes and as it is answered
+
+
+async def test_a_driver_that_fails_unexpectedly_is_not_asked_without_a_pause(
+    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+):
+    member.primary = False
+    asked = 0
+
+    async def ask(_database: object, _command: object) -> None:
+        nonlocal asked
+        asked += 1
+        raise ValueError("a defect")
+
+    async with closing(motor("rs", seeds(member))) as replica_set:
+        monkeypatch.setattr(AsyncIOMotorDatabase, "command", ask)
+        with pytest.raises(NoMemberError):
+            await replica_set.select(PRIMARY, 1)
+    assert 1 <= asked <= 6
 
 
 async def test_each_of_two_hung_members_stays_distrusted_until_it_answers():
