@@ -4,7 +4,6 @@ import asyncio
 import socket
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import ExitStack
-from types import TracebackType
 
 import anyio
 import structlog
@@ -91,16 +90,11 @@ class AcceptingPort(OwnedTasks):
         self._handshaking = anyio.CancelScope()
         self._stopped = False
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         self.close()
         with anyio.move_on_after(END_TIMEOUT, shield=True):
             await self._end()
-        await super().__aexit__(kind, error, trace)
+        await super().__aexit__(*failure)
 
     async def _end(self) -> None:
         """End what is not a task of the port."""

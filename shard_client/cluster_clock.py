@@ -25,11 +25,12 @@ class ClusterClock:
     that carries such a time (MongoDB's maxAcceptableLogicalClockDriftSecs).
     """
 
-    __slots__ = ("_raw", "_wall", "newest_signed", "ordinal")
+    __slots__ = ("_wall", "newest_signed", "ordinal", "raw")
 
     def __init__(self, wall: Callable[[], float] | None = None) -> None:
         self._wall = wall
-        self._raw: bytes | None = None
+        self.raw: bytes | None = None
+        """The newest ``$clusterTime`` document as raw BSON, or None before the first."""
         self.newest_signed: tuple[bytes, Timestamp] | None = None
         """The newest document that a server has signed with a key, with its time.
 
@@ -44,7 +45,7 @@ class ClusterClock:
 
         A damaged document, or one without a timestamp in ``clusterTime``, is ignored.
         """
-        if cluster_time is None or cluster_time == self._raw:
+        if cluster_time is None or cluster_time == self.raw:
             return
         if isinstance(cluster_time, Mapping):
             cluster_time = bson.encode(cluster_time)
@@ -54,7 +55,7 @@ class ClusterClock:
         ordinal, signed = _read(raw)
         if ordinal > self.ordinal and not self._absurd(ordinal):
             self.ordinal = ordinal
-            self._raw = raw
+            self.raw = raw
             if signed:
                 self.newest_signed = raw, _timestamp(ordinal)
 
@@ -62,19 +63,14 @@ class ClusterClock:
         return self._wall is not None and (ordinal >> 32) > self._wall() + MOST_DRIFT
 
     @property
-    def raw(self) -> bytes | None:
-        """The newest ``$clusterTime`` document as raw BSON, or None before the first."""
-        return self._raw
-
-    @property
     def time(self) -> Timestamp | None:
         """The newest cluster time seen, or None before the first."""
-        return None if self._raw is None else _timestamp(self.ordinal)
+        return None if self.raw is None else _timestamp(self.ordinal)
 
     @property
     def document(self) -> dict[str, Any] | None:
         """The newest ``$clusterTime`` document decoded, or None before the first."""
-        return None if self._raw is None else dict(bson.decode(self._raw))
+        return None if self.raw is None else dict(bson.decode(self.raw))
 
 
 _FRONT = b"\x11clusterTime\x00"

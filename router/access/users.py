@@ -6,7 +6,7 @@ changed (``userCacheInvalidationIntervalSecs``), and forgets all after a change 
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import structlog
@@ -23,7 +23,6 @@ _MOST_ASKED = 500
 _ANSWER_TIMEOUT = 10.0
 _WATCH = 2.0
 _REFRESH_TIMEOUT = 2.0
-_NEVER_READ: Final[tuple[Any, int]] = (None, 0)
 _NO_GENERATION = frozenset({ErrorCode.Unauthorized, ErrorCode.CommandNotFound})
 
 
@@ -78,7 +77,7 @@ class Users:
         """Called with each user whose privileges have changed or that was dropped."""
         self._users: WeakValueDictionary[UserName, User] = WeakValueDictionary()
         self._invalidations = 0
-        self._read_version = _NEVER_READ
+        self._read_version: tuple[Any, int] = (None, 0)
         self._refused_until = float("-inf")
         """The time up to which the config server is not asked whether users have changed."""
         self._reading = SharedAnswer(self._read_changes, "read the users")
@@ -99,15 +98,15 @@ class Users:
         current = self._known(name)
         if current is not None:
             return current
-        version = self._read_version
-        users = await self._read([name])
+        version = None
+        while version != self._read_version:  # a reading of the others has left this user out
+            version = self._read_version
+            users = await self._read([name])
         if name not in users:
             raise CommandError(ErrorCode.UserNotFound, f'User "{name}" not found')
         user = self._known(name) or User(name)
         _update(user, users[name])
         self._users[name] = user
-        if self._read_version != version:  # of others, later than this user's reading
-            self._read_version = _NEVER_READ
         return user
 
     def _known(self, name: UserName) -> User | None:
@@ -142,17 +141,15 @@ class Users:
         version = (await self._read_generation(), invalidations)
         if version[0] is not None and version == self._read_version:
             return
-        listed = set(self._users.values())
-        names = [user.name for user in listed]
-        for start in range(0, len(names), _MOST_ASKED):
-            asked = names[start : start + _MOST_ASKED]
-            users = await self._read(asked)
-            for name in asked:
-                user = self._known(name)
-                if user is not None:
-                    self._renew(user, users.get(name))
-        # A user that came meanwhile may have been read before a change.
-        self._read_version = version if listed >= set(self._users.values()) else _NEVER_READ
+        read = set[User]()
+        while unread := [user for user in self._users.values() if user not in read]:
+            asked = unread[:_MOST_ASKED]
+            read.update(asked)
+            users = await self._read(user.name for user in asked)
+            for user in asked:
+                if user.exists:
+                    self._renew(user, users.get(user.name))
+        self._read_version = version
 
     async def _read_generation(self) -> Any:
         """Return what the config server has a new value of after each change of a user or role.

@@ -55,11 +55,11 @@ def _template() -> Template:
     return environment.get_template("status.html")
 
 
-_HEALTH: Final = "/healthz"
-_OPEN: Final = frozenset({_HEALTH, "/readyz"})
+_OPEN: Final = frozenset({"/healthz", "/readyz"})
 """Paths that need no token, because few service managers can send one with a probe."""
 
 _MOST_AT_ONCE: Final = 4
+"""Requests for one path that are served at a time, so that no page delays another, or a probe."""
 _MOST_CONNECTIONS: Final = 100
 """Connections at a time; the oldest makes room for the next, and each serves one request."""
 _LIFETIME: Final = 10.0
@@ -92,14 +92,17 @@ class AdminServer(AcceptingPort):
         super().__init__(handshakes, self._http, ConnectionLimit(_MOST_CONNECTIONS))
         self._collect = collect
         self._token = token
-        self._turns = asyncio.Semaphore(_MOST_AT_ONCE)
         self._history = History()
         app = web.Application(middlewares=[self._guard], client_max_size=_LARGEST_REQUEST)
-        app.router.add_get("/", self._page)
-        app.router.add_get("/status.json", self._document)
-        app.router.add_get("/metrics", self._metrics)
-        app.router.add_get(_HEALTH, self._health)
-        app.router.add_get("/readyz", self._ready)
+        pages = {
+            "/": self._page,
+            "/status.json": self._document,
+            "/metrics": self._metrics,
+            "/healthz": self._health,
+            "/readyz": self._ready,
+        }
+        app.add_routes([web.get(path, page) for path, page in pages.items()])
+        self._turns = {path: asyncio.Semaphore(_MOST_AT_ONCE) for path in pages}
         self._runner = web.AppRunner(
             app,
             access_log=None,
@@ -147,14 +150,11 @@ class AdminServer(AcceptingPort):
 
     @web.middleware
     async def _guard(self, request: web.Request, handler: _Handler) -> web.StreamResponse:
-        """Refuse requests without the token, and bound the number that run at a time.
-
-        Those for the health wait for no other.
-        """
+        """Refuse requests without the token, and bound those that run at a time."""
         response: web.StreamResponse
         try:
             self._check_token(request)
-            async with nullcontext() if request.path == _HEALTH else self._turns:
+            async with self._turns.get(request.path, nullcontext()):
                 response = await handler(request)
         except web.HTTPException as refusal:
             response = web.Response(

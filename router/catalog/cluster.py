@@ -258,7 +258,7 @@ class Cluster:
         elif followed.name != name or not set(followed.hosts) >= set(seeds):
             try:
                 self._sets[target] = self._factory(name, seeds)
-            except (PyMongoError, OSError) as error:  # it reads the certificates
+            except (PyMongoError, OSError, ValueError) as error:  # it reads the certificates
                 log.error("cannot connect for monitoring", set=name, error=str(error))
                 return
             self._closing.start(followed.close(), "close a monitor")

@@ -33,7 +33,7 @@ MOST_OWN = 1024 * 1024
 
 _MOST_IN_QUERY = 64 * 1024
 _header = Struct("<iiiiI")
-_uncompressed_size = Struct("<i")
+_uncompressed_size = Struct("<I")
 _BODY_SECTION = b"\0"
 _LONGEST_NAME = 128
 _LONGEST_SHOWN = 1024
@@ -136,6 +136,8 @@ class ClientMessage:
 
 def uncompressed_size(frame: bytes, most: int) -> int:
     """Return the size in bytes of what is compressed in a frame, 0 if nothing is.
+
+    The frame's first 24 bytes suffice.
 
     Raises ProtocolError: it is more than ``most``.
     """

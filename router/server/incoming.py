@@ -10,7 +10,7 @@ from router.limits.fair_limit import FairLimit
 from router.limits.turns import MILLISECOND, Turns
 from router.server.client_message import ClientMessage, read_message, uncompressed_size
 from shard_client.wire.frame_protocol import FrameStream
-from shard_client.wire.frames import MAX_MESSAGE_SIZE
+from shard_client.wire.frames import MAX_MESSAGE_SIZE, frame_length
 
 _BEFORE_LOGIN: Final = 1
 """What the turns of clients that have not logged in cost together in an iteration of the loop."""
@@ -65,10 +65,11 @@ class Incoming:
         Raises ProtocolError: the message is malformed or longer than the client's may be.
         """
         self._receives = True
-        size = await self._stream.announced()
-        if size is None:
+        head = await self._stream.announced()
+        if head is None:
             return None
-        await self._make_room(size)
+        size = frame_length(head)
+        await self._make_room(size + uncompressed_size(head, self._stream.max_frame))
         frame = await self._stream.receive(bytes, portion=_PORTION, turn=self.long_turn)
         self._receives = False
         if frame is None:
@@ -77,7 +78,6 @@ class Incoming:
         self.count += 1
         self._shared.counters.bytes_in += size
         await self._turns.take(1 + size // LARGE)
-        await self._make_room(uncompressed_size(frame, self._stream.max_frame))
         return await read_message(frame)
 
     def release(self) -> None:
@@ -101,7 +101,6 @@ class Incoming:
         """Wait until a message of ``size`` bytes may be held, if it is large."""
         if size <= LARGE:
             return
-        self._give_back()
         user = self._client.user
         name = self._client.host if user is None else str(user)
         receives, self._receives = self._receives, False

@@ -4,7 +4,6 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine
 from contextvars import Context
 from math import inf
-from types import TracebackType
 from typing import Any, Final, Self, TypeVar, TypeVarTuple
 
 import anyio
@@ -35,12 +34,7 @@ class OwnedTasks:
         await self._group.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         self._group.cancel_scope.cancel()
         await self._group.__aexit__(None, None, None)
 

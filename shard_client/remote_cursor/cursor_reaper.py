@@ -37,7 +37,7 @@ class CursorReaper:
     Args:
         borrow: provides the connections to members.
         lasting: seconds during which attempts are made for a cursor.
-        most: cursors of one member that are tried again; the oldest are given up first.
+        most: cursors of one member that are tried again; those next in turn are given up.
         first_pause: upper bound in seconds of the pause before the first attempt.
     """
 
@@ -107,9 +107,13 @@ class CursorReaper:
                 log.info("cursors killed late", member=member, killed=killed, given_up=given_up)
 
     async def _kill(self, left: deque[_Left]) -> int:
-        """Kill cursors of one member until one attempt fails; return the number killed."""
+        """Kill cursors of one member until one attempt fails; return the number killed.
+
+        The next call begins with another cursor: the member may have refused only this one.
+        """
         killed = 0
         while left and await left[0].cursor.kill(self._borrow, _TIMEOUT):
             left.popleft()
             killed += 1
+        left.rotate(-1)
         return killed

@@ -114,7 +114,8 @@ class Connection:
         self._cut = False
         self._request_ids = count(1)
         self._expected = 0
-        self._busy = False
+        self.busy = False
+        """Whether a request is in flight."""
         self._credentials: Credentials | None = None
 
     @classmethod
@@ -176,11 +177,6 @@ class Connection:
     def closed(self) -> bool:
         """True once the connection is closed or was cut."""
         return self._cut or self._stream.closed
-
-    @property
-    def busy(self) -> bool:
-        """Whether a request is in flight."""
-        return self._busy
 
     @property
     def from_loopback(self) -> bool:
@@ -268,7 +264,7 @@ class Connection:
         try:
             self._stream.write(message)
         except BaseException:
-            self._busy = False
+            self.busy = False
             raise
 
     async def receive_raw(self, *, timeout: float | None) -> bytes:
@@ -276,7 +272,7 @@ class Connection:
         try:
             return await self._receive(partial(reply_body, response_to=self._expected), timeout)
         finally:
-            self._busy = False
+            self.busy = False
 
     async def exchange(self, message: bytes) -> AsyncGenerator[bytes, None]:
         """Forward one whole uncompressed frame under a new request id; yield the replies.
@@ -295,12 +291,12 @@ class Connection:
                 frame = await self._receive(bytes, None)
                 more = more_to_come(frame)
                 if not more:
-                    self._busy = False
+                    self.busy = False
                 yield frame
         finally:
             if more:
                 self.abort()
-            self._busy = False
+            self.busy = False
 
     def abort(self) -> None:
         """Cut the connection at once."""
@@ -308,9 +304,9 @@ class Connection:
         self._stream.abort()
 
     def _begin(self, request_id: int) -> None:
-        if self._busy:
+        if self.busy:
             raise RuntimeError("another request is in flight on this connection")
-        self._busy = True
+        self.busy = True
         self._expected = request_id
 
     async def _receive(self, take: Callable[[memoryview], bytes], timeout: float | None) -> bytes:

@@ -18,6 +18,7 @@ _FIRST_CAPACITY = 8 * 1024
 _GROWTH = 256 * 1024
 DEFAULT_KEEP = 64 * 1024
 _LARGEST_KEPT = 32 * 1024 * 1024
+_ANNOUNCING = 24
 
 T = TypeVar("T")
 
@@ -88,15 +89,17 @@ class FrameStream(asyncio.BufferedProtocol):
             if turn is not None and self._allowed <= 0:
                 await turn()
 
-    async def announced(self) -> int | None:
-        """Wait for the next frame's header; return the frame's length in bytes.
+    async def announced(self) -> bytes | None:
+        """Wait for the next frame's first 24 bytes, or its end; return at most these.
 
-        Returns None and raises as ``receive`` does.
+        They tell the frame's length, and that of what is compressed in it. Returns None and raises
+        as ``receive`` does.
         """
         while True:
-            if self._end - self._start >= HEADER_SIZE:
-                self._whole_frame()
-                return frame_length(self._view[self._start : self._start + HEADER_SIZE])
+            length = self._whole_frame()
+            if length is not None or self._end - self._start >= _ANNOUNCING:
+                length = min(length or _ANNOUNCING, _ANNOUNCING)
+                return bytes(self._view[self._start : self._start + length])
             if self.closed:
                 return None
             await self._bytes(_FIRST_CAPACITY, header=True)
@@ -196,7 +199,7 @@ class FrameStream(asyncio.BufferedProtocol):
             whole = self._whole_frame() is not None
         except ProtocolError:
             whole = True  # receive raises it
-        header = self._header_suffices and self._end - self._start >= HEADER_SIZE
+        header = self._header_suffices and self._end - self._start >= _ANNOUNCING
         if whole or header or self._allowed <= 0:
             self._wake_reader()
         waited_for = self._reader is not None and not self._reader.done()

@@ -22,11 +22,10 @@ from structlog.testing import capture_logs
 
 from router.access.login import Login, LoginLog, scram_user
 from router.access.signing import SignedTimes, SigningKey
-from router.access.users import UserName, Users
+from router.access.users import Users
 from router.catalog.server_link import ServerLink
 from router.catalog.upstream import CatalogPrimary
 from router.limits.fair_limit import FairLimit
-from router.privileges import NOTHING
 from shard_client.cluster_clock import ClusterClock
 from shard_client.errors import CommandError
 from shard_client.wire.connection import Address
@@ -156,53 +155,6 @@ async def test_rights_that_are_granted_later_are_used(
     reading.cancel()
     asked_again = refused_seconds == 0
     assert bool(answers["find"]) == bool(answers["_getUserCacheGeneration"]) == asked_again
-
-
-@pytest.mark.parametrize("login_ends", ["before the refresh", "after the refresh"])
-async def test_a_login_beside_a_revoke_does_not_keep_the_right(login_ends: str) -> None:
-    """The login's reading is older than the revoke, and the refresh does not know its user."""
-    rights: list[Step] = [{"resource": {"cluster": True}, "actions": ["find"]}]
-    reads: asyncio.Queue[tuple[Step, asyncio.Future[None]]] = asyncio.Queue()
-
-    async def answer(_target: str, _database: str, command: Step, _timeout: float) -> Step:
-        if "usersInfo" not in command:
-            return {"cacheGeneration": len(rights)}
-        entries = [{**user, "inheritedRoles": []} for user in command["usersInfo"]]
-        reply = {"users": [{**each, "inheritedPrivileges": [*rights]} for each in entries]}
-        may_answer = asyncio.get_running_loop().create_future()
-        reads.put_nowait((command, may_answer))
-        await may_answer
-        return reply
-
-    async def next_read(name: str) -> asyncio.Future[None]:
-        command, may_answer = await asyncio.wait_for(reads.get(), 60)
-        assert name in [user["user"] for user in command["usersInfo"]]
-        return may_answer
-
-    cluster = AsyncMock(clock=SimpleNamespace(ordinal=0))
-    cluster.command.side_effect = answer
-    users = Users(cluster, refresh=60.0)
-    first = asyncio.create_task(users.get(UserName("first", "admin")))
-    (await next_read("first")).set_result(None)
-    held = await first
-    login = asyncio.create_task(users.get(UserName("alice", "admin")))
-    of_login = await next_read("alice")
-    rights.clear()  # the revoke, which another router has passed on
-    refresh = asyncio.create_task(users.invalidate())
-    of_refresh = await next_read("first")
-    ends = [(of_login, login), (of_refresh, refresh)]
-    for may_answer, task in ends if login_ends == "before the refresh" else reversed(ends):
-        may_answer.set_result(None)
-        await task
-    again = asyncio.create_task(users._refresh(60))
-    while not again.done():
-        reading = asyncio.create_task(reads.get())
-        await asyncio.wait({again, reading}, return_when=asyncio.FIRST_COMPLETED)
-        if reading.done():
-            reading.result()[1].set_result(None)
-        else:
-            reading.cancel()
-    assert (await login).privileges == held.privileges == NOTHING
 
 
 @pytest.mark.parametrize("user", [b"known", b"stranger"])

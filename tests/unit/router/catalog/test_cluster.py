@@ -96,14 +96,15 @@ async def test_an_outdated_host_string_causes_the_list_to_be_read_once(
     await member.stop()
 
 
+@pytest.mark.parametrize("error", [FileNotFoundError("no file"), ValueError("no certificate")])
 async def test_a_shard_keeps_its_monitor_if_a_new_one_cannot_be_made(
-    config: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+    config: ScriptedMember, monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     refused = False
 
     def make(name: str, seeds: tuple[tuple[str, int], ...]) -> ProbedReplicaSet:
         if refused:
-            raise FileNotFoundError("no certificate")
+            raise error
         return ProbedReplicaSet(name, seeds)
 
     cluster = Cluster(config.host, LIMITS, replica_set=make)

@@ -365,6 +365,32 @@ async def test_a_member_s_cursors_are_bounded_in_number():
     await kills.close()
 
 
+class Refuses:
+    """A member that refuses to kill the cursor 1."""
+
+    def __init__(self) -> None:
+        self.killed: list[int] = []
+
+    @asynccontextmanager
+    async def borrow(self, address, timeout):
+        yield self
+
+    async def command(self, database, command, *, timeout):
+        if command["cursors"] == [1]:
+            raise CommandError(ErrorCode.Unauthorized, "not yours")
+        self.killed += command["cursors"]
+
+
+async def test_a_refused_kill_delays_no_other_cursor():
+    member = Refuses()
+    kills = CursorReaper(member.borrow, first_pause=0.01)
+    for number in (1, 2, 3):
+        kills.add(OpenCursor(AWAY, "db.c", number))
+    await until(lambda: member.killed == [2, 3])
+    assert len(kills) == 1
+    await kills.close()
+
+
 async def test_a_cursor_left_after_the_end_starts_no_task():
     kills = CursorReaper(Unreachable().borrow)
     await kills.close()
