@@ -6,7 +6,6 @@
 import argparse
 import asyncio
 import os
-import random
 import socket
 import struct
 import sys
@@ -16,6 +15,7 @@ from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import bson
@@ -116,28 +116,28 @@ class Soak:
 
     async def round(self, connections: int, seed: int = 0) -> None:
         """Connect this many clients, each with a random behaviour."""
-        chance = random.Random(seed)
+        chance = Random(seed)
         left = connections
         while left:
             some = min(left, _AT_ONCE)
-            await asyncio.gather(*(self._visit(chance.random()) for _ in range(some)))
+            await asyncio.gather(*(self._visit(Random(chance.random())) for _ in range(some)))
             left -= some
 
-    async def _visit(self, dice: float) -> None:
-        behaviour = _BEHAVIOURS[int(dice * len(_BEHAVIOURS))]
+    async def _visit(self, chance: Random) -> None:
+        behaviour = chance.choice(_BEHAVIOURS)
         self.made[behaviour.__name__] += 1
         port = self._router.port
         if behaviour is _reads_the_feed and self._router.feed_port is not None:
             port = self._router.feed_port
         async with await RawClient.connect(port) as client:
-            await behaviour(client)
+            await behaviour(client, chance)
 
 
-def _watch() -> dict[str, Any]:
+def _watch(chance: Random) -> dict[str, Any]:
     """Return an opening that shares its stream with other clients or, at random, does not."""
     pipeline: list[dict[str, Any]] = [{"$changeStream": {}}]
-    if random.random() < 0.5:
-        pipeline.append({"$match": {"n": random.random()}})
+    if chance.random() < 0.5:
+        pipeline.append({"$match": {"n": chance.random()}})
     return {"aggregate": 1, "pipeline": pipeline, "cursor": {}}
 
 
@@ -152,36 +152,36 @@ def _reset(client: RawClient) -> None:
     client.writer.transport.abort()
 
 
-async def _connects_only(client: RawClient) -> None:
+async def _connects_only(client: RawClient, _: Random) -> None:
     """Close the connection as soon as it is open."""
 
 
-async def _sends_hello(client: RawClient) -> None:
+async def _sends_hello(client: RawClient, _: Random) -> None:
     await client.command("admin", _HELLO)
 
 
-async def _resets_after_hello(client: RawClient) -> None:
+async def _resets_after_hello(client: RawClient, _: Random) -> None:
     await client.command("admin", _HELLO)
     _reset(client)
 
 
-async def _disconnects_within_a_message(client: RawClient) -> None:
+async def _disconnects_within_a_message(client: RawClient, _: Random) -> None:
     client.send_bytes(struct.pack("<iiii", 500, 1, 0, 2013) + b"\0" * 100)
     await client.writer.drain()
 
 
-async def _disconnects_within_a_large_message(client: RawClient) -> None:
+async def _disconnects_within_a_large_message(client: RawClient, _: Random) -> None:
     client.send_bytes(struct.pack("<iiii", 40 * _MIB, 1, 0, 2013) + bytes(4 * _MIB))
     await client.writer.drain()
 
 
-async def _stalls_within_a_message(client: RawClient) -> None:
+async def _stalls_within_a_message(client: RawClient, chance: Random) -> None:
     """Send no more until the router ends the connection."""
-    client.send_bytes(struct.pack("<iiii", 4 * _MIB, 1, 0, 2013) + bytes(random.randrange(_MIB)))
+    client.send_bytes(struct.pack("<iiii", 4 * _MIB, 1, 0, 2013) + bytes(chance.randrange(_MIB)))
     await client.closed()
 
 
-async def _reads_no_replies(client: RawClient) -> None:
+async def _reads_no_replies(client: RawClient, _: Random) -> None:
     """Ask until the router takes no more, then stall until it has ended the connection."""
     transport: Any = client.writer.transport
     transport.pause_reading()
@@ -192,63 +192,63 @@ async def _reads_no_replies(client: RawClient) -> None:
                 await client.writer.drain()
 
 
-async def _dies_with_replies_unread(client: RawClient) -> None:
+async def _dies_with_replies_unread(client: RawClient, chance: Random) -> None:
     client.writer.transport.pause_reading()  # type: ignore[attr-defined]
     client.send_bytes(_HELLOS)
-    await asyncio.sleep(random.random() * 0.05)
+    await asyncio.sleep(chance.random() * 0.05)
     _reset(client)
 
 
-async def _sends_another_protocol(client: RawClient) -> None:
+async def _sends_another_protocol(client: RawClient, _: Random) -> None:
     client.send_bytes(b"GET / HTTP/1.1\r\n\r\n" * 10)
     await client.closed()
 
 
-async def _kills_its_cursor(client: RawClient) -> None:
-    reply = await client.command("soak", _watch())
+async def _kills_its_cursor(client: RawClient, chance: Random) -> None:
+    reply = await client.command("soak", _watch(chance))
     killing = {"killCursors": "$cmd.aggregate", "cursors": [reply["cursor"]["id"]]}
     assert (await client.command("soak", killing))["ok"] == 1
 
 
-async def _ends_its_session(client: RawClient) -> None:
-    session = {"id": Binary(random.randbytes(16), 4)}
-    await client.command("soak", {**_watch(), "lsid": session})
+async def _ends_its_session(client: RawClient, chance: Random) -> None:
+    session = {"id": Binary(chance.randbytes(16), 4)}
+    await client.command("soak", {**_watch(chance), "lsid": session})
     await client.command("admin", {"endSessions": [session]})
 
 
-async def _leaves_a_cursor_open(client: RawClient) -> None:
+async def _leaves_a_cursor_open(client: RawClient, chance: Random) -> None:
     """Leave a cursor open that only the idle timeout ends."""
-    await client.command("soak", _watch())
+    await client.command("soak", _watch(chance))
 
 
-async def _resets_during_an_opening(client: RawClient) -> None:
-    client.send("soak", _watch())
+async def _resets_during_an_opening(client: RawClient, chance: Random) -> None:
+    client.send("soak", _watch(chance))
     await client.writer.drain()
-    await asyncio.sleep(random.random() * 0.05)
+    await asyncio.sleep(chance.random() * 0.05)
     _reset(client)
 
 
-async def _disconnects_during_a_wait(client: RawClient) -> None:
-    cursor_id = (await client.command("soak", _watch()))["cursor"]["id"]
+async def _disconnects_during_a_wait(client: RawClient, chance: Random) -> None:
+    cursor_id = (await client.command("soak", _watch(chance)))["cursor"]["id"]
     client.send("soak", {"getMore": cursor_id, "collection": "c", "maxTimeMS": 3_600_000})
     await client.writer.drain()
-    await asyncio.sleep(random.random() * 0.05)
-    if random.random() < 0.5:
+    await asyncio.sleep(chance.random() * 0.05)
+    if chance.random() < 0.5:
         _reset(client)
 
 
-async def _reads_the_feed(client: RawClient) -> None:
+async def _reads_the_feed(client: RawClient, chance: Random) -> None:
     """Open a feed, with or without a request line, and reset the connection.
 
     A plain close would look like a half-closed connection, which only keepalive probes end.
     """
-    if random.random() < 0.5:
+    if chance.random() < 0.5:
         client.send_bytes(b'{"database": "soak"}\n')
-    await asyncio.sleep(random.random() * 0.3)
+    await asyncio.sleep(chance.random() * 0.3)
     _reset(client)
 
 
-_BEHAVIOURS: tuple[Callable[[RawClient], Awaitable[None]], ...] = (
+_BEHAVIOURS: tuple[Callable[[RawClient, Random], Awaitable[None]], ...] = (
     *(_connects_only, _sends_hello, _resets_after_hello) * 2,
     _disconnects_within_a_message,
     _disconnects_within_a_large_message,

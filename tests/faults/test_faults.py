@@ -1,6 +1,6 @@
-"""Every kind of fault, once, on real sets of three members under load.
+"""Most kinds of faults, once, on real sets of three members under load.
 
-``make faults`` runs the long form.
+``make faults`` runs the long form, and has the other kinds (docs/testing.md).
 """
 
 from collections.abc import Iterator

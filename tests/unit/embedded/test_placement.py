@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import AsyncIterator
-from itertools import count
 from typing import Any
 from uuid import UUID
 
@@ -60,28 +59,6 @@ async def test_a_command_that_waits_for_move_primary_finds_the_document(
     assert reply.get("n", reply.get("lastErrorObject", {}).get("n")) == 1
 
 
-async def test_a_document_that_is_gone_when_its_key_changes_is_not_moved(
-    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await shard_orders(cluster, "region")
-    await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
-    shard = cluster.shard("shard0")
-    execute = shard.execute
-
-    async def delete_after_update(database: str, command: Any, client: Client) -> Any:
-        reply = await execute(database, command, client)
-        if "update" in command:
-            delete = {"delete": "orders", "deletes": [{"q": {"_id": 1}, "limit": 1}]}
-            await execute(database, delete, client)
-        return reply
-
-    monkeypatch.setattr(shard, "execute", delete_after_update)
-    change = {"q": {"_id": 1, "region": "a"}, "u": {"$set": {"region": "b"}}}
-    update = {"update": "orders", "updates": [change], "lsid": LSID, "txnNumber": Int64(1)}
-    reply = await run(cluster, update)
-    assert (reply["n"], reply["nModified"], reply.get("writeErrors")) == (0, 0, None)
-
-
 @pytest.mark.parametrize(("id_", "codes"), [(1, [11000, 217]), (2, [None, 217])])
 async def test_an_update_of_a_shard_key_moves_a_document_unless_its_id_is_there(
     cluster: EmbeddedCluster, id_: int, codes: list[int | None]
@@ -101,68 +78,6 @@ async def test_an_update_of_a_shard_key_moves_a_document_unless_its_id_is_there(
     assert sorted(d["region"] for d in found) == (["a", "z"] if id_ == 1 else ["y", "z"])
 
 
-async def test_a_migration_fails_if_the_donor_keeps_documents(
-    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await shard_orders(cluster, "region")
-    await run(cluster, {"insert": "orders", "documents": [{"_id": 1, "region": "a"}]})
-    donor = cluster.shard("shard0")
-    execute = donor.execute
-
-    async def refuse_deletes(database: str, command: Any, client: Client) -> Any:
-        if "delete" in command:
-            return {"n": 0, "writeErrors": [{"index": 0, "code": 96, "errmsg": "refused"}]}
-        return await execute(database, command, client)
-
-    monkeypatch.setattr(donor, "execute", refuse_deletes)
-    move = {"moveChunk": "shop.orders", "find": {"region": "a"}, "to": "shard1"}
-    reply = await cluster.mongos.run_command("admin", move, Client())
-    assert (reply["ok"], reply["code"], reply["errmsg"]) == (0, 96, "refused")
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        {"moveChunk": "shop.orders", "find": {"_id": 1}, "to": "shard1"},
-        {"movePrimary": "shop", "to": "shard1"},
-    ],
-    ids=lambda command: next(iter(command)),
-)
-@pytest.mark.parametrize(("step", "calls_before"), [("createIndexes", 0), ("insert", 1)])
-async def test_a_migration_that_fails_half_way_leaves_no_copies(
-    cluster: EmbeddedCluster,
-    monkeypatch: pytest.MonkeyPatch,
-    command: dict[str, Any],
-    step: str,
-    calls_before: int,
-) -> None:
-    if "moveChunk" in command:
-        await shard_orders(cluster, "_id")
-    await run(cluster, {"insert": "orders", "documents": MANY})
-    index = {"key": {"v": 1}, "name": "v_1"}
-    await run(cluster, {"createIndexes": "orders", "indexes": [index]})
-    recipient = cluster.shard("shard1")
-    execute, calls = recipient.execute, count()
-
-    async def fail_later(database: str, command: Any, client: Client) -> Any:
-        if step in command and next(calls) == calls_before:
-            raise ValueError("a defect")
-        return await execute(database, command, client)
-
-    monkeypatch.setattr(recipient, "execute", fail_later)
-    reply = await cluster.mongos.run_command("admin", dict(command), Client())
-    assert (reply["ok"], reply["errmsg"]) == (0, "ValueError: a defect")
-    copy = recipient.catalog.get("shop.orders")
-    if "moveChunk" in command and step == "insert":
-        assert copy is not None
-        assert not len(copy)
-    else:
-        assert copy is None
-    await run(cluster, command, "admin")
-    assert (await run(cluster, {"count": "orders"}))["n"] == len(MANY)
-    assert "v_1" in recipient.catalog.require("shop.orders").indexes
-
-
 async def test_a_chunk_that_follows_its_database_keeps_its_shard_key(
     cluster: EmbeddedCluster,
 ) -> None:
@@ -174,27 +89,6 @@ async def test_a_chunk_that_follows_its_database_keeps_its_shard_key(
     oplog = cluster.shard("shard1").oplog
     [insert] = [entry for entry in oplog.since(Timestamp(0, 0)) if entry["op"] == "i"]
     assert insert["o2"] == {"region": "a", "_id": 1}
-
-
-async def test_a_defect_of_one_shard_does_not_end_a_write_on_another(
-    cluster: EmbeddedCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await shard_orders(cluster, "_id")
-    await run(cluster, {"split": "shop.orders", "middle": {"_id": 0}}, "admin")
-    move = {"moveChunk": "shop.orders", "find": {"_id": -1}, "to": "shard1"}
-    await run(cluster, move, "admin")
-    await run(cluster, {"insert": "orders", "documents": MANY})
-
-    async def fail(*_: Any) -> Any:
-        raise ValueError("a defect")
-
-    monkeypatch.setattr(cluster.shard("shard1"), "execute", fail)
-    change = {"q": {}, "u": {"$set": {"v": 1}}, "multi": True}
-    update = {"update": "orders", "updates": [change]}
-    [error] = (await run(cluster, update))["writeErrors"]
-    assert (error["code"], error["errmsg"]) == (1, "ValueError: a defect")
-    documents = cluster.shard("shard0").catalog.require("shop.orders").documents()
-    assert sum(document["v"] for document in documents) == len(MANY)
 
 
 async def test_a_shard_that_leaves_gets_no_chunk(cluster: EmbeddedCluster) -> None:
@@ -212,25 +106,6 @@ async def test_a_shard_that_leaves_gets_no_chunk(cluster: EmbeddedCluster) -> No
     states = [(await removing)["state"], (await moving).get("codeName")]
     assert states in (["completed", "ShardNotFound"], ["ongoing", None])
     assert (await run(cluster, {"find": "orders"}))["cursor"]["firstBatch"] == []
-
-
-async def test_two_shards_of_one_name_are_not_started_at_once(cluster: EmbeddedCluster) -> None:
-    start = {"startShard": "shard2"}
-    starting = [cluster.mongos.run_command("admin", dict(start), Client()) for _ in range(2)]
-    replies = await asyncio.gather(*starting)
-    assert sorted(reply["ok"] for reply in replies) == [0, 1]
-
-
-async def test_a_read_at_a_time_before_the_oplog_is_refused(cluster: EmbeddedCluster) -> None:
-    inserted = await run(cluster, {"insert": "orders", "documents": [{"_id": 1}]})
-    concern = {"level": "snapshot", "atClusterTime": inserted["operationTime"]}
-    read = {"find": "orders", "readConcern": concern}
-    shard = cluster.shard("shard0")
-    assert (await shard.run_command("shop", read, Client()))["ok"] == 1
-    for _ in range(2_500):
-        shard.append_noop({"msg": "an entry of the oplog"})
-    reply = await shard.run_command("shop", read, Client())
-    assert (reply["ok"], reply.get("codeName")) == (0, "SnapshotTooOld")
 
 
 @pytest.mark.parametrize(

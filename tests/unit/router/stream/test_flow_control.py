@@ -11,7 +11,6 @@ from router.limits.memory import Memory
 from router.stream.flow_control import (
     FlowControl,
     PacedRemote,
-    Rounds,
     Wait,
     WatermarkTimeout,
 )
@@ -75,12 +74,6 @@ def test_any_order_of_requests_stays_within_the_budget(remotes, data):
         # Each remote may have one batch buffered and another in flight, regardless of the others.
         if held <= batch:
             assert prefetch.may_read(held, sum(buffered), remotes)
-
-
-def test_batches_become_smaller_where_many_share_the_buffer():
-    prefetch = reading_ahead()
-    sizes = [prefetch.batch_bytes(remotes) for remotes in (1, 4, 5, 100, 1000)]
-    assert sizes == [4 * MIB, 4 * MIB, 16 * MIB // 5, 16 * MIB // 100, 16 * MIB // 1000]
 
 
 def test_a_stream_with_filters_reads_less_far_ahead():
@@ -166,30 +159,6 @@ def test_a_single_remote_is_read_with_pauses_that_grow_with_the_streams(streams:
             remote, watermark, 1000.01, needed=False, next_noop=None, alone=True
         )
         assert found == expected
-
-
-OF_ROUNDS = StreamSettings(round_interval=0.05, round_burst=20.0)
-
-
-def fed(per_second: float, events: int, seconds: float, begin: float = 7.0) -> tuple[Rounds, float]:
-    """Return rounds that got ``per_second`` batches of ``events`` events, and the time."""
-    rounds, now = Rounds(OF_ROUNDS), begin
-    for _ in range(round(seconds * per_second)):
-        now += 1 / per_second
-        rounds.charge(events, now)
-    return rounds, now
-
-
-@pytest.mark.parametrize(
-    ("per_second", "events", "dense"),
-    [(1, 1, False), (19.9, 1, False), (9.9, 10_000, False), (30, 1, True), (20, 500, True)],
-)
-def test_many_batches_are_dense_once_the_burst_is_spent(
-    per_second: float, events: int, dense: bool
-):
-    assert not fed(per_second, events, 5 / per_second)[0].is_dense(7.0 + 5 / per_second)
-    rounds, now = fed(per_second, events, 60.0)
-    assert rounds.is_dense(now) is dense
 
 
 # What is known of a remote.

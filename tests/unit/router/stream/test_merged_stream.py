@@ -1,49 +1,12 @@
 """A merged stream: its opening, its low watermark, its batches and its failures."""
 
 import pytest
-from bson.timestamp import Timestamp
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_of
 from tests.doubles.scripted_streams import batch, hwm
 from tests.unit.router.made_tokens import data_of, event
-from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, arrive, at, make, opened, times
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"$_passthroughToShard": {"shard": "shard0"}}, {"shards": 1, "topology_from": None}],
-    ids=["one shard", "a replica set"],
-)
-def test_a_stream_of_one_remote_has_no_topology_remote(options: dict):
-    stream = make(**options)
-    assert [remote.target for remote in stream.merger.remotes.values()] == ["shard0"]
-    stream.batch_arrived(0, batch([at(11)], hwm(1000)))
-    assert times(stream.take(None).events) == [11]
-
-
-def test_an_unknown_shard_is_an_error():
-    with pytest.raises(CommandError, match="Shard nope not found") as caught:
-        make(**{"$_passthroughToShard": {"shard": "nope"}})
-    assert caught.value.code == 70
-
-
-def test_events_wait_for_every_watermark_and_the_slowest_shard_is_named():
-    stream = opened()
-    arrive(stream, A, 12, 14, upto=20)
-    arrive(stream, CONFIG, upto=20)
-    assert not stream.ready
-    assert stream.merger.slowest_remote == B
-    assert stream.laggards() == {B: Timestamp(14, 1)}
-    assert stream.is_laggard(B)
-    assert not stream.is_laggard(A)
-    arrive(stream, B, upto=13)
-    assert stream.ready
-    assert not stream.laggards()
-    taken = stream.take(None)
-    assert times(taken.events) == [12]
-    assert taken.pbrt == hwm(13)
-    assert stream.laggards() == {B: Timestamp(14, 1)}
+from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, arrive, at, opened, times
 
 
 def test_an_unexpected_exception_hides_no_earlier_error():

@@ -61,13 +61,6 @@ def add(made: Merger, remote: int, numbers: Sequence[int], watermark: int) -> No
     arrive(made, remote, [event(n, remote) for n in numbers], key(watermark), b"p%d" % watermark)
 
 
-def test_equal_keys_keep_the_order_of_the_remotes():
-    made = merger(3)
-    for remote in (2, 0, 1):
-        add(made, remote, [4, 4], 9)
-    assert [origin(raw)[1] for raw in released(made)] == [0, 0, 1, 1, 2, 2]
-
-
 @pytest.mark.parametrize("remotes", [1, 3, 16])
 @pytest.mark.parametrize("batch", [10, 700, 5000])
 def test_block_sizes_do_not_depend_on_remotes_and_batches(remotes, batch):
@@ -102,43 +95,6 @@ def test_broken_watermarks_are_errors_without_effect(numbers, watermark, message
     with pytest.raises(MergeOrderError, match=message):
         add(made, 0, numbers, watermark)
     assert (made.low_watermark, made.remotes[0].buffered, made.ready) == (key(5), 0, False)
-
-
-@pytest.mark.parametrize("bound", range(9))
-def test_a_remote_retired_at_a_key_releases_events_below_it(bound):
-    made = merger(2)
-    add(made, 0, [1, 3, 5], 5)
-    add(made, 0, [6, 7], 7)
-    add(made, 1, [2, 8], 9)
-    made.retire_remote(0, before=key(bound))
-    below = [number for number in (1, 3, 5, 6, 7) if number < bound]
-    origins = [origin(raw) for raw in released(made)]
-    assert [number for number, remote in origins if remote == 0] == below
-    assert [number for number, remote in origins if remote == 1] == [2, 8]
-    assert not made.has_buffered
-
-
-class TestTopologyRemote:
-    """When the config server's watermark may be the mark (docs/protocol.md#sharded-cluster)."""
-
-    def make(self) -> Merger:
-        made = Merger()
-        made.add_remote(remote(topology=True))
-        made.add_remote(remote())
-        add(made, 1, [], 99)
-        return made
-
-    def mark_after(self, made: Merger, numbers: Sequence[int], watermark: int) -> bytes | None:
-        add(made, 0, numbers, watermark)
-        return made.high_water_mark and made.high_water_mark.token
-
-    def test_only_an_advanced_watermark_without_events_is_the_high_water_mark(self):
-        made = self.make()
-        self.mark_after(made, [], 6)
-        assert self.mark_after(made, [], 7) == b"p7"
-        assert self.mark_after(made, [8], 8) is None
-        assert self.mark_after(made, [], 8) is None
-        assert self.mark_after(made, [], 9) == b"p9"
 
 
 def test_remotes_behind_a_key_are_listed():

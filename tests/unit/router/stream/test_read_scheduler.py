@@ -19,7 +19,6 @@ from router.stream.waiting_readers import WaitingReaders
 from router.stream_settings import StreamSettings
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken, token_of
 from tests.doubles.scripted_streams import PrivateStream, hwm
-from tests.harness.until import until
 from tests.unit.router.stream.streams_by_hand import CONFIG, A, B, at, opened
 
 LIMITS = StreamSettings()
@@ -123,39 +122,6 @@ async def scheduled() -> AsyncIterator[Scheduled]:
     scheduled.scheduler.close()
 
 
-@pytest.mark.parametrize(
-    ("oplog_end", "noop_writes", "written", "probed"),
-    [
-        (10, True, [B, CONFIG], []),
-        (99, True, [CONFIG], [B]),
-        (10, False, [], [B]),
-        (99, False, [], [B]),
-    ],
-)
-async def test_a_member_is_moved_past_the_events_or_only_asked(
-    oplog_end: int, noop_writes: bool, written: list[int], probed: list[int]
-):
-    scheduled = Scheduled(noop_writes=noop_writes)
-    scheduled.remotes[B].record_reply(0, Timestamp(oplog_end, 1), 0.0, complete=True)
-    scheduled.reply(A, 20, 20)
-    await asyncio.sleep(0)
-    assert sorted(scheduled.written) == sorted(written)
-    assert scheduled.remotes.probed == probed
-    scheduled.scheduler.close()
-
-
-async def test_the_watermark_is_asked_for_when_the_write_is_sent(scheduled: Scheduled):
-    scheduled.reply(A, 20, 20)
-    await asyncio.sleep(0)
-    assert scheduled.scheduler.noop_wanted(B) == Timestamp(20, 1)
-    scheduled.reply(A, 30, 30)
-    assert scheduled.scheduler.noop_wanted(B) == Timestamp(30, 1), "more events have arrived"
-    scheduled.scheduler.noop_sent(B, Timestamp(30, 1), 0.001)
-    assert scheduled.remotes.probed == [B]
-    scheduled.scheduler.noop_done(B, moved=True)
-    assert scheduled.remotes[B].is_beyond(Timestamp(30, 1))
-
-
 async def test_a_request_that_no_event_needs_any_more_is_withdrawn(scheduled: Scheduled):
     scheduled.reply(A, 20, 20)
     await asyncio.sleep(0)
@@ -165,15 +131,6 @@ async def test_a_request_that_no_event_needs_any_more_is_withdrawn(scheduled: Sc
     scheduled.reply(A, 30, 30)
     await asyncio.sleep(0)
     assert scheduled.written.count(B) == 2
-
-
-async def test_a_write_without_effect_is_repeated(scheduled: Scheduled):
-    scheduled.reply(A, 20, 20)
-    await asyncio.sleep(0)
-    assert scheduled.scheduler.noop_wanted(B) is not None
-    scheduled.scheduler.noop_sent(B, Timestamp(20, 1), 0.001)
-    scheduled.scheduler.noop_done(B, moved=False)
-    await until(lambda: scheduled.written.count(B) == 2)
 
 
 async def test_several_replies_cause_one_check_and_the_earliest_counts():
@@ -189,13 +146,6 @@ async def test_several_replies_cause_one_check_and_the_earliest_counts():
     scheduled.scheduler.close()
 
 
-async def test_a_remote_that_fails_gets_no_noop(scheduled: Scheduled):
-    scheduled.cursor(B).failing_for = 1.0
-    scheduled.reply(A, 20, 20)
-    await asyncio.sleep(0)
-    assert scheduled.written == [CONFIG]
-
-
 async def test_without_clients_remotes_pause_and_get_no_noops():
     scheduled = Scheduled(prefetch_time=0.0)
     await asyncio.sleep(0.001)
@@ -207,20 +157,6 @@ async def test_without_clients_remotes_pause_and_get_no_noops():
     await asyncio.sleep(0)
     assert (scheduled.cursor(A).paused, sorted(scheduled.written)) == (False, [CONFIG, B])
     scheduled.scheduler.close()
-
-
-async def test_a_remote_over_budget_is_paused_until_its_events_are_read(scheduled: Scheduled):
-    scheduled.flow._settings = replace(LIMITS, remote_buffer_bytes=1)
-    scheduled.reply(A, 20, 20)
-    assert scheduled.cursor(A).paused
-    scheduled.scheduler.read_on()
-    assert scheduled.cursor(A).paused
-    for number in (B, CONFIG):
-        scheduled.reply(number, 30)
-    while scheduled.stream.release():
-        pass
-    scheduled.scheduler.read_on()
-    assert not scheduled.cursor(A).paused
 
 
 async def test_a_member_whose_watermark_stands_still_is_left():

@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -16,12 +16,10 @@ from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime, after
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
-from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
-from spark_sink.snapshot.plan import Chunk, Mark, SnapshotCollection, SnapshotPlan
+from spark_sink.snapshot.plan import Mark, SnapshotPlan
 from spark_sink.snapshot.unread import token_in, unread_names
 from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
@@ -32,34 +30,12 @@ from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.staged_changes import ChangeReport
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.version_states import commit_path
+from tests.doubles.listed_collections import ListedCollections
 from tests.doubles.table_changes import documents_in, staged
 
 OLD = Scope("shop", ("old",))
 TIME = Timestamp(1_700_000_000, 1)
 START = Offset(AtTime(TIME), OLD)
-
-
-class Collections(ChunkPlanner):
-    """A planner of collections of the database shop, of which a batch reads some two thousand."""
-
-    def __init__(self, names: Sequence[str], scope: Scope) -> None:
-        super().__init__(None, scope, SnapshotOptions(tasks=2))  # type: ignore[arg-type]
-        self.all = names
-
-    def _list(self) -> None:
-        found = [
-            SnapshotCollection("shop", name)
-            for name in self.all
-            if self._scope.accepts("shop", name)
-        ]
-        self._listed = {each.id: each for each in found}
-        self._names = {each.id: {(each.database, each.name)} for each in found}
-
-    def _sample(self, collection: SnapshotCollection, lower: str | None, *_: Any) -> list[_Piece]:
-        return [_Piece(Chunk(collection), 1.0, 1 / 1024, 1)]
-
-    def problem(self, *_: Any) -> None:
-        """Return no problem."""
 
 
 class Gaining:
@@ -73,7 +49,9 @@ class Gaining:
         """Start the job anew with options."""
         uri = {"uri": "mongodb://127.0.0.1:1/", "snapshotMode": "initial"}
         self.options: StreamOptions = parse_options({**uri, **given})
-        self.chunks = Collections(self.names, self.options.scope)
+        listed = (f"shop.{each}" for each in self.names)
+        # A batch reads some two thousand.
+        self.chunks = ListedCollections(listed, self.options.scope, 1, 1 / 1024)
         snapshots = SnapshotScheduler(self.chunks, self.options.snapshot.collections)
         connection = Mock(scheduler=snapshots, chunk_planner=self.chunks)
         connection.client.with_retries = lambda call: call()
@@ -211,7 +189,7 @@ def test_the_end_of_a_snapshot_without_collections_ends_what_was_gained(tmp_path
     assert gained is not None
     unread = job.commit(tmp_path, 0, START, gained).unread
     assert unread_names(unread) == "collections of database 'shop' outside of shop.old"
-    job.names.clear()
+    job.chunks.present.clear()
     end = job.plan(gained)
     assert end is not None
     [ended] = job.events(gained, end)

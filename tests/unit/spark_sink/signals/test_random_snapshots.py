@@ -7,7 +7,7 @@ calls, is real. The documents of a collection are numbers, each a piece of its o
 import json
 import random
 from collections.abc import Sequence
-from itertools import count, pairwise
+from itertools import count
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -19,17 +19,16 @@ from bson.timestamp import Timestamp
 from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.positions import AtTime, Position, time_of
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.signals.channels import SignalReceiver, send
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
-from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
-from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text, value_of
+from spark_sink.snapshot.plan import Chunk, value_of
 from spark_sink.snapshot.selections import ScopeGain
 from spark_sink.source.offset_planner import OffsetPlanner, QueryConnection, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.task_rows import SnapshotTask, SourceEvent
+from tests.doubles.listed_collections import ListedCollections
 
 NAMES = ("a", "b", "c", "d")
 SCOPES = (NAMES, ("a", "b"), ("a",), ("b", "c"), ("a", "c", "d"))
@@ -38,25 +37,11 @@ DOCUMENTS = 8
 STEPS = 120
 
 
-class CountedDocuments(ChunkPlanner):
-    """Plans reads of the collections of NAMES in a scope; it needs no server."""
+class CountedDocuments(ListedCollections):
+    """Plans reads of the collections of NAMES in a scope."""
 
     def __init__(self, _client: Any, scope: Scope, _options: Any = None) -> None:
-        super().__init__(Mock(), scope, SnapshotOptions(tasks=2))
-
-    def _list(self) -> None:
-        for name in NAMES:
-            if self._scope.accepts("shop", name):
-                self._listed[f"shop.{name}"] = SnapshotCollection("shop", name)
-                self._names[f"shop.{name}"] = {("shop", name)}
-
-    def _sample(self, collection: SnapshotCollection, lower: str | None, *_: Any) -> list[_Piece]:
-        keys = [None, *map(bound_text, range(1, DOCUMENTS)), None]
-        bounds = pairwise(keys[keys.index(lower) :])
-        return [_Piece(Chunk(collection, *e), 1 / DOCUMENTS, 4 / DOCUMENTS, 1) for e in bounds]
-
-    def problem(self, *_: Any) -> None:
-        return None
+        super().__init__((f"shop.{each}" for each in NAMES), scope, DOCUMENTS, 4)
 
 
 def documents_in(chunk: Chunk) -> set[tuple[str, int]]:

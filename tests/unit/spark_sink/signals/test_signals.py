@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any
 from unittest.mock import Mock
 
@@ -14,18 +13,17 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.batches.event_planner import EventRange
 from spark_sink.events.positions import AtTime, Position, key_of
 from spark_sink.options.scope import Scope
-from spark_sink.options.snapshot_options import SnapshotOptions
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.channels import SignalCollection
 from spark_sink.signals.signal import ReceivedSignal, SignalError, digest, signal_of
 from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
-from spark_sink.snapshot.chunk_planner import ChunkPlanner, _Piece
-from spark_sink.snapshot.plan import Chunk, SnapshotCollection, bound_text
+from spark_sink.snapshot.plan import SnapshotCollection
 from spark_sink.snapshot.selections import MissingDocuments, ScopeGain
 from spark_sink.snapshot.unread import LostDocument
 from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput, _Move
 from spark_sink.source.offsets import Offset
+from tests.doubles.listed_collections import ListedCollections
 
 MARK = Timestamp(100, 1)
 
@@ -98,26 +96,19 @@ def test_invalid_signals_are_refused(document: dict[str, Any], message: str) -> 
         signal_of("1", document)
 
 
-class Collections(ChunkPlanner):
+class Collections(ListedCollections):
     """A planner of collections a.x and a.y with four tasks each, and b.z; a batch has two tasks."""
-
-    def __init__(self) -> None:
-        super().__init__(None, Scope(), SnapshotOptions(tasks=2))  # type: ignore[arg-type]
-
-    def _list(self) -> None:
-        names = [("a", "x"), ("a", "y"), ("b", "z")]
-        self._listed = {".".join(name): SnapshotCollection(*name) for name in names}
-        self._names = {".".join(name): {name} for name in names}
-        self._names["a.x"].add(("a", "x2"))  # it was renamed
-
-    def _sample(self, collection: SnapshotCollection, lower: str | None, *_: Any) -> list[_Piece]:
-        keys = [None, *map(bound_text, range(1, 40)), None]
-        bounds = pairwise(keys[keys.index(lower) :])
-        return [_Piece(Chunk(collection, *each), 1 / 40, 4.0 / 40, 1) for each in bounds]
 
     refused: str | None = None
 
-    def problem(self, collection: SnapshotCollection, condition: Any) -> str | None:
+    def __init__(self) -> None:
+        super().__init__(("a.x", "a.y", "b.z"), Scope(), documents=40, tasks=4)
+
+    def _list(self) -> None:
+        super()._list()
+        self._names["a.x"].add(("a", "x2"))  # it was renamed
+
+    def problem(self, _collection: SnapshotCollection, condition: Any) -> str | None:
         if self.refused is not None:
             return self.refused
         return "no such operator" if condition and "$no" in condition else None
