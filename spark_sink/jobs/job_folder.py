@@ -18,7 +18,7 @@ from typing import Any
 from spark_sink.console import say
 from spark_sink.dataclass_json import NewerVersionError, from_json
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.positions import key_of
+from spark_sink.events.positions import ABOVE_ALL_TOKENS, key_of
 from spark_sink.folders import Folder, absolute, is_local
 from spark_sink.jobs.checkpoint import Checkpoint
 from spark_sink.jobs.job_tables import DEFAULT_TABLES
@@ -40,7 +40,8 @@ class JobRecord:
         flatten: whether the fields of documents in documents are columns.
         checkpoint: the folder of the checkpoint, empty for the one in the job's.
         cluster: the id of the cluster that it reads, empty if unknown.
-        since: a token since which the source has had these options; empty for the beginning.
+        since: a token since which the source has had these options; empty for the beginning, above
+            all tokens if the record was lost.
         columns: the form of a current table whose columns follow the documents, with which
             `job rebuild` makes it again: the schema of documents as JSON, and the key's fields.
     """
@@ -144,8 +145,8 @@ class JobFolder:
         """
         old, checkpoint, since = self.require_continues(record, once=once), self.checkpoint, ""
         if (last := checkpoint.last_planned()) is not None:
-            is_same = old.options == record.options
-            since = old.since if is_same else key_of(last.end.position)
+            is_known = old.options == record.options and old.since != ABOVE_ALL_TOKENS
+            since = old.since if is_known else key_of(last.end.position)
         inside = checkpoint.address == f"{self.address}/checkpoint"
         address = "" if inside else checkpoint.address
         cluster = record.cluster or old.cluster
@@ -196,7 +197,7 @@ class JobFolder:
         with suppress(OptionError):
             self.record()
             return
-        self._write(replace(record, checkpoint=self._checkpoint))
+        self._write(replace(record, checkpoint=self._checkpoint, since=ABOVE_ALL_TOKENS))
         say("job.json was damaged, and has the arguments of this start now")
 
     def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from spark_sink.batches.event_planner import EventPlanner
 from spark_sink.cli import job
 from spark_sink.errors import HistoryLostError, OptionError, StreamError
-from spark_sink.events.positions import AtTime, Token, is_after
+from spark_sink.events.positions import AtTime, Token, is_after, key_of
 from spark_sink.jobs.checkpoint import is_complete
 from spark_sink.jobs.history.point_in_time import versions_at
 from spark_sink.jobs.history.recovery import rebuild_table, restore_checkpoint
@@ -37,8 +37,8 @@ from tests.doubles.two_starts import check_two_starts, pause_starts
 
 
 def write(folder: JobFolder, number: int, table: str = "bronze") -> None:
-    begin = {"_data": f"82{number - 1}"} if number else {}
-    batch = Batch("q", number, {"_data": f"82{number}"}, begin)
+    begin = end_at(number - 1) if number else {}
+    batch = Batch("q", number, end_at(number), begin)
     DeltaLog(folder.table(table)).append_rows(pa.table({"token": ["a"]}), batch)
 
 
@@ -72,7 +72,7 @@ def test_an_older_copy_of_a_checkpoint_is_made_again(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "job" / "checkpoint").glob(".*")] == []
     last = folder.checkpoint.last_committed()
     assert last is not None
-    assert last.offset == {"_data": "824"}
+    assert last.offset == end_at(4)
 
 
 def job_with_batches(where: Path, count: int = 3) -> JobFolder:
@@ -180,10 +180,7 @@ def test_a_damaged_checkpoint_is_made_again_from_the_tables(
     error = capsys.readouterr().err
     assert f"{path} is damaged: " in error
     assert "the checkpoint was damaged, and is again that of batch 2" in error
-    assert [folder.checkpoint.query(), folder.checkpoint.batches()[-1].offset] == [
-        "q",
-        {"_data": "822"},
-    ]
+    assert (folder.checkpoint.query(), folder.checkpoint.offset(2)) == ("q", end_at(2))
     assert [*Path(folder.checkpoint.address).rglob(".*.crc")] == []
     assert restore_checkpoint(folder) is None
     assert capsys.readouterr().err == ""
@@ -226,7 +223,7 @@ def test_a_damaged_record_is_written_again_by_the_next_start(
         assert capsys.readouterr().err.startswith("job.json was damaged, and has")
         assert restore_checkpoint(again) is None
         again.begin(record)
-        assert again.record() == record
+        assert again.record() == replace(record, since=key_of(AtTime(Timestamp(2, 1))))
     again.mend(record)
     assert capsys.readouterr().err == ""
     path.write_text(newer := json.dumps({**json.loads(path.read_text()), "region": "eu"}))

@@ -63,6 +63,14 @@ def test_a_job_continues_only_with_its_own_options(tmp_path: Path) -> None:
     for options in ({}, {"fullDocument": "required"}, {"fullDocument": "required"}):
         folder.begin(JobRecord(("shop.items",), options))
         assert folder.record().since == (key_of(position) if options else "")
+    record, later = folder.record(), AtTime(Timestamp(9, 1))
+    (tmp_path / "job.json").write_text("{")
+    folder.mend(record)  # which of these options earlier batches were read with is lost
+    assert key_of(later) < folder.record().since
+    folder.checkpoint.write("q", {2: Offset(later).document}, 1)
+    for _ in range(2):
+        folder.begin(record)
+        assert folder.record().since == key_of(later)
     with pytest.raises(OptionError, match=r"reads shop\.items, not shop\.orders"):
         folder.begin(JobRecord(("shop.orders",)), once=True)
 
