@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from functools import partial
 from itertools import islice
 from typing import Any
 
@@ -60,14 +61,16 @@ def _text(command: bytes, element: Element | None) -> str | None:
     return string_value(command, element).decode(errors="replace")
 
 
-@answers(
-    "aggregate",
-    help="change streams",
+_answers = partial(
+    answers,
     api_versions=("1",),
     is_ours=is_change_stream,
     refuse_early=refuse_early,
     checks_fields=True,
 )
+
+
+@_answers("aggregate", help="change streams")
 async def aggregate(call: Call) -> AnyAnswer:
     """Open a change stream (docs/protocol.md#cursor-replies and docs/protocol.md#opening).
 
@@ -119,14 +122,7 @@ async def _opened(call: Call, request: StreamRequest) -> tuple[int, Batch]:
     return cursor.cursor_id, batch
 
 
-@answers(
-    "explain",
-    help="how a change stream would be run",
-    api_versions=("1",),
-    is_ours=is_change_stream,
-    refuse_early=refuse_early,
-    checks_fields=True,
-)
+@_answers("explain", help="how a change stream would be run")
 async def explain(call: Call) -> AnyAnswer:
     """Return the plan of a change stream.
 

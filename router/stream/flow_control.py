@@ -102,7 +102,7 @@ class PacedRemote:
         self._oplog_end = max(self._oplog_end, next_tick(past))
         self.overdue.expect_beyond(past, now)
 
-    def should_leave(self, watermark: Timestamp, now: float) -> bool:
+    def record_watermark(self, watermark: Timestamp, now: float) -> bool:
         """Record the watermark; return whether to leave a member that stays behind its set."""
         self.overdue.record_watermark(watermark)
         return self.idle and self.overdue.give_up(now)

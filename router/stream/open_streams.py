@@ -94,15 +94,17 @@ class OpenStreams:
                 if not locating.cancelled():
                     locating.result()  # a retry would fail as well
                 continue
-            identical, joined = self._by_key.get(key), None
-            if identical is not None and start_at is not None:
+            identical, joined = self._by_key.get(key, []), None
+            if start_at is not None:
                 joined = self._find(identical, start_at, after or first_key(start_at), needed)
-            elif identical is not None and any(stream.healthy for stream in identical):
+            elif any(stream.healthy for stream in identical):
                 start_at = (await self.cluster_time.now(request)).time
                 continue
             if joined is None:
                 stream = await self._new(key, request, start_at, quota, needed)
             else:
+                if self._is_late(identical[0], start_at):
+                    identical.insert(0, identical.pop(identical.index(joined)))
                 stream = await self._enter(joined)
             with ExitStack() as leaving:
                 leaving.callback(stream.leave)
@@ -132,8 +134,7 @@ class OpenStreams:
         """Return a stream that covers the events after ``after`` and is not far behind, or None.
 
         If the reader has a backlog, a stream without readers is used only if it has reached
-        ``after``: otherwise it would read the events in between, which may be many, for nobody. The
-        stream takes the place of a main one that is far behind.
+        ``after``: otherwise it would read the events in between, which may be many, for nobody.
         """
         in_backlog = not self.is_recent(start_at)
         for stream in identical:
@@ -141,8 +142,6 @@ class OpenStreams:
                 continue
             if in_backlog and not stream.readers and stream.merged.reached < after:
                 continue
-            if self._is_late(identical[0], start_at):
-                identical.insert(0, identical.pop(identical.index(stream)))
             return stream
         return None
 

@@ -108,7 +108,7 @@ class ReadScheduler:
     def _set_wait(self, remote: Remote, now: float, *, needed: bool) -> None:
         """Set how long the next getMore waits; ``needed`` is whether events need the watermark."""
         watermark = cluster_time_of(remote.in_merge.watermark)
-        if remote.should_leave(watermark, now):
+        if remote.record_watermark(watermark, now):
             log.warning(
                 "member is left: it does not show what its replica set has written",
                 target=remote.target,
@@ -147,7 +147,7 @@ class ReadScheduler:
             return None
         target = self._noop_writer.target(remote.target, remote.in_merge.host)
         waits = self._settings.writes_noops and target.budget.ready_at(now) > now
-        if not waits and remote.may_probe(now):
+        if not waits and remote.charge_probes(now):
             return None
         return target.next_done(now) - now
 
@@ -266,6 +266,6 @@ class ReadScheduler:
             self._end_delay(remote)
         if remote.idle and not remote.topology:
             soon = (takes or 0.0) + self._settings.probe_worth
-            may_probe = remote.may_probe(now)
+            may_probe = remote.charge_probes(now)
             if cursor.can_probe(soon if may_probe else max(soon, _LONG_WAIT)):
                 self._remotes.probe(remote, remote.waits.next_pause() if takes is None else takes)

@@ -70,8 +70,8 @@ class Remote(PacedRemote):
         """The milliseconds for which the progress cursor may keep the member busy: probes of an
         idle member cost next to nothing; those that scan much use up the bucket."""
 
-    def may_probe(self, now: float) -> bool:
-        """Return whether the progress cursor has kept the member busy for little enough."""
+    def charge_probes(self, now: float) -> bool:
+        """Charge the probes since the last call; return whether the budget allows another."""
         self._probes.spend(now, 1000 * self.cursor.take_probe_cost())
         return self._probes.tokens(now) > 0
 
