@@ -83,7 +83,9 @@ class Incoming:
     def release(self) -> None:
         """Give back the room of the message that was answered, or is not going to be."""
         self.idle.set()
-        self._give_back()
+        if self._room is not None:
+            self._shared.intake.release(*self._room)
+            self._room = None
 
     def note_login(self) -> None:
         """Lift the limits that apply before the login once a user has logged in."""
@@ -107,8 +109,3 @@ class Incoming:
         await self._shared.intake.admit(name, size)
         self._receives = receives
         self._room = name, size
-
-    def _give_back(self) -> None:
-        if self._room is not None:
-            self._shared.intake.release(*self._room)
-            self._room = None

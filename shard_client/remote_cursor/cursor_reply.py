@@ -114,13 +114,14 @@ class CursorBatch:
             [],
             None if token is None else KeyedToken.of(token),
             0,
-            _value(body, reply.get(b"$clusterTime"), DOCUMENT),
-            None if time is None else Timestamp(*_timestamp.unpack(time)[::-1]),
-            _value(body, fields.get(b"invalidated"), BOOLEAN) == b"\1",
-            (_value(body, fields.get(b"ns"), STRING) or b"")[4:-1].decode(errors="replace"),
-            0,
-            body,
-            (array.start, array.end),
+            cluster_time=_value(body, reply.get(b"$clusterTime"), DOCUMENT),
+            operation_time=None if time is None else Timestamp(*_timestamp.unpack(time)[::-1]),
+            invalidated=_value(body, fields.get(b"invalidated"), BOOLEAN) == b"\1",
+            namespace=(_value(body, fields.get(b"ns"), STRING) or b"")[4:-1].decode(
+                errors="replace"
+            ),
+            _body=body,
+            _array=(array.start, array.end),
         )
 
     def split(self) -> None:
