@@ -167,6 +167,7 @@ class TableCommits:
         is_first = not self._appended  # of the tables that have each batch
         upsert = Upsert(changes, batch, self._table(QUARANTINE), scope, is_first)
         self._current.apply_staged(spark, upsert)
+        remove_interrupted(self._current.address, self.epoch)  # what failed tasks have staged
         self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:

@@ -144,6 +144,8 @@ class TaskReport:
 class TaskWriter:
     """Writes the rows of one task. Where the block of `with` fails, its files are removed.
 
+    What it has staged then is removed after the next batch.
+
     Args:
         schema: of the source's rows.
         batch: the number of the batch.

@@ -21,11 +21,12 @@ from spark_sink.jobs.history.recovery import rebuild_table
 from spark_sink.jobs.job_folder import JobFolder
 from spark_sink.jobs.job_tables import CURRENT, NOTIFICATION_COLUMNS, NOTIFICATIONS
 from spark_sink.jobs.report.progress import printed_progress
+from spark_sink.jobs.task_writer import TaskReport
 from spark_sink.tables import table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.table_state import Batch
-from tests.doubles.scripted_job import Script, check_tables, follow
+from tests.doubles.scripted_job import Script, ScriptedJob, check_tables, follow
 from tests.doubles.table_changes import RandomChanges, apply, documents_in
 from tests.harness.until import wait_for
 
@@ -199,3 +200,17 @@ def test_old_files_are_deleted_and_counted_once(tmp_path: Path) -> None:
     assert [log.vacuum(), log.vacuum()] == [4, 0]
     assert list(compact_tables(folder)) == [f"{CURRENT}: 0 old files deleted"]
     assert documents_in(tmp_path / CURRENT) == stream.collections
+
+
+def test_what_a_killed_task_has_staged_is_removed_with_its_batch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = ScriptedJob.written
+
+    def second_attempt(job: ScriptedJob, batch: Batch) -> TaskReport:
+        assert written(job, batch).changes.groups
+        return written(job, batch)
+
+    monkeypatch.setattr(ScriptedJob, "written", second_attempt)
+    follow(str(tmp_path / "job"), tmp_path / "checkpoint", Script(1), batches=3)
+    assert [*tmp_path.glob("job/current/_changes/*")] == []
