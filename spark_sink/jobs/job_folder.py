@@ -148,10 +148,9 @@ class JobFolder:
             is_known = old.options == record.options and old.since != ABOVE_ALL_TOKENS
             since = old.since if is_known else key_of(last.end.position)
         inside = checkpoint.address == f"{self.address}/checkpoint"
-        address = "" if inside else checkpoint.address
-        cluster = record.cluster or old.cluster
-        started = replace(record, checkpoint=address, cluster=cluster, since=since)
-        self._write(replace(started, columns=old.columns))
+        address, cluster = "" if inside else checkpoint.address, record.cluster or old.cluster
+        kept = {"checkpoint": address, "cluster": cluster, "columns": old.columns}
+        self._write(replace(record, since=since, **kept))
 
     def _write(self, record: JobRecord) -> None:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))

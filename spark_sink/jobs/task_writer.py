@@ -74,13 +74,8 @@ class Transactions:
         within = pc.and_(pc.is_valid(rows["txnNumber"]), pc.is_valid(rows["op"]))
         columns = [rows[name].filter(within) for name in _OF_EVENT]
         for event, token, time, name in zip(*(c.to_pylist() for c in columns), strict=True):
-            by_id = {
-                "time": time.timestamp(),
-                "first": token,
-                "last": token,
-                "collections": {name: 1},
-            }
-            self._add(_transaction_of(event), by_id)
+            counted = {"time": time.timestamp(), "first": token, "last": token}
+            self._add(_transaction_of(event), {**counted, "collections": {name: 1}})
 
     def add(self, other: Transactions) -> None:
         """Add what another object has counted."""
@@ -212,11 +207,9 @@ class TaskWriter:
             return
         is_change = pc.is_in(rows["operationType"], value_set=_CHANGES)
         unapplied = pa.Table.from_batches([rows]).filter(pc.and_(pc.is_null(rows["op"]), is_change))
-        size = unapplied.num_rows
-        unapplied = unapplied.append_column(
-            "key", pc.fill_null(unapplied["documentKey"].cast("string"), "")
-        )
-        unapplied = unapplied.append_column("problem", pa.repeat(_PROBLEM, size))
+        keys = pc.fill_null(unapplied["documentKey"].cast("string"), "")
+        problems = pa.repeat(_PROBLEM, unapplied.num_rows)
+        unapplied = unapplied.append_column("key", keys).append_column("problem", problems)
         yield numbered(unapplied, self._batch)
 
     def close(self) -> TaskReport:

@@ -230,12 +230,8 @@ class JobHistory:
         counted = Transactions()
         for rows in self.logs[BRONZE].rows(COUNT_COLUMNS, chosen):
             counted.count(rows)
-        divided = [
-            transaction
-            for transaction in counted.by_id.values()
-            if transaction["first"] <= key < transaction["last"]
-        ]
-        return min((transaction["first"] for transaction in divided), default=None)
+        spans = [(each["first"], each["last"]) for each in counted.by_id.values()]
+        return min((first for first, last in spans if first <= key < last), default=None)
 
     def _versions(self, batch: int) -> Versions:
         """Return the newest version of each table that has no later batch, if it had one then.

@@ -87,8 +87,7 @@ def _gap(folder: JobFolder, before: Offset, position: AtTime, to: str) -> tuple[
             ", without the signals that were sent before",
         )
     beside = {"heartbeat": before.heartbeat, "snapshots": kept}
-    gap = before.moved(position, events=0, sought=passed, **beside)
-    return gap, remark
+    return before.moved(position, events=0, sought=passed, **beside), remark
 
 
 def _leave_out(folder: JobFolder, number: int, gap: Offset) -> str:
