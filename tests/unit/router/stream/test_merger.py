@@ -97,6 +97,29 @@ def test_broken_watermarks_are_errors_without_effect(numbers, watermark, message
     assert (made.low_watermark, made.remotes[0].buffered, made.ready) == (key(5), 0, False)
 
 
+class TestTopologyRemote:
+    """When the config server's watermark may be the mark (docs/protocol.md#sharded-cluster)."""
+
+    def make(self) -> Merger:
+        made = Merger()
+        made.add_remote(remote(topology=True))
+        made.add_remote(remote())
+        add(made, 1, [], 99)
+        return made
+
+    def mark_after(self, made: Merger, numbers: Sequence[int], watermark: int) -> bytes | None:
+        add(made, 0, numbers, watermark)
+        return made.high_water_mark and made.high_water_mark.token
+
+    def test_only_an_advanced_watermark_without_events_is_the_high_water_mark(self):
+        made = self.make()
+        self.mark_after(made, [], 6)
+        assert self.mark_after(made, [], 7) == b"p7"
+        assert self.mark_after(made, [8], 8) is None
+        assert self.mark_after(made, [], 8) is None
+        assert self.mark_after(made, [], 9) == b"p9"
+
+
 def test_remotes_behind_a_key_are_listed():
     made = merger(4)
     for remote, watermark in ((0, 5), (1, 3), (2, 9)):
