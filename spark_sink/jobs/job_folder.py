@@ -149,8 +149,8 @@ class JobFolder:
             since = old.since if is_known else key_of(last.end.position)
         inside = checkpoint.address == f"{self.address}/checkpoint"
         address, cluster = "" if inside else checkpoint.address, record.cluster or old.cluster
-        kept = {"checkpoint": address, "cluster": cluster, "columns": old.columns}
-        self._write(replace(record, since=since, **kept))
+        started = replace(record, checkpoint=address, cluster=cluster, since=since)
+        self._write(replace(started, columns=old.columns))
 
     def _write(self, record: JobRecord) -> None:
         self._folder.write("job.json", json.dumps(asdict(record), indent=2))

@@ -40,10 +40,7 @@ Versions = Mapping[str, tuple[int, TableState]]
 
 @dataclass(frozen=True)
 class PastBatch:
-    """A batch of the past: its number, its end, and the state that it left a table in.
-
-    The table is the first one that has all batches.
-    """
+    """A batch: its number, its end, and the state in which it left a table that has all batches."""
 
     number: int
     end: Offset
@@ -51,7 +48,7 @@ class PastBatch:
 
     @property
     def is_complete(self) -> bool:
-        """Whether nothing was read beside the stream, or was about to be read after a seek.
+        """Whether the table had all documents as of the batch's end: no older and no later ones.
 
         A row that a snapshot has read is newer than its batch until the stream passes its time.
         """
@@ -78,7 +75,8 @@ class JobHistory:
         self._folder, self._time, self.record = folder, time, folder.record()
         logs = {n: DeltaLog(folder.table(n)) for n in tables or (*self.record.tables, QUARANTINE)}
         self.logs = {name: log for name, log in logs.items() if log.exists}
-        self._whole = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
+        # The tables that have all batches: to the others only some append rows.
+        self._with_all = [name for name in (CURRENT, BRONZE, MESSAGES) if name in self.logs]
         for log in self.logs.values():
             log.require_not_restored()
         self._require_reached()
@@ -91,20 +89,20 @@ class JobHistory:
         return cut
 
     def complete_before(self, cut: Timestamp) -> Iterator[tuple[PastBatch, Versions]]:
-        """Return the batches that end before a cut, the newest first, if no snapshot was running.
+        """Return the complete batches that end before a cut and that all tables have, newest first.
 
-        All tables have them; with each come its versions of the tables.
+        With each come the versions of the tables that it left.
         """
         for read, batch in enumerate(self._before(cut), 1):
             number = batch.number
             REPORT_PROGRESS.get()("batches before the time read", read, number + read)
             versions = self._versions(number) if batch.is_complete else {}
             newest = {name: state.batch.number for name, (_, state) in versions.items()}
-            if all(newest.get(name) == number for name in self._whole):
+            if all(newest.get(name) == number for name in self._with_all):
                 yield batch, versions
 
     def whole_before(self) -> tuple[PastBatch, Versions]:
-        """Return the newest of these batches before the time's end that divides no transaction.
+        """Return the newest such batch up to the time that divides no transaction or cluster time.
 
         Raises StreamError if there is none.
         """
@@ -128,9 +126,9 @@ class JobHistory:
     def scope(self, cut: Timestamp) -> TableScope | None:
         """Return the table's scope after the newest batch before a cut, if its commit is kept.
 
-        Its collections `unread` include those that this batch has, but as of a later time. Raises
-        StreamError if the job has left out events before the cut, and not read the collections
-        since.
+        A collection also counts as unread if a snapshot has read it, but until after the cut.
+        Raises StreamError if the job has left out events before the cut, and not read the
+        collections since.
         """
         ends = (batch.end for batch in self._before(cut))
         end = next(ends, Offset(AtTime(cut)))
@@ -145,8 +143,8 @@ class JobHistory:
             return scope
         late = {end.get("requested") for end in snapshot_ends(log) if end["readUntil"] >= cut}
         before = (end.unread_by_request.items() for end in ends) if late else ()
-        read_late = (each.items() for requests in before for name, each in requests if name in late)
-        return replace(scope, unread={**dict(chain.from_iterable(read_late)), **scope.unread})
+        unread = (tokens.items() for each in before for request, tokens in each if request in late)
+        return replace(scope, unread={**dict(chain.from_iterable(unread)), **scope.unread})
 
     def no_versions_error(self) -> StreamError:
         """Return the error for a time without versions."""
@@ -163,7 +161,7 @@ class JobHistory:
 
         The first is the newest one whose state `is_before`, as the states of all older ones are. A
         binary search finds it, and older commits are read as the caller iterates. Versions of other
-        writers, and those whose commits a clean-up has removed, are left out. If it has removed
+        queries, and those whose commits a clean-up has removed, are left out. If it has removed
         all, the newest version remains.
         """
         log, newest = self.logs[name], self.logs[name].state()
@@ -192,7 +190,7 @@ class JobHistory:
                 return cut_of(Offset(end.sought)) < cut
             return end is None or end.time is None or cut_of(end) <= cut
 
-        for name in self._whole[:1]:
+        for name in self._with_all[:1]:
             walk = (state for _, state in self._states(name, is_before))
             for number, (state, *_) in groupby(walk, lambda state: state.batch.number):
                 if (end := state.batch.end) is not None and end.time is not None:
@@ -200,12 +198,12 @@ class JobHistory:
 
     def _require_reached(self) -> None:
         """Raise StreamError unless the tables have all events of the time."""
-        ends = (self.logs[name].state().batch.end for name in self._whole)
+        ends = (self.logs[name].state().batch.end for name in self._with_all)
         reached = [end.position for end in ends if end is not None and end.time is not None]
         first = min(reached, key=key_of, default=None)
         if first is None or key_of(first) < key_of(after(self._time)):
             moment = None if first is None else time_of(first)
-            text = "no cluster time" if moment is None else f"{moment.as_datetime().isoformat()}"
+            text = "no cluster time" if moment is None else moment.as_datetime().isoformat()
             raise StreamError(
                 f"the tables of the job in {self._folder.address} have reached {text} only: let "
                 "the job run on, or give an earlier time. While nothing happens a job advances "
@@ -213,14 +211,14 @@ class JobHistory:
             )
 
     def _has_events(self, key: str, cut: Timestamp) -> bool:
-        """Return whether events follow a key before a cut: others of the same cluster time."""
+        """Return whether bronze has events after a key and before a cut."""
         if BRONZE not in self.logs:
             return False
         chosen = [("token", ">", key), ("token", "<", key_of(AtTime(cut)))]
         return any(rows.num_rows for rows in self.logs[BRONZE].rows(["token"], chosen))
 
     def _divided_by(self, key: str) -> str | None:
-        """Return the first token of the transactions that a key divides; None if there is none."""
+        """Return the first token of the transactions with events before and after a key, if any."""
         if BRONZE not in self.logs:
             return None
         time = cluster_time_of(key)
