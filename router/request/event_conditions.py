@@ -244,10 +244,11 @@ def _conjuncts(
     """Yield conditions whose conjunction is the whole condition, as small as they can be.
 
     A ``$nor`` holds if none of its operands does, so it is divided into one of the operands that
-    fit and one of the others, as mongos divides it.
+    fit and one of the others, as mongos divides it. An ``$or`` of one operand is that operand.
     """
     for name, value in condition.items():
-        if name == "$and" and _are_documents(value):
+        divided = _are_documents(value) and (name == "$and" or (name == "$or" and len(value) == 1))
+        if divided:
             for operand in value:
                 yield from _conjuncts(operand, fits)
         elif name == "$nor" and _are_documents(value):

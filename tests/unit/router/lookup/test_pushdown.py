@@ -119,6 +119,20 @@ RARE = unless_updated({"fullDocument.v": 1})
         ),
         ([{"$match": {"fullDocumentish": 1}}], [{"$match": {"fullDocumentish": 1}}], []),
         (
+            [{"$match": {"$or": [{"updateDescription.truncatedArrays": [], "fullDocument.v": 1}]}}],
+            [
+                {
+                    "$match": {
+                        "$and": [
+                            {"updateDescription.truncatedArrays": []},
+                            unless_updated({"fullDocument.v": 1}),
+                        ]
+                    }
+                }
+            ],
+            [{"$match": {"$or": [{"updateDescription.truncatedArrays": [], "fullDocument.v": 1}]}}],
+        ),
+        (
             [{"$match": {"$nor": [{"$expr": {"$ne": ["$ns.coll", "c"]}}, {"fullDocument.v": 1}]}}],
             [
                 conditions(
