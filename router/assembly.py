@@ -1,4 +1,4 @@
-"""The router as a process: assembly of its parts, start, drain and end."""
+"""The parts of one process of the router, put together: their start, drain and end."""
 
 import asyncio
 import signal

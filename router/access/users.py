@@ -102,9 +102,12 @@ class Users:
         while version != self._read_version:  # a reading of the others has left this user out
             version = self._read_version
             users = await self._read([name])
+        current = self._known(name)
+        if current is not None:  # another login was quicker, and may have newer rights
+            return current
         if name not in users:
             raise CommandError(ErrorCode.UserNotFound, f'User "{name}" not found')
-        user = self._known(name) or User(name)
+        user = User(name)
         _update(user, users[name])
         self._users[name] = user
         return user

@@ -12,8 +12,9 @@ import structlog
 from bson.timestamp import Timestamp
 from pymongo.errors import PyMongoError
 
-from router.catalog.shard_list import CONFIG, ShardList, ShardListReader
+from router.catalog.shard_list import ShardList, ShardListReader
 from router.catalog.wire_versions import WireVersions
+from router.request.shard_commands import CONFIG
 from router.stream_settings import StreamSettings
 from router.tasks.owned_tasks import AwaitedTasks
 from shard_client.backoff import Backoff

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import structlog
 from bson.timestamp import Timestamp
@@ -23,9 +23,6 @@ from shard_client.errors import (
 from shard_client.wire.connection import Connection
 
 log = structlog.get_logger()
-
-CONFIG: Final = "config"
-"""The target that is the config server (docs/protocol.md#sharded-cluster)."""
 
 _MOST_SHARDS = 100_000
 

@@ -1,4 +1,4 @@
-"""The commands, and the call of one: its client and its document."""
+"""The call of a command: its client and its document."""
 
 from collections.abc import Mapping
 from contextlib import suppress

@@ -1,4 +1,4 @@
-"""The open client connections, counted in all and by client."""
+"""The limit on open client connections, in all and by client."""
 
 from collections import Counter
 from collections.abc import Sequence

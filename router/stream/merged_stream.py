@@ -6,7 +6,7 @@ from contextlib import suppress
 from bson.errors import InvalidBSON
 from bson.timestamp import Timestamp
 
-from router.catalog.shard_list import CONFIG
+from router.request.shard_commands import CONFIG
 from router.request.stream_request import StreamRequest
 from router.stream.event_log import EventLog
 from router.stream.merger import FIRST_EVENT, MergedRemote, MergeOrderError, Merger

@@ -167,7 +167,8 @@ class TableCommits:
         is_first = not self._appended  # of the tables that have each batch
         upsert = Upsert(changes, batch, self._table(QUARANTINE), scope, is_first)
         self._current.apply_staged(spark, upsert)
-        remove_interrupted(self._current.address, self.epoch)  # what failed tasks have staged
+        with self._current.log.clean_up():  # of what failed tasks have staged
+            remove_interrupted(self._current.address, self.epoch)
         self._keep_columns(self._current.form)
 
     def _keep_columns(self, form: TableForm) -> None:

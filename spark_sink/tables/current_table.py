@@ -255,8 +255,10 @@ class CurrentTable:
             plan = self._plan(spark, upsert)
             self._commit(upsert, plan, self._merge(spark, upsert, plan))
             if upsert.changes.ddl:
-                remove_changes(self.address, plan.changes.groups)
-        remove_changes(self.address, upsert.changes.groups)
+                with self.log.clean_up():
+                    remove_changes(self.address, plan.changes.groups)
+        with self.log.clean_up():
+            remove_changes(self.address, upsert.changes.groups)
 
     def _plan(self, spark: SparkSession | None, upsert: Upsert) -> Plan:
         """Return what a batch changes. Tasks stage the rows that its DDL events move."""

@@ -247,7 +247,7 @@ def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
 
 
 def remove_interrupted(address: str, epoch: int = 0) -> None:
-    """Remove what starts with an epoch up to this one have staged, before this start stages more.
+    """Remove what starts with an epoch up to this one have staged, while this one stages nothing.
 
     An earlier start may still be running, but it cannot commit any more. Raises OSError.
     """
