@@ -233,7 +233,8 @@ def test_oplogs_that_roll_over_are_told_and_no_event_is_lost_in_silence() -> Non
                 cluster.roll_over()
                 orders.update_many({}, {"$inc": {"n": 1}})
                 query.until(lambda query=query: "snapshotEnd" in query.kinds(), "its end")
-                with pytest.raises(HistoryLostError, match="the snapshot took longer"):
+                # A batch in between is empty if the shard answers late: then it is the usual error.
+                with pytest.raises(HistoryLostError, match="history lost: "):
                     query.until(lambda: False, "the stream")
                 ends.append(query.offset)
         for mode, end in zip(modes, ends, strict=True):
