@@ -1,16 +1,11 @@
 """A client's own connection to another server, over which messages are relayed one to one."""
 
 import asyncio
-from collections.abc import (
-    AsyncGenerator,
-    Mapping,
-)
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import aclosing
 from typing import Any, Protocol
 
-from shard_client.errors import (
-    NetworkError,
-)
+from shard_client.errors import NetworkError
 from shard_client.wire.connection import Address, Connection
 
 

@@ -8,10 +8,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.request.accepted import (
-    CHANGE_STREAM,
-    stage_name,
-)
+from router.request.accepted import CHANGE_STREAM, stage_name
 from router.request.event_conditions import early_part
 from router.request.start import STARTS
 from router.request.stream_request import StreamRequest

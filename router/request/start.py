@@ -6,10 +6,7 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.request.accepted import (
-    client_token,
-    refusal,
-)
+from router.request.accepted import client_token, refusal
 from shard_client.bson.resume_token import ResumeToken
 from shard_client.errors import CommandError, ErrorCode
 

@@ -251,14 +251,13 @@ class CurrentTable:
         `spark` the work is done in this process. Raises StreamError if another writer was faster,
         and OSError.
         """
+        staged = [*upsert.changes.groups]
         if upsert.batch is None or not self.log.has(upsert.batch):
             plan = self._plan(spark, upsert)
             self._commit(upsert, plan, self._merge(spark, upsert, plan))
-            if upsert.changes.ddl:
-                with self.log.clean_up():
-                    remove_changes(self.address, plan.changes.groups)
+            staged += plan.changes.groups  # DDL events have had some staged anew
         with self.log.clean_up():
-            remove_changes(self.address, upsert.changes.groups)
+            remove_changes(self.address, staged)
 
     def _plan(self, spark: SparkSession | None, upsert: Upsert) -> Plan:
         """Return what a batch changes. Tasks stage the rows that its DDL events move."""
