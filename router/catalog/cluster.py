@@ -81,7 +81,7 @@ class Cluster:
         wall: Callable[[], float] = time.time,
         access: Access = OPEN,
     ) -> None:
-        name, _hosts = parse_hosts(seeds)
+        name, hosts = parse_hosts(seeds)
         self.sharded = sharded
         self.catalog = CONFIG if sharded else name
         """The target that has the users and the keys of cluster times."""
@@ -94,8 +94,8 @@ class Cluster:
         )
         self.clock = ClusterClock(wall)
         self.wall = wall
-        self._sets: dict[str, ReplicaSet] = {}
-        self._hosts: dict[str, str] = {}
+        self._sets: dict[str, ReplicaSet] = {self.catalog: self._factory(name, hosts)}
+        self._hosts = {self.catalog: seeds}
         """Host strings by target: of the shards, and of the config server even if it is none."""
         self.known_shards: Set[str] = frozenset() if sharded else {name}
         """The ids of the shards in the latest shard list that was read."""
@@ -106,7 +106,6 @@ class Cluster:
         self._list = ShardListReader(
             partial(self.lend, CONFIG), self.clock, self._settings, self._adopt
         )
-        self._follow(self.catalog, seeds)
 
     async def shards(self, timeout: float | None = None) -> ShardList:
         """Return the shard list, read after this call; concurrent callers share one read.
@@ -195,13 +194,16 @@ class Cluster:
         """Return the replica set that serves ``target`` according to the latest shard list.
 
         ``host`` serves a target that is not in the list. It is a different object after the shard
-        has moved to other hosts. Raises CommandError (70 ShardNotFound).
+        has moved to other hosts. Raises CommandError: 70 ShardNotFound; 6 HostUnreachable, the set
+        cannot be monitored now.
         """
-        if target not in self._sets:
-            if host is None:
-                raise CommandError(ErrorCode.ShardNotFound, f"Shard {target} not found")
+        if target not in self._sets and host is not None:
             self._follow(target, host)
-        return self._sets[target]
+        if target in self._sets:
+            return self._sets[target]
+        if host is None and target not in self.known_shards:
+            raise CommandError(ErrorCode.ShardNotFound, f"Shard {target} not found")
+        raise CommandError(ErrorCode.HostUnreachable, f"Shard {target} cannot be monitored")
 
     def distrust(self, target: str, address: Address) -> None:
         """Let no connection to ``target`` lead to this member before a hello has shown its role."""
@@ -251,18 +253,21 @@ class Cluster:
         self.known_shards = listed.hosts.keys()
 
     def _follow(self, target: str, host: str) -> None:
-        """Monitor the replica set of ``target``; replace it if ``host`` has other members."""
+        """Monitor the replica set of ``target``; replace it if ``host`` has other members.
+
+        What cannot be monitored is logged, and tried again with the next list. Raises ValueError
+        for an invalid host string.
+        """
         name, seeds = parse_hosts(host)
         followed = self._sets.get(target)
-        if followed is None:
-            self._sets[target] = self._factory(name, seeds)
-        elif followed.name != name or not set(followed.hosts) >= set(seeds):
+        if followed is None or followed.name != name or not set(followed.hosts) >= set(seeds):
             try:
                 self._sets[target] = self._factory(name, seeds)
             except (PyMongoError, OSError, ValueError) as error:  # it reads the certificates
-                log.error("cannot connect for monitoring", set=name, error=str(error))
+                log.warning("cannot connect for monitoring", set=name, error=str(error))
                 return
-            self._closing.start(followed.close(), "close a monitor")
+            if followed is not None:
+                self._closing.start(followed.close(), "close a monitor")
         self._hosts[target] = host
 
     def _forget(self, target: str) -> None:

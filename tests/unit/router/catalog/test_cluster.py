@@ -6,6 +6,7 @@ from contextlib import AbstractAsyncContextManager
 
 import pytest
 from bson import Timestamp
+from structlog.testing import capture_logs
 
 from router.catalog import upstream
 from router.catalog.cluster import Cluster, MemberDialer
@@ -13,7 +14,7 @@ from router.catalog.upstream import CatalogPrimary
 from router.limits.memory import Holding, Memory
 from router.lookup.upstream_reads import Result, UpstreamReads
 from router.stream_settings import StreamSettings
-from shard_client.errors import CommandError, WrongServerError
+from shard_client.errors import CommandError, WrongServerError, is_resumable
 from shard_client.wire.connection import Connection
 from tests.doubles.probed_replica_set import ProbedReplicaSet
 from tests.doubles.scripted_member import ScriptedMember
@@ -128,6 +129,36 @@ async def test_a_shard_keeps_its_monitor_if_a_new_one_cannot_be_made(
     assert made == ["rs0"]
     await cluster.close()
     await member.stop()
+
+
+@pytest.mark.parametrize("error", [FileNotFoundError("no file"), ValueError("no certificate")])
+async def test_a_new_shard_without_a_monitor_is_waited_for_and_the_others_are_served(
+    config: ScriptedMember, error: Exception
+) -> None:
+    refused = True
+
+    def make(name: str, seeds: tuple[tuple[str, int], ...]) -> ProbedReplicaSet:
+        if refused and name == "rs1":
+            raise error
+        return ProbedReplicaSet(name, seeds)
+
+    cluster = Cluster(config.host, LIMITS, replica_set=make)
+    members = [await ScriptedMember(name).start() for name in ("rs0", "rs1")]
+    config.documents["shards"] = [{"_id": each.set_name, "host": each.host} for each in members]
+    with capture_logs() as lines:
+        listed = await cluster.shards()
+    assert list(listed.hosts) == ["rs0", "rs1"]
+    assert [line["log_level"] for line in lines] == ["warning"]
+    await cluster.command("rs0", "admin", {"ping": 1}, PATIENCE)
+    for host in (members[1].host, None):
+        with pytest.raises(CommandError) as failure:
+            cluster.replica_set("rs1", host)
+        assert is_resumable(failure.value)
+    refused = False
+    await cluster.command("rs1", "admin", {"ping": 1}, PATIENCE)
+    await cluster.close()
+    for member in members:
+        await member.stop()
 
 
 async def test_a_config_server_can_be_a_shard(config: ScriptedMember, cluster: Cluster) -> None:
