@@ -15,7 +15,7 @@ import structlog
 from bson.objectid import ObjectId
 
 from router.access.login import AccessControl
-from router.admin.router_status import LAG_BOUNDS, collect_own, measure_lag
+from router.admin.router_status import collect_own
 from router.admin.server import admin_port
 from router.allocator import keep_slack_small
 from router.catalog.cluster import Cluster, ReplicaSetFactory
@@ -24,7 +24,6 @@ from router.catalog.upstream import CatalogPrimary, UpstreamMongos, parse_upstre
 from router.catalog.version import ClusterVersion
 from router.commands.serving_process import (
     NOW,
-    AdminMeasures,
     ServerDescription,
     ServingProcess,
     StartOptions,
@@ -34,7 +33,7 @@ from router.config.tracing import SpanExport
 from router.cursors.registry import CursorRegistry
 from router.feed.feed import MOST_CLIENTS, FeedPort
 from router.limits.client_limits import FOR_FEEDS, supported_connections
-from router.measures.sums import Histogram
+from router.measures.histogram import measure_lag
 from router.peers.peers import Peers
 from router.server.listener import Listener
 from router.stream.open_streams import OpenStreams
@@ -145,11 +144,11 @@ async def process_parts(
         cursors = _cursors(of_streams, peers, servers, access)
         owned.push_async_callback(cursors.close)
         tasks.run(keep_slack_small, cursors.memory, name="give back freed memory")
-        measures = None
+        checks = None
         if settings.net.admin.port is not None:
-            measures = AdminMeasures(ServerChecks(*servers), Histogram(LAG_BOUNDS))
-            owned.push_async_callback(measures.checks.close)
-            tasks.run(measure_lag, measures.lag)
+            checks = ServerChecks(*servers)
+            owned.push_async_callback(checks.close)
+            tasks.run(measure_lag, cursors.loads.loop_lag)
         fail_points = None
         if settings.process.test_commands:
             from router.commands.fail_points import FailPoints  # no other router loads them
@@ -164,7 +163,7 @@ async def process_parts(
             peers=peers,
             options=_options(settings, arguments),
             server=server,
-            measures=measures,
+            checks=checks,
             fail_points=fail_points,
             now=now,
         )

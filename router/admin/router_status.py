@@ -1,15 +1,14 @@
 """The router's status: where the admin port gets it, and what follows from it."""
 
-import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import inf
-from typing import Any, Final
+from typing import Any
 
 from router.commands.process_status import process_status
 from router.commands.serving_process import ServingProcess
-from router.measures.sums import Histogram, sum_statuses
+from router.measures.sums import sum_statuses
 from router.request.shard_commands import CONFIG
 
 
@@ -105,18 +104,3 @@ Collect = Callable[[bool], Awaitable[RouterStatus]]
 async def collect_own(process: ServingProcess, details: bool) -> RouterStatus:
     """Return the status of a router that is a single process, as ``Collect``."""
     return RouterStatus([await process_status(process, details=details, checks=True)], 1)
-
-
-LAG_BOUNDS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5)
-"""Upper bounds of the buckets of ``measure_lag`` in seconds; the last bucket has none."""
-
-_LAG_INTERVAL: Final = 0.25
-
-
-async def measure_lag(histogram: Histogram) -> None:
-    """Record the event loop's lag, how late a timer runs, four times a second, until cancelled."""
-    loop = asyncio.get_running_loop()
-    while True:
-        due = loop.time() + _LAG_INTERVAL
-        await asyncio.sleep(_LAG_INTERVAL)
-        histogram.record(max(0.0, loop.time() - due))

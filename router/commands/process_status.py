@@ -73,10 +73,10 @@ async def process_status(process: ServingProcess, *, details: bool, checks: bool
         "cpuTime": time.process_time(),
         "residentBytes": resident_bytes(),
         "unwrittenLogLines": RECENT.unwritten,
-        "loopLag": None if process.measures is None else process.measures.lag.to_document(),
+        "loopLag": cursors.loads.loop_lag.to_document(),
     }
-    if checks and process.measures is not None:
-        status["checks"] = list(map(asdict, await process.measures.checks.results()))
+    if checks and process.checks is not None:
+        status["checks"] = list(map(asdict, await process.checks.results()))
     if details:
         status["streams"] = streams
         status["failures"] = list(RECENT.failures)

@@ -19,7 +19,6 @@ from router.commands.reply_bodies import without_state_change
 from router.commands.topology_version import TopologyVersion
 from router.cursors.registry import CursorRegistry
 from router.limits.client_limits import ClientLimits
-from router.measures.sums import Histogram
 from router.peers.peers import Peers
 from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed
@@ -92,14 +91,6 @@ class ServerDescription:
             self.topology.advance()
 
 
-@dataclass(frozen=True, slots=True)
-class AdminMeasures:
-    """What is measured for the admin port alone: checks of servers, and the event loop's lag."""
-
-    checks: ServerChecks
-    lag: Histogram
-
-
 @dataclass(slots=True)
 class ServingProcess:
     """A process of the router that serves clients, as its commands see it.
@@ -112,7 +103,7 @@ class ServingProcess:
         certificates: the router's certificates; None without TLS.
         peers: the other workers of this router, if there are any.
         jobs: what running jobs have reported.
-        measures: None without an admin port.
+        checks: those of the servers; None without an admin port.
         fail_points: switches for drivers' tests; None without ``enableTestCommands``.
         now: the wall clock.
     """
@@ -127,7 +118,7 @@ class ServingProcess:
     server: ServerDescription = field(default_factory=ServerDescription)
     counters: Counters = field(default_factory=Counters)
     jobs: JobReports = field(default_factory=JobReports)
-    measures: AdminMeasures | None = None
+    checks: ServerChecks | None = None
     fail_points: "FailPoints | None" = None
     now: Callable[[], datetime] = NOW
 

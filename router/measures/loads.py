@@ -1,12 +1,12 @@
 """What the streams of a process cost and deliver: commands and events by member, and delays."""
 
 from dataclasses import asdict, dataclass
-from typing import Any, Final
+from typing import Any
 
 from bson.int64 import Int64
 from pydantic.alias_generators import to_camel
 
-from router.measures.sums import Histogram
+from router.measures.histogram import Histogram
 
 
 @dataclass(slots=True)
@@ -35,24 +35,20 @@ class MemberLoad:
         return {to_camel(name): Int64(count) for name, count in asdict(self).items()}
 
 
-TIME_BOUNDS: Final = (
-    0.0001, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0, 30.0,
-)  # fmt: skip
-"""Upper bounds in seconds of the buckets of both histograms."""
-
-
 class MemberLoads:
     """The load of each shard and of the config server, by target.
 
     ``delivered`` and ``delivered_bytes`` count the events that all clients have received.
     ``low_watermark_waits`` are the times for which events waited for the low watermark, one for
     each batch of a shard that was held back or released; ``reply_delays`` the times from the
-    release of events until a client that waits for them continues.
+    release of events until a client that waits for them continues. ``loop_lag`` is that of the
+    process's event loop.
     """
 
     def __init__(self) -> None:
-        self.low_watermark_waits = Histogram(TIME_BOUNDS)
-        self.reply_delays = Histogram(TIME_BOUNDS)
+        self.low_watermark_waits = Histogram()
+        self.reply_delays = Histogram()
+        self.loop_lag = Histogram()
         self.delivered = 0
         self.delivered_bytes = 0
         self.by_target: dict[str, MemberLoad] = {}

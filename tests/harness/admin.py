@@ -12,11 +12,9 @@ from typing import Any, NamedTuple, cast
 
 from bson.timestamp import Timestamp
 
-from router.admin.router_status import LAG_BOUNDS, collect_own
+from router.admin.router_status import collect_own
 from router.admin.server import AdminServer
 from router.commands.job_reports import JobReport
-from router.commands.serving_process import AdminMeasures
-from router.measures.sums import Histogram
 from router.tls.handshake import Handshakes
 from shard_client.wire.connection_pool import PoolCounts
 from tests.doubles.fake_clusters import FixedChecks
@@ -107,8 +105,7 @@ class FixedCertificates:
 
 def fixed_checks(made: Facade) -> FixedChecks:
     """Return the checks of a watched facade, to change what they find."""
-    assert made.process.measures is not None
-    return cast(FixedChecks, made.process.measures.checks)
+    return cast(FixedChecks, made.process.checks)
 
 
 @asynccontextmanager
@@ -116,8 +113,7 @@ async def watched_facade(**fields: Any) -> AsyncIterator[Facade]:
     """Return a facade with one stream on two shards, of which north is behind."""
     checks: Any = FixedChecks(NOW - 3600)
     certificates: Any = FixedCertificates()
-    measures = AdminMeasures(checks, Histogram(LAG_BOUNDS))
-    shown = {"measures": measures, "certificates": certificates}
+    shown = {"checks": checks, "certificates": certificates}
     async with facade(**{**shown, **fields}) as made:
         made.cursors.described = [
             stream(

@@ -11,12 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from router import allocator
-from router.admin.router_status import LAG_BOUNDS, measure_lag
 from router.allocator import collect_less_often, keep_freed_memory, keep_slack_small
 from router.config.security import HIDDEN
 from router.config.settings import load_settings
 from router.limits.memory import Memory
-from router.measures.sums import Histogram
+from router.measures.histogram import BOUNDS, Histogram, measure_lag
 from router.process import run_until_signalled
 from tests.harness.until import until
 
@@ -81,12 +80,12 @@ async def test_the_options_are_logged_without_passwords(monkeypatch: pytest.Monk
 
 
 async def test_a_blocked_loop_is_measured() -> None:
-    lag = Histogram(LAG_BOUNDS)
+    lag = Histogram()
     measuring = asyncio.create_task(measure_lag(lag))
     await asyncio.sleep(0)
     time.sleep(0.3)  # noqa: ASYNC251 (the loop has to stand still)
     await until(lambda: sum(lag.counts) > 0)
     measuring.cancel()
     assert lag.total >= 0.04
-    late = [count for bound, count in zip(LAG_BOUNDS, lag.counts, strict=False) if bound <= 0.025]
+    late = [count for bound, count in zip(BOUNDS, lag.counts, strict=False) if bound <= 0.025]
     assert sum(late) < sum(lag.counts)

@@ -6,7 +6,8 @@ from typing import Any
 from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
-from router.measures.sums import Histogram, sum_statuses
+from router.measures.histogram import Histogram
+from router.measures.sums import sum_statuses
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 
@@ -80,10 +81,14 @@ def test_a_single_status_is_returned_unchanged() -> None:
 
 
 def test_measurements_are_counted_by_their_bucket() -> None:
-    histogram = Histogram((0.001, 0.01))
+    histogram = Histogram()
     for seconds in (0.0, 0.001, 0.0011, 3.0):
         histogram.record(seconds)
-    assert histogram.to_document() == {
-        "counts": {"0.001": 2, "0.01": 1, "+Inf": 1},
-        "total": 3.0021,
+    document = histogram.to_document()
+    assert {bound: count for bound, count in document["counts"].items() if count} == {
+        "0.0001": 1,
+        "0.001": 1,
+        "0.0025": 1,
+        "5.0": 1,
     }
+    assert document["total"] == 3.0021
