@@ -6,7 +6,7 @@ from contextlib import ExitStack
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
-from router.limits.cursor_admission import Ticket
+from router.limits.cursor_admission import Admitted
 from router.lookup.completing_reader import CompletingReader
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
@@ -57,7 +57,7 @@ class MergedCursor:
         namespace: str,
         owner: Owner,
         reader: ClientReader | CompletingReader,
-        ticket: Ticket,
+        admitted: Admitted,
         *,
         user: CursorUser | None = None,
         api: str = "{}",
@@ -76,7 +76,7 @@ class MergedCursor:
         self._client_reader = (
             reader.client_reader if isinstance(reader, CompletingReader) else reader
         )
-        self._ticket = ticket
+        self._admitted = admitted
 
     @property
     def running_stream(self) -> RunningStream | None:
@@ -156,13 +156,13 @@ class MergedCursor:
         return batch
 
     def close(self, reason: CommandError | None = None) -> None:
-        """Stop reading and give the ticket back; idempotent.
+        """Stop reading, and let another cursor be admitted; idempotent.
 
         Pending and later ``next_batch`` calls fail at once with ``reason`` (default: 237). Remotes
         without other readers are closed soon.
         """
         killed = CommandError(ErrorCode.CursorKilled, "operation was interrupted")
         with ExitStack() as closing:
-            closing.callback(self._ticket.end)
+            closing.callback(self._admitted.close)
             closing.callback(self._reader.close)
             self._reader.interrupt(reason or killed)

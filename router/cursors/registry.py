@@ -86,12 +86,12 @@ class CursorRegistry:
         if self._closed:
             raise shutting_down(_QUIESCES)
         quota = Quota(owner.client, owner.user)
-        ticket = self.admission.admit_cursor(quota, request_bytes)
+        admitted = self.admission.admit_cursor(quota, request_bytes)
         with ExitStack() as closing:
-            closing.callback(ticket.end)
+            closing.callback(admitted.close)
             reader = await self._open_reader(request, quota)
             cursor = MergedCursor(
-                self._new_id(), request.namespace, owner, reader, ticket, user=user, api=api
+                self._new_id(), request.namespace, owner, reader, admitted, user=user, api=api
             )  # fmt: skip
             closing.callback(cursor.close)
             first = cursor.first_batch()

@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import ExitStack
 from heapq import nlargest
 from operator import itemgetter
 from typing import Any, Final, Literal, NamedTuple, get_args
 
 from bson.int64 import Int64
 
-from router.limits.memory import LEAST_BATCH, NEEDS, Holding, Memory
+from router.limits.memory import LEAST_BATCH, NEEDS, Memory
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError, ErrorCode
 
@@ -41,48 +42,11 @@ class Quota(NamedTuple):
 
 
 NOBODY: Final = Quota()
+"""What counts all cursors, or all streams."""
 
 
-class OpenCounts:
-    """The number of open cursors, or of open streams: of all, of each client and of each user."""
-
-    def __init__(self) -> None:
-        self._counts: Counter[Quota] = Counter()
-
-    def count(self, *, client: str | None = None, user: str | None = None) -> int:
-        """Return the number of a client or a user; of all, if neither is given."""
-        return self._counts[Quota(client, user)]
-
-    def add(self, quota: Quota, number: int) -> None:
-        """Add to the numbers to which ``quota`` is charged."""
-        for charged in {NOBODY, Quota(client=quota.client), Quota(user=quota.user)}:
-            self._counts[charged] += number
-            if not self._counts[charged]:
-                del self._counts[charged]
-
-    @property
-    def users(self) -> set[str]:
-        """The users that have some."""
-        return {quota.user for quota in self._counts if quota.user is not None}
-
-
-class Ticket:
-    """The right to keep a cursor or stream open; ``end`` returns it and is idempotent."""
-
-    def __init__(self, opened: OpenCounts, quota: Quota, held: Holding | None = None) -> None:
-        self._open = opened
-        self._quota = quota
-        self._held = held
-        self._ended = False
-        opened.add(quota, 1)
-
-    def end(self) -> None:
-        """Return the right, so that another cursor or stream can be admitted."""
-        if not self._ended:
-            self._ended = True
-            self._open.add(self._quota, -1)
-            if self._held is not None:
-                self._held.size = 0
+Admitted = ExitStack
+"""An open cursor or stream; ``close`` lets another one be admitted, and is idempotent."""
 
 
 class Admission:
@@ -97,8 +61,8 @@ class Admission:
     def __init__(self, settings: StreamSettings, memory: Memory) -> None:
         self._settings = settings
         self._memory = memory
-        self._cursors = OpenCounts()
-        self._streams = OpenCounts()
+        self._cursors: Counter[Quota] = Counter()
+        self._streams: Counter[Quota] = Counter()
         # With zeros, since a metric that begins with its first count hides it from increase().
         self.refused = Counter[str](dict.fromkeys(get_args(Limiting), 0))
         """Number of refusals by the parameter that caused them."""
@@ -106,30 +70,31 @@ class Admission:
     @property
     def streams(self) -> int:
         """Streams that are open or being opened."""
-        return self._streams.count()
+        return self._streams[NOBODY]
 
-    def admit_cursor(self, quota: Quota, request_bytes: int = 0) -> Ticket:
+    def admit_cursor(self, quota: Quota, request_bytes: int = 0) -> Admitted:
         """Admit one more cursor of ``quota``, whose request is kept. Raises CommandError (365)."""
-        settings, count, (client, user) = self._settings, self._cursors.count, quota
-        self._check(count(), settings.max_cursors, "maxCursors", "cursors are open")
+        settings, open_, (client, user) = self._settings, self._cursors, quota
+        self._check(open_[NOBODY], settings.max_cursors, "maxCursors", "cursors are open")
         if client is not None:
             most, what = settings.max_cursors_per_client, f"cursors of {client} are open"
-            self._check(count(client=client), most, "maxCursorsPerClient", what)
+            self._check(open_[Quota(client=client)], most, "maxCursorsPerClient", what)
         if user is not None:
             most, what = settings.max_cursors_per_user, f"cursors of the user {user} are open"
-            self._check(count(user=user), most, "maxCursorsPerUser", what)
+            self._check(open_[Quota(user=user)], most, "maxCursorsPerUser", what)
         size = _HELD_PER_BYTE * request_bytes
         if size < LEAST_BATCH:
-            return Ticket(self._cursors, quota)
+            return _counted(self._cursors, quota)
         for parameter, charged, memory in self._budgets(quota):
             if memory.held + size > memory.limit:
                 reason = f"cursors are open, which leaves no memory for a request of {size} bytes"
-                self._refuse(count(user=charged), parameter, reason)
-        held = Holding(self._memory.of(user))
-        held.size = size
-        return Ticket(self._cursors, quota, held)
+                self._refuse(open_[Quota(user=charged)], parameter, reason)
+        admitted, memory = _counted(self._cursors, quota), self._memory.of(user)
+        memory.add(held=size)
+        admitted.callback(memory.add, held=-size)
+        return admitted
 
-    def admit_stream(self, quota: Quota, remotes: int) -> Ticket:
+    def admit_stream(self, quota: Quota, remotes: int) -> Admitted:
         """Admit one more stream for ``quota``; each stream has cursors on ``remotes`` members.
 
         Raises CommandError (365).
@@ -137,7 +102,7 @@ class Admission:
         for bound in self._stream_bounds(quota):
             self._check(*bound)
         for parameter, user, memory in self._budgets(quota):
-            streams = self._streams.count(user=user)
+            streams = self._streams[Quota(user=user)]
             if streams and self._too_many((streams + 1) * remotes + memory.lookups, memory):
                 by = "are open" if user is None else f"were opened by the user {user}"
                 reason = (
@@ -145,7 +110,7 @@ class Admission:
                     f"from {remotes} members"
                 )
                 self._refuse(streams, parameter, reason)
-        return Ticket(self._streams, quota)
+        return _counted(self._streams, quota)
 
     def streams_left(self, quota: Quota) -> int:
         """Return how many more streams the limits of their number allow ``quota``."""
@@ -157,7 +122,7 @@ class Admission:
         Each open stream has cursors on ``remotes`` members. Raises CommandError (365).
         """
         for parameter, user, memory in self._budgets(quota):
-            holders = self._streams.count(user=user) * remotes + memory.lookups + 1
+            holders = self._streams[Quota(user=user)] * remotes + memory.lookups + 1
             if memory.lookups and self._too_many(holders, memory):
                 whose = "" if user is None else f" of the user {user}"
                 reason = f"cursors{whose} look documents up, which leaves no memory for another one"
@@ -172,27 +137,34 @@ class Admission:
         shares: Iterator[dict[str, Any]] = (
             {
                 "user": user,
-                "cursors": cursors.count(user=user),
-                "streams": streams.count(user=user),
+                "cursors": cursors[Quota(user=user)],
+                "streams": streams[Quota(user=user)],
                 "heldBytes": Int64(self._memory.of(user).held),
             }
-            for user in cursors.users | streams.users
+            for user in {charged.user for charged in (*cursors, *streams)} - {None}
         )
         return nlargest(most, shares, key=itemgetter("heldBytes"))
 
     def _stream_bounds(self, quota: Quota) -> Iterator[tuple[int, int, Limiting, str]]:
         """Yield each limit as the number of streams, their maximum, its parameter, and a text."""
-        settings, count, (client, user) = self._settings, self._streams.count, quota
+        settings, open_, (client, user) = self._settings, self._streams, quota
         different = "different change streams"
-        yield count(), settings.max_streams, "maxStreams", f"{different} are open"
+        yield open_[NOBODY], settings.max_streams, "maxStreams", f"{different} are open"
         if client is not None:
             by = f"{different} were opened by {client}"
-            yield count(client=client), settings.max_streams_per_client, "maxStreamsPerClient", by
+            most = settings.max_streams_per_client
+            yield open_[Quota(client=client)], most, "maxStreamsPerClient", by
         if user is not None:
             by = f"{different} were opened by the user {user}"
-            yield count(user=user), settings.max_streams_per_user, "maxStreamsPerUser", by
+            most = settings.max_streams_per_user
+            yield open_[Quota(user=user)], most, "maxStreamsPerUser", by
         what = f"{different} are open, each with a connection to every shard"
-        yield count(), settings.streams_by_connections, "ShardingTaskExecutorPoolMaxSize", what
+        yield (
+            open_[NOBODY],
+            settings.streams_by_connections,
+            "ShardingTaskExecutorPoolMaxSize",
+            what,
+        )
 
     def _budgets(self, quota: Quota) -> Iterator[tuple[Limiting, str | None, Memory]]:
         """Yield the budgets of memory that apply to ``quota``, each with its parameter and user."""
@@ -216,3 +188,19 @@ class Admission:
             f"too many change streams: {count} {what}; close some, or raise {parameter}",
             labels=_OVERLOAD_LABELS,
         )
+
+
+def _counted(counts: Counter[Quota], quota: Quota) -> Admitted:
+    """Count one more for all, for a client and for a user, until the result is closed."""
+    charged = {NOBODY, Quota(client=quota.client), Quota(user=quota.user)}
+    counts.update(charged)
+    admitted = Admitted()
+    admitted.callback(_uncount, counts, charged)
+    return admitted
+
+
+def _uncount(counts: Counter[Quota], charged: set[Quota]) -> None:
+    counts.subtract(charged)
+    for each in charged:
+        if not counts[each]:
+            del counts[each]

@@ -155,7 +155,7 @@ class OpenStreams:
     ) -> RunningStream:
         """Return a new stream with one reader added, once it is open. Raises CommandError."""
         self._check_not_closed()
-        ticket = self.admission.admit_stream(quota, self.cluster.targets)
+        admitted = self.admission.admit_stream(quota, self.cluster.targets)
         # A client that moves knows which invalidates its shards skip from where it is.
         if start_at is not None and (needed or not request.starts_after_invalidate):
             request = replace(request, start=start_at)
@@ -171,7 +171,9 @@ class OpenStreams:
             try:
                 merged = await self._locate(key, request, settings, needed)
                 self._check_not_closed()
-                stream = RunningStream(request, merged, resources, ticket, partial(self._gone, key))
+                stream = RunningStream(
+                    request, merged, resources, admitted, partial(self._gone, key)
+                )
                 identical = self._by_key.setdefault(key, [])
                 identical.append(stream)
                 if self._is_late(identical[0], start_at):
@@ -180,7 +182,7 @@ class OpenStreams:
                 return await self._enter(stream)
             except BaseException as error:
                 if stream is None:
-                    ticket.end()
+                    admitted.close()
                 if isinstance(error, CommandError) or not isinstance(error, Exception):
                     raise
                 log.error("opening broke", exc_info=error)

@@ -13,7 +13,7 @@ from bson.int64 import Int64
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
-from router.limits.cursor_admission import Ticket
+from router.limits.cursor_admission import Admitted
 from router.limits.memory import Holding
 from router.request.stream_request import StreamRequest
 from router.stream.fan_out import FanOut
@@ -44,7 +44,7 @@ class RunningStream:
     ``wait``. A batch of a remote is merged; then remotes are opened for shards that have joined,
     the next getMore is decided, and the readers for whom there are events now are woken.
 
-    ``ticket`` is returned once the remotes are closed. ``gone`` is called when no reader can enter
+    ``admitted`` is closed once the remotes are. ``gone`` is called when no reader can enter
     any more: run ``close`` then. Must be created in a running loop.
     """
 
@@ -53,7 +53,7 @@ class RunningStream:
         request: StreamRequest,
         merged: MergedStream,
         resources: StreamResources,
-        ticket: Ticket,
+        admitted: Admitted,
         gone: Callable[["RunningStream"], None],
     ) -> None:
         self.merged = merged
@@ -66,7 +66,7 @@ class RunningStream:
         self._loads = resources.loads
         self._settings = settings = resources.settings
         self._memory = Holding(resources.memory)
-        self._ticket = ticket
+        self._admitted = admitted
         self._gone = gone
         self._loop = asyncio.get_running_loop()
         self._held_back_since: float | None = None
@@ -166,7 +166,7 @@ class RunningStream:
             self.merged.close()
             await self._tasks.wait()
         finally:
-            self._ticket.end()
+            self._admitted.close()
 
     def enter(self) -> None:
         """Add a reader."""

@@ -4,7 +4,7 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.cursor import Owner
-from router.limits.cursor_admission import NOBODY, Admission, Quota, Ticket
+from router.limits.cursor_admission import NOBODY, Admission, Admitted, Quota
 from router.limits.memory import LEAST_BATCH, Holding, Memory
 from router.stream_settings import StreamSettings
 from shard_client.errors import CommandError
@@ -62,7 +62,7 @@ def test_a_third_beyond_a_limit_is_refused(
     admission = Admission(settings, memory)
     lookups = []
 
-    def admit(charged: Quota) -> Ticket | None:
+    def admit(charged: Quota) -> Admitted | None:
         if kind == "cursor":
             return admission.admit_cursor(charged)
         if kind == "stream":
@@ -91,8 +91,8 @@ def test_a_third_beyond_a_limit_is_refused(
     if first is None:
         lookups[0].add(lookups=-1)
     else:
-        first.end()
-        first.end()
+        first.close()
+        first.close()
     admit(quota)
 
 
@@ -160,10 +160,10 @@ def test_large_requests_of_open_cursors_stay_within_the_memory():
     assert failure.value.code == 365
     assert "userBufferBytes" in failure.value.message
     small, other = admission.admit_cursor(quota), admission.admit_cursor(Quota(), 100_000)
-    first.end()
+    first.close()
     again = admission.admit_cursor(quota, 100_000)
-    for ticket in (small, other, again):
-        ticket.end()
+    for admitted in (small, other, again):
+        admitted.close()
     assert memory.held == 0
 
 
