@@ -74,18 +74,18 @@ class AcceptingPort(OwnedTasks):
         handshakes: connects the sockets of clients that may use TLS; None without TLS.
         protocol: creates the protocol of a client, which calls the function that is given before
             ``_admits``: that ends the count of a handshake.
-        counts: counts the connections, and holds their limits.
+        limit: counts the connections, and refuses those beyond it.
     """
 
     def __init__(
         self,
         handshakes: Handshakes | None,
         protocol: Callable[[Callable[[], None]], asyncio.BaseProtocol],
-        counts: ConnectionLimit,
+        limit: ConnectionLimit,
     ) -> None:
         self._handshakes = handshakes
         self._protocol = protocol
-        self._counts = counts
+        self._limit = limit
         self._servers: list[asyncio.Server] = []
         self._handshaking = anyio.CancelScope()
         self._stopped = False
@@ -145,7 +145,7 @@ class AcceptingPort(OwnedTasks):
         It cuts a client beyond the limits, and one accepted in the loop's iteration of the stop.
         """
         now = asyncio.get_running_loop().time()
-        if not self._stopped and self._counts.admit(address, now):
+        if not self._stopped and self._limit.admit(address, now):
             return True
         transport.abort()
         return False
@@ -168,6 +168,6 @@ class AcceptingPort(OwnedTasks):
         """Count a client and connect it; an error here ends this client and not the port."""
         with connection, ExitStack() as counted:
             address = peer_address(connection)
-            if self._counts.admit(address, asyncio.get_running_loop().time()):
-                counted.callback(self._counts.release, address)
+            if self._limit.admit(address, asyncio.get_running_loop().time()):
+                counted.callback(self._limit.release, address)
                 await handshakes.connect(connection, lambda: self._protocol(counted.close))

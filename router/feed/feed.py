@@ -88,7 +88,7 @@ class FeedPort(AcceptingPort):
             log.exception("Unexpected error in a feed", client=lines.peer)
         finally:
             await lines.close()
-            self._counts.release(lines.address)
+            self._limit.release(lines.address)
 
     async def _answer(self, lines: FeedConnection) -> None:
         try:

@@ -57,10 +57,10 @@ class Listener(AcceptingPort):
         handshakes: Handshakes | None = None,
     ) -> None:
         limits = process.options.client_limits
-        counts = ConnectionLimit(limits.connections, limits.connections_per_client, limits.exempt)
+        limit = ConnectionLimit(limits.connections, limits.connections_per_client, limits.exempt)
         if for_workers:
-            counts = ConnectionLimit(sys.maxsize)
-        super().__init__(handshakes, self._stream, counts)
+            limit = ConnectionLimit(sys.maxsize)
+        super().__init__(handshakes, self._stream, limit)
         self._process = process
         self._for_workers = for_workers
         self._counters = Counters() if for_workers else process.counters
@@ -142,7 +142,7 @@ class Listener(AcceptingPort):
         try:
             self._begin(stream, address, peername, connection_id)
         except BaseException:
-            self._counts.release(address)
+            self._limit.release(address)
             stream.transport.abort()
             raise
 
@@ -184,7 +184,7 @@ class Listener(AcceptingPort):
             stream.serving = None
             self._connections.discard(connection)
             self._counters.connections -= 1
-            self._counts.release(address)
+            self._limit.release(address)
             self._log("Connection ended", 22944, connection.client)
 
     def _log(self, event: str, number: int, client: Client) -> None:

@@ -27,12 +27,12 @@ _RECENT = 1.0
 class ConnectionDispatcher:
     """Listens for all workers and hands each connection to the least loaded worker.
 
-    ``children`` are the workers that are ready, by number. ``counts`` counts the driver connections
-    of all workers, and holds their limits.
+    ``children`` are the workers that are ready, by number. ``limit`` counts the driver connections
+    of all workers.
     """
 
-    def __init__(self, counts: ConnectionLimit) -> None:
-        self._counts = counts
+    def __init__(self, limit: ConnectionLimit) -> None:
+        self._limit = limit
         self._listening: list[tuple[Port, socket.socket]] = []
         self.children: dict[int, Child] = {}
         self._some = asyncio.Event()
@@ -67,14 +67,14 @@ class ConnectionDispatcher:
         child = self.children.pop(number, None)
         if child is not None:
             for address in child.clients.values():
-                self._counts.release(address)
+                self._limit.release(address)
         if not self.children:
             self._some.clear()
 
     def release(self, child: Child, connection_id: int) -> None:
         """Count a connection of a worker no longer, if it is one of a driver."""
         if connection_id in child.clients:
-            self._counts.release(child.clients.pop(connection_id))
+            self._limit.release(child.clients.pop(connection_id))
 
     async def dispatch(self) -> None:
         """Distribute connections until cancelled; they wait while there is no worker."""
@@ -112,7 +112,7 @@ class ConnectionDispatcher:
         loads = taking or {number: child.load for number, child in children.items()}
         loop = asyncio.get_running_loop()
         address = peer_address(connection)
-        if kind == "driver" and not self._counts.admit(address, loop.time()):
+        if kind == "driver" and not self._limit.admit(address, loop.time()):
             return
         while loads:
             number = choose_worker(loads, self._recent, self._last)
@@ -129,4 +129,4 @@ class ConnectionDispatcher:
                 loop.call_later(_RECENT, self._recent.subtract, [number])
                 return
         if kind == "driver":
-            self._counts.release(address)
+            self._limit.release(address)

@@ -68,7 +68,7 @@ async def listening(settings: Tls, timeout: float = 10.0, **fields: Any) -> Asyn
 
 def waiting(router: Facade) -> int:
     """Return the number of handshakes that have not ended, in a test without other clients."""
-    return router.listener._counts.open
+    return router.listener._limit.open
 
 
 async def ping(port: int, context: ssl.SSLContext | None) -> Any:
