@@ -22,7 +22,6 @@ from router.stream.views import (
     LogPosition,
     Namespace,
     PartialView,
-    ViewsByFilter,
 )
 from shard_client.bson.values import STRING
 from shard_client.errors import CommandError, ErrorCode
@@ -140,9 +139,7 @@ class FanOut:
         positions = self._positions
         return {
             "readers": self.readers,
-            "filters": sum(
-                len(position.whole.views.index) for position in positions if position.whole
-            ),
+            "filters": sum(len(position.whole.index) for position in positions if position.whole),
             "namespaces": len(
                 [name for position in positions for name in position.incarnations if name]
             ),
@@ -170,7 +167,7 @@ class FanOut:
         try:
             incarnation = position.incarnation_of(namespace)
             part = PartialView(position, incarnation, chosen, floor)
-            incarnation.views.add(part)
+            incarnation.add(part)
         except Exception as error:
             # With a filter or a namespace that is half added, a view could lack events.
             self._fail(position, _unreadable(error))
@@ -187,8 +184,8 @@ class FanOut:
         part.failure = part.failure or _CLOSED
         self._share_memory()
         self.held_bytes -= part.log.memory
-        part.incarnation.views.remove(part)
-        if not part.incarnation.views:
+        part.incarnation.remove(part)
+        if not part.incarnation.by_identity:
             part.position.remove(part.incarnation)
         if not part.position and part.position in self._positions:
             self._positions.remove(part.position)
@@ -276,7 +273,7 @@ class FanOut:
         self.traffic.add(len(events), sum(map(len, events)))
         position.advance(events)
         if position.whole:
-            self._route(events, position.whole.views)
+            self._route(events, position.whole)
         if len(position.incarnations) > (position.whole is not None):
             for incarnation in self._assign(events, position):
                 self._deliver(position, incarnation)
@@ -300,17 +297,17 @@ class FanOut:
                     target = Namespace(database, _text(event, name))
                     concerned = [*concerned, *incarnations.get(target, ())]
             for incarnation in concerned:
-                incarnation.add(event, operation)
+                incarnation.take(event, operation)
                 met[incarnation] = None
         return list(met)
 
     def _deliver(self, position: LogPosition, incarnation: Incarnation) -> None:
         """Append the events that an incarnation has taken to the logs of its views."""
         incarnation.advance_to(position.low_watermark)
-        events = incarnation.take_events()
+        events = incarnation.taken()
         if events:
-            self._route(events, incarnation.views)
-            if not incarnation.views:
+            self._route(events, incarnation)
+            if not incarnation.by_identity:
                 # All have failed, and their readers may close them late.
                 position.remove(incarnation)
                 return
@@ -319,21 +316,21 @@ class FanOut:
         position.ending[incarnation] = None
         if incarnation.ended:
             position.remove(incarnation)
-            for view in incarnation.views:
+            for view in incarnation:
                 _notify(view)  # a filter may leave out the invalidate, but not the end
 
-    def _route(self, events: list[bytes], views: ViewsByFilter) -> None:
-        """Append events to the views whose filters let them through."""
+    def _route(self, events: list[bytes], incarnation: Incarnation) -> None:
+        """Append events to the views of an incarnation whose filters let them through."""
         allowances: defaultdict[int, Allowance] = defaultdict(Allowance)  # by event
-        for identity, passed in self._passed(events, views):
-            readers = views.by_identity[identity]
+        for identity, passed in self._passed(events, incarnation):
+            readers = incarnation.by_identity[identity]
             first = readers[0]
             if first.filter.projections:
                 try:
                     project = first.filter.project
                     passed = [project(event, allowances[id(event)]) for event in passed]
                 except TooLargeError as error:
-                    self._give_up(views, identity, error)
+                    self._give_up(incarnation, identity, error)
                     continue
             for view in readers[1:]:
                 self._append(view, list(passed))
@@ -342,27 +339,27 @@ class FanOut:
             self.traffic.add_passed(len(passed), size)
 
     def _passed(
-        self, events: list[bytes], views: ViewsByFilter
+        self, events: list[bytes], incarnation: Incarnation
     ) -> Iterator[tuple[bytes, list[bytes]]]:
         """Yield the identity of each filter with the events that it lets through."""
-        if b"" in views.by_identity:
+        if b"" in incarnation.by_identity:
             yield b"", list(events)
-        while len(views.index):
+        while len(incarnation.index):
             try:
-                yield from views.index.route(events)
+                yield from incarnation.index.route(events)
             except TooLargeError as error:
                 if not error.owners:
                     raise
-                for identity in [name for name in views.by_identity if name in error.owners]:
-                    self._give_up(views, identity, error)
+                for identity in [name for name in incarnation.by_identity if name in error.owners]:
+                    self._give_up(incarnation, identity, error)
             else:
                 break
 
-    def _give_up(self, views: ViewsByFilter, identity: bytes, error: TooLargeError) -> None:
+    def _give_up(self, incarnation: Incarnation, identity: bytes, error: TooLargeError) -> None:
         """End the views whose filter would have to look at too much of an event."""
         failure = CommandError(ErrorCode.TemporarilyUnavailable, str(error))
-        for view in list(views.by_identity.get(identity, ())):
-            views.remove(view)
+        for view in list(incarnation.by_identity.get(identity, ())):
+            incarnation.remove(view)
             view.failure = failure
             _notify(view)
 

@@ -146,27 +146,36 @@ View = MergedStream | PartialView
 """What a client reads: all events of a merged stream, from the stream's own log, or a part."""
 
 
-class ViewsByFilter:
-    """Views by the identities of their filters, which are found through an index.
+class Incarnation:
+    """One life of a namespace: its events up to the invalidate, and the views that end with it.
 
-    Views without a filter have the identity b"" and are not in the index.
+    ``namespace`` None means all events: such views end with the merged stream. ``end`` is the sort
+    key and the token of the invalidate once its cause has arrived. On several shards a collection
+    is dropped by an event each, with equal or different tokens: all events up to the first
+    invalidate belong to the incarnation, and all invalidates with its token. Once ``ended`` it
+    takes no events. Views are found by the identities of their filters, and these by the ``index``;
+    views without a filter have the identity b"", and are not in the index.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, namespace: Namespace | None) -> None:
+        self.namespace = namespace
         self.index: FilterIndex[bytes] = FilterIndex()
         self.by_identity: dict[bytes, list[PartialView]] = {}
         """The views by the identity of their filter; none of the lists is empty."""
+        self.end: KeyedToken | None = None
+        self.ended = False
+        self.of_database = namespace is not None and namespace.collection is None
+        self._ending_operations = _END_A_DATABASE if self.of_database else _END_A_COLLECTION
+        self._events: list[bytes] = []
+        self._invalidates: list[bytes] = []
 
     def __iter__(self) -> Iterator[PartialView]:
         """All views."""
         return chain.from_iterable(self.by_identity.values())
 
-    def __bool__(self) -> bool:
-        """Whether there are views."""
-        return bool(self.by_identity)
-
     def add(self, view: PartialView) -> None:
-        """Add a view."""
+        """Add a view, which belongs to this incarnation from now on."""
+        view.incarnation = self
         identity = view.filter.identity
         if identity not in self.by_identity:
             self.by_identity[identity] = []
@@ -184,29 +193,8 @@ class ViewsByFilter:
                 del self.by_identity[identity]
                 self.index.remove(identity)
 
-
-class Incarnation:
-    """One life of a namespace: its events up to the invalidate, for views that end together.
-
-    ``namespace`` None means all events: such views end with the merged stream. ``end`` is the sort
-    key and the token of the invalidate once its cause has arrived. On several shards a collection
-    is dropped by an event each, with equal or different tokens: all events up to the first
-    invalidate belong to the incarnation, and all invalidates with its token. Once ``ended`` it
-    takes no events.
-    """
-
-    def __init__(self, namespace: Namespace | None) -> None:
-        self.namespace = namespace
-        self.views = ViewsByFilter()
-        self.end: KeyedToken | None = None
-        self.ended = False
-        self.of_database = namespace is not None and namespace.collection is None
-        self._ending_operations = _END_A_DATABASE if self.of_database else _END_A_COLLECTION
-        self._events: list[bytes] = []
-        self._invalidates: list[bytes] = []
-
-    def add(self, event: bytes, operation: bytes) -> None:
-        """Add an event, which ``take_events`` returns; the events come in the stream's order."""
+    def take(self, event: bytes, operation: bytes) -> None:
+        """Take the next event that belongs to the namespace; ``taken`` returns it."""
         if self.end is not None:
             self.advance_to(event_key(event))
         if self.ended:
@@ -229,7 +217,7 @@ class Incarnation:
             self._events += self._invalidates
             self.ended = True
 
-    def take_events(self) -> list[bytes]:
+    def taken(self) -> list[bytes]:
         """Return the events taken since the last call."""
         events, self._events = self._events, []
         return events
@@ -256,7 +244,7 @@ class LogPosition:
     def __iter__(self) -> Iterator[PartialView]:
         """All views."""
         for incarnation in chain.from_iterable(self.incarnations.values()):
-            yield from incarnation.views
+            yield from incarnation
 
     def __bool__(self) -> bool:
         """Whether there are views."""
@@ -296,9 +284,8 @@ class LogPosition:
                 self._add(incarnation)
                 continue
             kept = self.incarnation_of(incarnation.namespace)
-            for view in incarnation.views:
-                view.incarnation = kept
-                kept.views.add(view)
+            for view in incarnation:
+                kept.add(view)
 
     def _add(self, incarnation: Incarnation) -> None:
         self.incarnations.setdefault(incarnation.namespace, []).append(incarnation)

@@ -8,6 +8,7 @@ import pytest
 from bson import Timestamp
 
 from router.cursors.registry import CursorRegistry
+from router.limits.cursor_admission import NOBODY
 from router.request.stream_request import parse_request
 from shard_client.errors import RESUMABLE_LABEL, CommandError
 from tests.doubles.scripted_cluster import (
@@ -159,7 +160,7 @@ async def test_a_cancelled_opening_does_not_affect_others(cluster: ScriptedClust
         if isinstance(result, tuple):
             registry.kill([result[0].cursor_id])
     await until(lambda: cluster.open_cursors == REMOTES)
-    await until(lambda: (registry.admission._cursors.count(), registry.admission.streams) == (1, 1))
+    await until(lambda: (registry.admission._cursors[NOBODY], registry.admission.streams) == (1, 1))
 
 
 async def test_skipped_events_free_the_budget(cluster: ScriptedCluster):
