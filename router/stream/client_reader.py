@@ -16,7 +16,8 @@ from router.stream.log_reader import Batch, LogReader
 from router.stream.open_streams import OpenStreams
 from router.stream.running_stream import RunningStream
 from router.stream.shard_membership import ShardSpan
-from router.stream.sharing import ALWAYS, Candidates, Source
+from router.stream.sharing import Candidates
+from router.stream.sources import ALWAYS, Source
 from router.stream.views import PartialView
 from router.stream.waiting_readers import Waiter, complete
 from shard_client import spans

@@ -44,13 +44,14 @@ class WatermarkTimeout:
         if self._past is not None and time > self._past:
             self._past, self._timeout = None, self._first
 
-    def give_up(self, now: float) -> bool:
-        """Return whether to leave the member; if so, increase the timeout for the next one."""
-        late = self._past is not None and 0 < self._timeout < now - self._since
-        if late:
-            self._since = now
-            self._timeout = min(2 * self._timeout, _LONGEST_TIMEOUT * self._first)
-        return late
+    def is_over(self, now: float) -> bool:
+        """Return whether the watermark is due for longer than the timeout."""
+        return self._past is not None and 0 < self._timeout < now - self._since
+
+    def record_leaving(self, now: float) -> None:
+        """Record that the member is left; the next one gets more time."""
+        self._since = now
+        self._timeout = min(2 * self._timeout, _LONGEST_TIMEOUT * self._first)
 
 
 _BUSY: Final = 0.25
@@ -101,11 +102,6 @@ class PacedRemote:
         """Record that a no-op write has moved the member past this time."""
         self._oplog_end = max(self._oplog_end, next_tick(past))
         self.overdue.expect_beyond(past, now)
-
-    def record_watermark(self, watermark: Timestamp, now: float) -> bool:
-        """Record the watermark; return whether to leave a member that stays behind its set."""
-        self.overdue.record_watermark(watermark)
-        return self.idle and self.overdue.give_up(now)
 
     def is_beyond(self, time: Timestamp) -> bool:
         """Return whether the member's oplog is known to have an entry after this time."""

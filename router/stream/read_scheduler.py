@@ -108,7 +108,9 @@ class ReadScheduler:
     def _set_wait(self, remote: Remote, now: float, *, needed: bool) -> None:
         """Set how long the next getMore waits; ``needed`` is whether events need the watermark."""
         watermark = cluster_time_of(remote.in_merge.watermark)
-        if remote.record_watermark(watermark, now):
+        remote.overdue.record_watermark(watermark)
+        if remote.idle and remote.overdue.is_over(now):
+            remote.overdue.record_leaving(now)
             log.warning(
                 "member is left: it does not show what its replica set has written",
                 target=remote.target,

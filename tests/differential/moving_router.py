@@ -13,7 +13,7 @@ from router import cli
 from router.stream import sharing
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
-from router.stream.sharing import Source, wider_streams
+from router.stream.sources import Source, wider_streams
 
 _chance = Random(1)
 _first_batch = ClientReader.first_batch

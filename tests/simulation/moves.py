@@ -12,7 +12,8 @@ from unittest import mock
 
 from router.stream import fan_out, sharing
 from router.stream.client_reader import ClientReader
-from router.stream.sharing import SharingDemand, Source
+from router.stream.sharing import SharingDemand
+from router.stream.sources import Source
 
 _CONSTANTS = {
     "recent_events": (fan_out, "_RECENT_EVENTS"),

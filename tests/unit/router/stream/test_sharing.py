@@ -106,7 +106,7 @@ def pause_after(failed: FailedStreams, key: bytes, now: float) -> float:
     low, high = 0.0, 2 * LONGEST_PAUSE
     while high - low > 0.01:
         middle = (low + high) / 2
-        if failed.avoids(key, now + middle):
+        if failed.why_avoided(key, now + middle):
             low = middle
         else:
             high = middle
@@ -137,9 +137,9 @@ def test_the_streams_that_failed_last_are_remembered() -> None:
     for number in range(MOST_FAILED + 1):
         failed.add(b"%d" % number, TOO_LARGE, entered=1.0, now=2.0)
         failed.add(b"0", TOO_LARGE, entered=1.0, now=2.0)
-    assert failed.avoids(b"0", 3.0)
-    assert not failed.avoids(b"1", 3.0)
-    assert all(failed.avoids(b"%d" % number, 3.0) for number in range(2, MOST_FAILED + 1))
+    assert failed.why_avoided(b"0", 3.0)
+    assert not failed.why_avoided(b"1", 3.0)
+    assert all(failed.why_avoided(b"%d" % number, 3.0) for number in range(2, MOST_FAILED + 1))
 
 
 HOLD = 10.0
