@@ -1,4 +1,4 @@
-"""Privileges of a user, and whether they allow an action on a resource.
+"""A user's privileges, and whether they allow an action on a resource.
 
 Source: MongoDB's authorization session (a resource matches the patterns that contain it); the
 privileges are those that ``usersInfo`` with ``showPrivileges`` lists.
@@ -135,3 +135,37 @@ def stream_resource_of(namespace: str) -> Resource:
     """Return the resource of a cursor's change stream, by the cursor's namespace."""
     database, _, collection = namespace.partition(".")
     return stream_resource(database, None if collection == WHOLE else collection)
+
+
+class UserName(NamedTuple):
+    """A user's name and the database that it belongs to."""
+
+    user: str
+    database: str
+
+    def __str__(self) -> str:
+        return f"{self.user}@{self.database}"
+
+
+class User:
+    """A user as all its connections see it.
+
+    ``privileges`` and ``roles`` are replaced when they change; ``exists`` is cleared when the user
+    has been dropped. Then its connections count as not logged in, as with mongos.
+    """
+
+    __slots__ = ("__weakref__", "exists", "name", "privileges", "roles", "user_id")
+
+    def __init__(self, name: UserName) -> None:
+        self.name = name
+        self.privileges: Privileges = NOTHING
+        self.roles: list[Any] = []
+        self.exists = True
+        self.user_id: Any = None
+
+    def may_watch(self, namespace: str) -> bool:
+        """Return whether the user may read the change stream of a cursor's namespace."""
+        return self.privileges.allow(stream_resource_of(namespace), *STREAM_ACTIONS)
+
+    def __str__(self) -> str:
+        return str(self.name)

@@ -12,9 +12,8 @@ from uuid import UUID
 import structlog
 from bson.binary import UUID_SUBTYPE, Binary
 
-from router.access.users import User
 from router.bson_text import LONGEST, plain, render
-from router.privileges import STREAM_ACTIONS, Resource, stream_resource
+from router.privileges import STREAM_ACTIONS, Resource, User, stream_resource
 from shard_client.errors import CommandError, ErrorCode
 
 log = structlog.get_logger(component="ACCESS")

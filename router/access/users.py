@@ -6,13 +6,13 @@ changed (``userCacheInvalidationIntervalSecs``), and forgets all after a change 
 
 import asyncio
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakValueDictionary
 
 import structlog
 
 from router.catalog.cluster import PAUSE_AFTER_REFUSAL, Cluster
-from router.privileges import EVERYTHING, NOTHING, STREAM_ACTIONS, Privileges, stream_resource_of
+from router.privileges import EVERYTHING, NOTHING, Privileges, User, UserName
 from router.tasks.shared_answer import SharedAnswer
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import MEMBER, MEMBER_SOURCE
@@ -24,40 +24,6 @@ _ANSWER_TIMEOUT = 10.0
 _WATCH = 2.0
 _REFRESH_TIMEOUT = 2.0
 _NO_GENERATION = frozenset({ErrorCode.Unauthorized, ErrorCode.CommandNotFound})
-
-
-class UserName(NamedTuple):
-    """A user's name and the database that it belongs to."""
-
-    user: str
-    database: str
-
-    def __str__(self) -> str:
-        return f"{self.user}@{self.database}"
-
-
-class User:
-    """A user as all its connections see it.
-
-    ``privileges`` and ``roles`` are replaced when they change; ``exists`` is cleared when the user
-    has been dropped. Then its connections count as not logged in, as with mongos.
-    """
-
-    __slots__ = ("__weakref__", "exists", "name", "privileges", "roles", "user_id")
-
-    def __init__(self, name: UserName) -> None:
-        self.name = name
-        self.privileges: Privileges = NOTHING
-        self.roles: list[Any] = []
-        self.exists = True
-        self.user_id: Any = None
-
-    def may_watch(self, namespace: str) -> bool:
-        """Return whether the user may read the change stream of a cursor's namespace."""
-        return self.privileges.allow(stream_resource_of(namespace), *STREAM_ACTIONS)
-
-    def __str__(self) -> str:
-        return str(self.name)
 
 
 class Users:

@@ -9,7 +9,6 @@ from typing import Any
 from bson.int64 import Int64
 
 from router.access.authorization import not_authorized, require_stream
-from router.access.users import User
 from router.bson_text import LONGEST
 from router.commands.call import Call
 from router.commands.command import answers
@@ -17,7 +16,7 @@ from router.commands.reply_bodies import Answer, AnyAnswer, PassThrough, build_c
 from router.cursors.cursor import Owner
 from router.cursors.explanation import explain_stream
 from router.parameter import MILLISECONDS
-from router.privileges import STREAM_ACTIONS, WHOLE, stream_resource
+from router.privileges import STREAM_ACTIONS, WHOLE, User, stream_resource
 from router.request.accepted import MOST_STAGES, explained, is_change_stream
 from router.request.field_checks import api_parameters
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of

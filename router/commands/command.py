@@ -5,10 +5,9 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from router.access.authorization import login_required, require
-from router.access.users import User
 from router.commands.call import Call
 from router.commands.reply_bodies import AnyAnswer
-from router.privileges import CLUSTER
+from router.privileges import CLUSTER, User
 from router.request.field_checks import check_api
 from shard_client.errors import CommandError, ErrorCode
 

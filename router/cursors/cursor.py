@@ -3,11 +3,12 @@
 import base64
 import hashlib
 from contextlib import ExitStack
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 from uuid import UUID
 
 from router.limits.cursor_admission import Admitted
 from router.lookup.completing_reader import CompletingReader
+from router.privileges import User
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
 from router.stream.running_stream import RunningStream
@@ -37,13 +38,6 @@ def _session(owner: Owner) -> str:
     return f"{name} - {base64.b64encode(digest).decode()} -  - "
 
 
-class CursorUser(Protocol):
-    """A user that has logged in."""
-
-    def may_watch(self, namespace: str) -> bool:
-        """Return whether the user may read the change stream of a cursor's namespace."""
-
-
 class MergedCursor:
     """A client's cursor, for one getMore at a time.
 
@@ -59,7 +53,7 @@ class MergedCursor:
         reader: ClientReader | CompletingReader,
         admitted: Admitted,
         *,
-        user: CursorUser | None = None,
+        user: User | None = None,
         api: str = "{}",
     ) -> None:
         self.cursor_id = cursor_id

@@ -12,12 +12,13 @@ from typing import Any, Final
 import structlog
 from bson.timestamp import Timestamp
 
-from router.cursors.cursor import CursorUser, MergedCursor, Owner
+from router.cursors.cursor import MergedCursor, Owner
 from router.cursors.departed_clients import DepartedClients
 from router.limits.cursor_admission import Quota
 from router.lookup.completing_reader import CompletingReader
 from router.lookup.pushdown import LookupPlan
 from router.lookup.upstream_reads import Lend, UpstreamReads
+from router.privileges import User
 from router.request.stream_request import StreamRequest
 from router.stream.client_reader import ClientReader
 from router.stream.log_reader import Batch
@@ -73,7 +74,7 @@ class CursorRegistry:
         request: StreamRequest,
         owner: Owner,
         *,
-        user: CursorUser | None = None,
+        user: User | None = None,
         api: str = "{}",
         request_bytes: int = 0,
     ) -> tuple[MergedCursor, Batch]:
@@ -214,7 +215,7 @@ class CursorRegistry:
         cursors = (self._cursors.get(cursor_id) for cursor_id in cursor_ids)
         return any(cursor is not None and cursor.owner.user != owner.user for cursor in cursors)
 
-    def revoke(self, user: CursorUser) -> None:
+    def revoke(self, user: User) -> None:
         """End the cursors that ``user`` may no longer read; their next getMore raises the error."""
         for cursor in list(self._cursors.values()):
             if cursor.user is user and (refusal := cursor.refusal) is not None:

@@ -8,7 +8,6 @@ import structlog
 
 from router.accepting_port import AcceptingPort
 from router.access.login import AccessControl, Login
-from router.access.users import User
 from router.commands.serving_process import ServingProcess
 from router.config.settings import Feed
 from router.cursors.cursor import Owner
@@ -18,6 +17,7 @@ from router.feed.watch import Watch, parse_watch
 from router.limits.connection_limit import ConnectionLimit
 from router.limits.turns import Turns
 from router.parameter import MILLISECONDS
+from router.privileges import User
 from router.tls.handshake import Handshakes, peer_certificate
 from shard_client.errors import CommandError, ErrorCode
 from shard_client.wire.connection import probe_peer

@@ -11,8 +11,8 @@ import anyio
 
 from router.access.authorization import require_stream
 from router.access.login import Login
-from router.access.users import User
 from router.feed.watch import Watch
+from router.privileges import User
 from shard_client.errors import CommandError, ErrorCode, NetworkError
 from shard_client.wire.authentication import EXTERNAL, X509
 

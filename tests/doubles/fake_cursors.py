@@ -10,10 +10,11 @@ from typing import Any
 import bson
 from bson.timestamp import Timestamp
 
-from router.cursors.cursor import CursorUser, Owner
+from router.cursors.cursor import Owner
 from router.limits.cursor_admission import Admission
 from router.limits.memory import Memory
 from router.measures.loads import MemberLoads
+from router.privileges import User
 from router.request.stream_request import StreamRequest
 from router.stream.log_reader import Batch
 from router.stream_settings import StreamSettings
@@ -108,7 +109,7 @@ class FakeCursors:
         request: StreamRequest,
         owner: Owner,
         *,
-        user: CursorUser | None = None,
+        user: User | None = None,
         api: str = "{}",
         request_bytes: int = 0,
     ) -> tuple[FakeCursor, Batch]:

@@ -5,8 +5,9 @@ from typing import Any, cast
 
 import pytest
 
-from router.access.users import UserName, Users
+from router.access.users import Users
 from router.catalog.cluster import Cluster
+from router.privileges import UserName
 
 OLD, NEW = UserName("old", "admin"), UserName("new", "admin")
 

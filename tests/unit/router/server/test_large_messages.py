@@ -10,7 +10,7 @@ import pytest
 from bson import Int64
 from structlog.testing import capture_logs
 
-from router.access.users import User, UserName
+from router.privileges import User, UserName
 from router.server import client_connection, client_message
 from tests.doubles.fake_cursors import event
 from tests.doubles.scripted_server import answer_ok
