@@ -17,8 +17,8 @@ from router.cursors.cursor import Owner
 from router.cursors.explanation import explain_stream
 from router.parameter import MILLISECONDS
 from router.privileges import STREAM_ACTIONS, WHOLE, User, stream_resource
-from router.request.accepted import MOST_STAGES, explained, is_change_stream
 from router.request.field_checks import api_parameters
+from router.request.recognition import MOST_STAGES, explained, is_change_stream
 from router.request.stream_request import StreamRequest, check_database, parse_request, target_of
 from router.stream.log_reader import Batch
 from shard_client.bson.values import ARRAY, STRING, type_name

@@ -15,8 +15,8 @@ from router.commands.command import answers
 from router.commands.reply_bodies import PASS_THROUGH, Answer, AnyAnswer
 from router.cursors.cursor import MergedCursor
 from router.parameter import MILLISECONDS
-from router.request.accepted import is_change_stream
 from router.request.field_checks import text
+from router.request.recognition import is_change_stream
 from shard_client.errors import RESUMABLE_CODES, CommandError, ErrorCode, NetworkError
 from shard_client.wire.documents import encode
 

@@ -2,22 +2,18 @@
 
 A request with anything else goes to the upstream as it was written. The upstream answers it with
 the messages of its own version, or serves it. Without an upstream the client gets our refusal.
-Commands that concern change streams are recognised by their stages, from raw BSON.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from itertools import chain, islice
+from itertools import chain
 from typing import Any, Final
 
 from bson.binary import UUID_SUBTYPE, Binary
-from bson.decimal128 import Decimal128
 from bson.timestamp import Timestamp
 
 from router.bson_text import render, shortened
-from shard_client.bson.resume_token import ResumeToken
-from shard_client.bson.values import ARRAY, DOCUMENT, MalformedValueError
+from router.request.field_checks import INT64_END
 from shard_client.errors import CommandError, ErrorCode
-from shard_client.wire.bson_slices import Element, iter_elements
 
 CHANGE_STREAM: Final = "$changeStream"
 SPLIT: Final = "$changeStreamSplitLargeEvent"
@@ -32,27 +28,12 @@ OPAQUE: Final = frozenset(
 )  # fmt: skip
 """Stages whose contents the shards check: they may stay raw (``RawBSONDocument``)."""
 
-_MOST_FIELDS: Final = 1000
-"""Maximum of inspected fields of a command; a pipeline beyond them is not recognized."""
-
-MOST_STAGES: Final = 1000
-"""Maximum of stages: servers refuse longer pipelines (internalPipelineLengthLimit's default)."""
-
-_MOST_NAMES: Final = 2
-"""Maximum of inspected fields of a stage, which may have only one."""
-
-_INTERNAL_PREFIX: Final = "$_internal"
 _LONGEST_SHOWN: Final = 80
 
 
 def stage_name(stage: Mapping[str, Any]) -> str:
     """Return the name of a stage, a document with at least one field."""
     return next(iter(stage))
-
-
-def concerns_change_streams(name: str) -> bool:
-    """Return whether the stage named ``name`` concerns change streams."""
-    return name in (CHANGE_STREAM, SPLIT) or name.startswith(_INTERNAL_PREFIX + "ChangeStream")
 
 
 def brief(value: Any) -> str:
@@ -83,47 +64,11 @@ def _is_empty(argument: Any) -> bool:
     return isinstance(argument, Mapping) and not argument
 
 
-def explained(command: bytes) -> tuple[int, int]:
-    """Return the bounds of the command that an ``explain`` nests, else of the command itself.
-
-    Raises ProtocolError if its first field is malformed.
-    """
-    first = next(iter_elements(command), None)
-    if first is not None and first.name == b"explain" and first.type == DOCUMENT:
-        return first.start, first.end
-    return 0, len(command)
-
-
-def is_change_stream(command: bytes) -> bool:
-    """Return whether an ``aggregate``, or its ``explain``, concerns a change stream, valid or not.
-
-    True for any pipeline with a change stream's stages, even at positions that are not allowed:
-    ``parse_request`` raises the error for these. Raises ProtocolError if the inspected part of the
-    command is malformed.
-    """
-    fields = [*islice(iter_elements(command, *explained(command)), _MOST_FIELDS)]
-    return bool(fields and fields[0].name == b"aggregate") and any(
-        element.type == ARRAY and _names_stage(command, element)
-        for element in fields
-        if element.name == b"pipeline"
-    )
-
-
-def _names_stage(command: bytes, pipeline: Element) -> bool:
-    return any(
-        concerns_change_streams(name.name.decode(errors="replace"))
-        for stage in islice(iter_elements(command, pipeline.start, pipeline.end), MOST_STAGES)
-        if stage.type == DOCUMENT
-        for name in islice(iter_elements(command, stage.start, stage.end), _MOST_NAMES)
-    )
-
-
 Accepts = Callable[[Any], bool]
 
 LONGEST_TIME: Final = 2**31 - 1
 """Most milliseconds of a command's ``maxTimeMS``."""
 
-_INT64_END: Final = 2**63
 _MODES: Final = ("primary", "primaryPreferred", "secondary", "secondaryPreferred", "nearest")
 _LEAST_STALENESS: Final = 90
 _UUID_BYTES: Final = 16
@@ -222,7 +167,7 @@ def is_cluster_time(value: Any) -> bool:
         return False
     digest, key_id = signature.get("hash"), signature.get("keyId", 0.5)
     known = isinstance(digest, bytes) and getattr(digest, "subtype", 0) == 0 and len(digest) == 20
-    return known and _is_number(key_id) and float(key_id).is_integer() and abs(key_id) < _INT64_END
+    return known and _is_number(key_id) and float(key_id).is_integer() and abs(key_id) < INT64_END
 
 
 def _is_passthrough(value: Any) -> bool:
@@ -312,23 +257,3 @@ def refusal(reason: str) -> CommandError:
         f"mergerouter does not serve a change stream with {reason}; with --upstream, a mongos "
         "answers drivers that request one",
     )
-
-
-def client_token(document: Mapping[str, Any]) -> ResumeToken:
-    """Return a client's resume token; raises a server's CommandError if it is malformed."""
-    try:
-        return ResumeToken.parse(document)
-    except MalformedValueError as error:
-        raise CommandError(error.code, str(error)) from None
-
-
-def as_int64(value: float | Decimal128) -> int:
-    """Return a number as servers convert it: the nearest one in range, 0 for NaN.
-
-    Fractions are cut off, but those of decimals are rounded, half to even.
-    """
-    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
-    if number != number:
-        return 0
-    number = max(-_INT64_END, min(number, _INT64_END - 1))
-    return round(number) if isinstance(value, Decimal128) else int(number)

@@ -1,11 +1,10 @@
 """Fields of a command and the checks of them, with the errors of mongos's parser."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from bson.decimal128 import Decimal128
 
-from router.request.accepted import as_int64
 from shard_client.bson.values import type_name
 from shard_client.errors import CommandError, ErrorCode
 
@@ -85,6 +84,22 @@ def at_least_zero(command: Mapping[str, Any], name: str, field: str) -> int | No
         message = f"BSON field '{field}' value must be >= 0, actual value '{number}'"
         raise CommandError(51024, message)
     return number
+
+
+INT64_END: Final = 2**63
+"""The first number that is too large for an integer of 64 bits."""
+
+
+def as_int64(value: float | Decimal128) -> int:
+    """Return a number as servers convert it: the nearest one in range, 0 for NaN.
+
+    Fractions are cut off, but those of decimals are rounded, half to even.
+    """
+    number: Any = value.to_decimal() if isinstance(value, Decimal128) else value
+    if number != number:
+        return 0
+    number = max(-INT64_END, min(number, INT64_END - 1))
+    return round(number) if isinstance(value, Decimal128) else int(number)
 
 
 API_FIELDS = ("apiVersion", "apiStrict", "apiDeprecationErrors")

@@ -6,8 +6,9 @@ from typing import Any, Final
 
 from bson.timestamp import Timestamp
 
-from router.request.accepted import client_token, refusal
+from router.request.accepted import refusal
 from shard_client.bson.resume_token import ResumeToken
+from shard_client.bson.values import MalformedValueError
 from shard_client.errors import CommandError, ErrorCode
 
 
@@ -33,7 +34,7 @@ def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool
     whether the stream splits large events.
     """
     starts = [name for name in STARTS if spec.get(name) is not None]
-    tokens = {name: client_token(spec[name]) for name in starts if name != "startAtOperationTime"}
+    tokens = {name: _token(spec[name]) for name in starts if name != "startAtOperationTime"}
     if len(starts) > 1:
         raise refusal(f"more than one start: {', '.join(starts)}")
     if not starts:
@@ -57,3 +58,11 @@ def parse_start(spec: Mapping[str, Any], collection: str | None, *, splits: bool
             "$changeStreamSplitLargeEvent stage",
         ).with_change_stream_label()
     return AfterToken(token, name == "startAfter")
+
+
+def _token(document: Mapping[str, Any]) -> ResumeToken:
+    """Return a client's resume token; raises a server's CommandError if it is malformed."""
+    try:
+        return ResumeToken.parse(document)
+    except MalformedValueError as error:
+        raise CommandError(error.code, str(error)) from None

@@ -12,12 +12,12 @@ from router.request.accepted import (
     CHANGE_STREAM,
     FIELDS,
     SPLIT,
-    as_int64,
     brief,
     refusal,
     stage_name,
     unknown_in,
 )
+from router.request.field_checks import as_int64
 from router.request.start import STARTS, AfterToken, Start, parse_start
 from shard_client.errors import CommandError, ErrorCode
 

@@ -9,8 +9,8 @@ from typing import Any, ParamSpec, TypeVar
 import anyio
 
 from router.bson_text import render
-from router.request.accepted import explained
 from router.request.gradual_decoding import decode_gradually
+from router.request.recognition import explained
 from shard_client.errors import CommandError, ErrorCode, ProtocolError
 from shard_client.wire.bson_slices import document_of, find, iter_elements
 from shard_client.wire.documents import decode
