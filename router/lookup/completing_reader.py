@@ -1,6 +1,7 @@
 """A reader that completes one stream's events: the lookup, then the user's stages."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Self
 
 import anyio
@@ -61,14 +62,14 @@ class CompletingReader:
         self._raw: list[bytes] = []
         self._completed: list[bytes] = []
         self._pbrt = b""
-        self._incomplete = False
-        """Whether the events that are taken are only the first fragments of one."""
         self._failure: CommandError | None = None
         self._work = anyio.CancelScope()
         """The scope in which events were last completed, which ``interrupt`` ends."""
-        self._closed = False
         self._held = Holding(memory)
         memory.add(lookups=1)
+        self._counted = ExitStack()
+        """Counts the reader in the memory, until it is closed."""
+        self._counted.callback(memory.add, lookups=-1)
 
     @classmethod
     async def open(
@@ -106,7 +107,7 @@ class CompletingReader:
         """
         deadline = self._loop.time() + max_time
         events: list[bytes] = []
-        size = 0
+        size, lacks_fragments = 0, False
         while True:
             if self.client_reader.interrupted is not None:
                 raise self.client_reader.interrupted
@@ -119,13 +120,15 @@ class CompletingReader:
                 if events:
                     break
                 raise self._failure
-            if self._raw and not self._incomplete:
-                await self._complete_taken()
+            if self._raw and not lacks_fragments:
+                lacks_fragments = not await self._complete_taken()
                 left = self._raw or self._completed or self._failure
                 if not left and self._loop.time() >= deadline:
                     break  # the stages drop all events
             elif self._taken.closed or not await self._take(deadline, batch_size, events):
                 break
+            else:
+                lacks_fragments = False
         return self._reply(events, size)
 
     def interrupt(self, reason: CommandError) -> None:
@@ -142,9 +145,7 @@ class CompletingReader:
         """Let go of the events that are taken, and count no longer; idempotent."""
         self._raw, self._completed = [], []
         self._held.size = 0
-        if not self._closed:
-            self._closed = True
-            self._held.memory.add(lookups=-1)
+        self._counted.close()
 
     # Events in, batches out.
 
@@ -177,20 +178,23 @@ class CompletingReader:
             return False
         self._raw = self._raw + self._taken.events
         self._held.size += self._taken.size
-        self._incomplete = False
         return True
 
-    async def _complete_taken(self) -> None:
-        """Complete the first of the taken events, unless ``interrupt`` ends that."""
+    async def _complete_taken(self) -> bool:
+        """Complete the first of the taken events, unless ``interrupt`` ends that.
+
+        Return False if they are only the first fragments of an event.
+        """
+        consumed = 1
         try:
             with anyio.CancelScope() as self._work:
                 consumed, self._completed = await self.complete(self._raw)
-                self._incomplete = not consumed
                 self._raw = self._raw[consumed:]
         except CommandError as error:
             self._failure = error
         finally:
             self._held.size = sum(map(len, self._raw)) + sum(map(len, self._completed))
+        return consumed > 0
 
     def _hand_out(self, events: list[bytes], batch_size: int | None, size: int) -> int:
         """Move the completed events that still fit to ``events``; return their size in bytes."""

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Set
+from contextlib import ExitStack
 from math import inf
 from typing import Self
 
@@ -56,7 +57,8 @@ class ClientReader:
         self._waiter: Waiter | None = None
         self._moving: asyncio.Task[None] | None = None
         """The last move. While it runs, or if it has failed, the client reads no stream."""
-        self._closed = False
+        self._joined = ExitStack()
+        """Counts the client in the policy, until it is closed."""
 
     # Opening.
 
@@ -70,11 +72,10 @@ class ClientReader:
             candidates = streams.policy.candidates(request)
             reader = cls(streams, candidates, quota)
             streams.policy.join(candidates, reader._since)
-            try:
+            with ExitStack() as joined:
+                joined.callback(lambda: streams.policy.leave(candidates, reader._loop.time()))
                 readers = await reader._begin(request)
-            except BaseException:
-                streams.policy.leave(candidates, reader._loop.time())
-                raise
+                reader._joined = joined.pop_all()
             span.set_attribute("mergerouter.readers", readers)
             return reader
 
@@ -223,9 +224,7 @@ class ClientReader:
         if self._moving is not None:
             self._moving.cancel()
         self._leave(self.log_reader.part)
-        if not self._closed:
-            self._closed = True
-            self._streams.policy.leave(self._candidates, self._loop.time())
+        self._joined.close()
 
     def _leave(self, part: PartialView | None, into: RunningStream | None = None) -> None:
         """Leave the stream that it reads, and its ``part`` of it, for one that it has entered."""
