@@ -136,14 +136,14 @@ _DEBT: Final = 1.0
 """Tokens that a stream may owe, so that a round without events does not end the rounds."""
 
 
-class Rounds:
-    """Determines whether a stream is dense, and when its next round starts; does no I/O.
+class Rounds(TokenBucket):
+    """Determines whether a stream is dense, and when its next round starts.
 
-    A bucket holds ``round_burst`` tokens and gets one per round. Each batch that shows the end of a
-    member's oplog takes one, or two if it has several events. The stream is dense while there is
-    none: then its members are read once a round instead of once for each event. Rounds start when
-    tokens for no-op writes are added too. There is one each ``round_interval``, or more if
-    ``noops_per_second`` allows a no-op for each of them.
+    It is a bucket that holds ``round_burst`` tokens and gets one per round, its interval. Each
+    batch that shows the end of a member's oplog takes one, or two if it has several events. The
+    stream is dense while there is none: then its members are read once a round instead of once for
+    each event. Rounds start when tokens for no-op writes are added too. There is one each
+    ``round_interval``, or more if ``noops_per_second`` allows a no-op for each of them.
     """
 
     def __init__(self, settings: StreamSettings) -> None:
@@ -151,23 +151,15 @@ class Rounds:
         per_second = max(most, 1 / settings.round_interval)
         self.length = 1 / per_second
         """Seconds from the start of a round to that of the next one."""
-        self._bucket = TokenBucket(per_second, settings.round_burst, debt=_DEBT)
+        super().__init__(per_second, settings.round_burst, debt=_DEBT)
 
     def charge(self, events: int, now: float) -> None:
         """Record a batch of ``events`` events after which the member's oplog had no more."""
-        self._bucket.spend(now, min(events, _MOST_CHARGE))
+        self.spend(now, min(events, _MOST_CHARGE))
 
     def is_dense(self, now: float) -> bool:
         """Return whether the members are to be read in rounds."""
-        return self._bucket.tokens(now) < 1.0
-
-    def number(self, now: float) -> int:
-        """Return the number of the current round."""
-        return self._bucket.interval_number(now)
-
-    def next_start(self, now: float) -> float:
-        """Return the time at which the next round starts."""
-        return self._bucket.next_start(now)
+        return self.tokens(now) < 1.0
 
 
 _FILTERED_PART: Final = 4
@@ -279,7 +271,7 @@ class FlowControl:
     def noop_delay(self, now: float, remotes: Iterable[PacedRemote]) -> float:
         """Return the time to wait before the members that keep events back get no-op writes."""
         if self.rounds.is_dense(now):
-            number = self.rounds.number(now)
+            number = self.rounds.interval_number(now)
             collects = any(remote.collecting == number for remote in remotes)
             return COLLECTING_TIME if collects else 0.0
         return self._settings.noop_delay
@@ -347,7 +339,7 @@ class FlowControl:
         remote.waits.reset()
         until = rounds.next_start(now) - now
         if remote.is_busy(now):
-            remote.collect_in(rounds.number(now) + 1)
+            remote.collect_in(rounds.interval_number(now) + 1)
             return Wait(min(quiet, _FIRST_OF_ROUND), until)
         # It is sent with the next round's no-op write, or without one if no event has come by then.
         return Wait(quiet, until + rounds.length / 2)

@@ -188,7 +188,7 @@ class ReadScheduler:
         """Move the members on that keep events back, and check again when one may still do so."""
         self._set_check(inf)
         now, again, rounds = self._loop.time(), inf, self._flow.rounds
-        dense, number = rounds.is_dense(now), rounds.number(now)
+        dense, number = rounds.is_dense(now), rounds.interval_number(now)
         laggards = {} if self._suspended else self._stream.laggards()
         for laggard, latest in laggards.items():
             remote = self._remotes.get(laggard)
@@ -262,7 +262,7 @@ class ReadScheduler:
         asked since. ``takes`` is the time that a no-op write needs.
         """
         cursor, now = remote.cursor, self._loop.time()
-        remote.ask_in(self._flow.rounds.number(now), past)
+        remote.ask_in(self._flow.rounds.interval_number(now), past)
         if remote.is_delayed:
             cursor.set_await(remote.waits.next_pause() if takes is None else takes)
             self._end_delay(remote)
