@@ -161,7 +161,7 @@ class CompletingReader:
         counts as something to process.
         """
         reader = self.client_reader
-        if events and not reader.is_ready() and reader.interrupted is None:
+        if events and not reader.prepare() and reader.interrupted is None:
             return False
         await reader.until_ready(deadline)
         if reader.interrupted is not None:

@@ -1,6 +1,7 @@
 """The messages of clients: received in turns, and as their size and their logins allow."""
 
 import asyncio
+from contextlib import ExitStack
 from typing import Final
 
 from router.commands.call import Client
@@ -50,7 +51,8 @@ class Incoming:
         self._shared = shared
         self._turns = shared.turns_before_login
         self._receives = False
-        self._room: tuple[str, int] | None = None
+        self._room = ExitStack()
+        """What the message holds of the room for large ones."""
         stream.max_frame = shared.limits.message_size_before_login
         self.note_login()
 
@@ -83,9 +85,7 @@ class Incoming:
     def release(self) -> None:
         """Give back the room of the message that was answered, or is not going to be."""
         self.idle.set()
-        if self._room is not None:
-            self._shared.intake.release(*self._room)
-            self._room = None
+        self._room.close()
 
     def note_login(self) -> None:
         """Lift the limits that apply before the login once a user has logged in."""
@@ -108,4 +108,4 @@ class Incoming:
         receives, self._receives = self._receives, False
         await self._shared.intake.admit(name, size)
         self._receives = receives
-        self._room = name, size
+        self._room.callback(self._shared.intake.release, name, size)

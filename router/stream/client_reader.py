@@ -141,11 +141,11 @@ class ClientReader:
         """Bytes of events that one reply may have now."""
         return self._streams.reply_bytes
 
-    def is_ready(self) -> bool:
-        """Return whether ``take`` has a result at once; release events if necessary."""
+    def prepare(self) -> bool:
+        """Release events if necessary; return whether ``take`` has a result at once."""
         if self.stream is None:
             return self._failure_of_move is not None
-        return self.log_reader.is_ready()
+        return self.log_reader.prepare()
 
     def first_batch(self) -> Batch:
         """Return the opening's batch, which has no events. Raises CommandError."""
@@ -188,8 +188,8 @@ class ClientReader:
         return batch
 
     async def until_ready(self, deadline: float) -> None:
-        """Wait until it ``is_ready`` or interrupted, or the loop's time is ``deadline``."""
-        while self.interrupted is None and not self.is_ready():
+        """Wait until ``take`` has a result or it is interrupted, up to ``deadline`` of the loop."""
+        while self.interrupted is None and not self.prepare():
             left = deadline - self._loop.time()
             if left <= 0:
                 break
@@ -285,8 +285,7 @@ class ClientReader:
         self._record_traffic(stream)
         source = self._preferred()
         main = self._streams.stream_to_join(source.key)
-        if main is not None and main is not stream and self._may_join(source, main):
-            self._join(source, main)
+        if main is not None and main is not stream and self._join(source, main):
             return True
         if source.key != self._source.key and self._should_move_to(source):
             self._move()
@@ -298,25 +297,29 @@ class ClientReader:
             demand = self._candidates.way_of(self._source).demand
             demand.record(self._source.key, stream.fan_out.traffic, self._loop.time())
 
-    def _may_join(self, source: Source, main: RunningStream) -> bool:
-        """Return whether ``main``, a stream of ``source``, has the next events."""
+    def _join(self, source: Source, main: RunningStream) -> bool:
+        """Continue on ``main``, a stream of ``source``, if that has the next events.
+
+        Return whether it does. What is ready on its own stream is read there first.
+        """
         log_reader = self.log_reader
         low_watermark, needs = log_reader.view.low_watermark, log_reader.needs
         if not (low_watermark and main.has_opened):
             return False
-        if main.is_late(cluster_time_of(low_watermark)) or not log_reader.has_caught_up():
+        if main.is_late(cluster_time_of(low_watermark)) or not log_reader.catch_up():
             return False
         if not main.readers and main.merged.reached < needs:
             return False  # it would be read for this client alone, which has its own remotes
-        return self._may_narrow(source, needs) and main.merged.covers(needs, log_reader.needs_spans)
-
-    def _join(self, source: Source, main: RunningStream) -> None:
-        """Go on reading on ``main``, a stream of ``source`` that has the next events."""
-        left = self.log_reader.part
-        self.log_reader.continue_on(source.open(main.fan_out, self.log_reader.needs))
+        if not self._may_narrow(source, needs):
+            return False
+        if not main.merged.covers(needs, log_reader.needs_spans):
+            return False
+        left = log_reader.part
+        log_reader.continue_on(source.open(main.fan_out, log_reader.needs))
         self._record_source(source)
         main.enter()
         self._leave(left, main)
+        return True
 
     def _should_move_to(self, source: Source) -> bool:
         """Return whether to move to ``source``, whose main stream cannot be joined now."""

@@ -125,8 +125,8 @@ class LogReader:
         self.number = view.log.number_beyond(self._after)
         """The number of the next event that it reads from the view's log."""
 
-    def has_caught_up(self) -> bool:
-        """Return whether all that is ready has been returned; then its high water mark advances."""
+    def catch_up(self) -> bool:
+        """Advance the high water mark if all that is ready has been returned; return if it has."""
         if self._pending is not None or self._advance() or self._over or self.lost:
             return False
         self._raise_mark()
@@ -134,10 +134,10 @@ class LogReader:
 
     # Reading.
 
-    def is_ready(self) -> bool:
-        """Return whether ``take`` has a result at once: events, the end, or an error.
+    def prepare(self) -> bool:
+        """Make the stream release events if none is left to read.
 
-        Makes the stream release events if none is left to read.
+        Return whether ``take`` has a result at once: events, the end, or an error.
         """
         return self._advance() or self._over
 

@@ -263,7 +263,7 @@ class RunningStream:
         enough = self._settings.reply_target_bytes if max_events is None else None
         part = log_reader.part
         try:
-            if part is not None and not log_reader.is_ready():
+            if part is not None and not log_reader.prepare():
                 self.waiting.advance(asked=True)
             batch = log_reader.take(max_events, max_bytes, enough)
         finally:

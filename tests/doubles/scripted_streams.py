@@ -89,7 +89,7 @@ class PrivateStream(MergedStream):
 
     @property
     def ready(self) -> bool:
-        return self.log_reader.is_ready()
+        return self.log_reader.prepare()
 
     def take(self, max_events: int | None, max_bytes: int = MAX_BATCH_BYTES) -> Batch:
         return self.log_reader.take(max_events, max_bytes)

@@ -66,7 +66,7 @@ async def test_lookups_wait_until_the_client_reads(
     for n in range(2, 5):
         cluster.shards["s0"].update(101 + n, n)
     cluster.noop(110)
-    await until(lambda: cursor._reader.client_reader.is_ready())
+    await until(lambda: cursor._reader.client_reader.prepare())
     mongos.documents["c"] = [{"_id": 2, "v": "new"}]
     assert len(mongos.commands) == asked
     batches = await read(cursor, 3)
@@ -104,7 +104,7 @@ async def test_documents_count_in_the_memory_of_the_process(
     cluster.noop(120)
     registry = cluster.registry(mongos=mongos.upstream.lend, reply_bytes=35_000)
     cursor = await opened(registry)
-    await until(lambda: cursor._reader.client_reader.is_ready())
+    await until(lambda: cursor._reader.client_reader.prepare())
     before = registry.memory.held
     mongos.holds_back = "getMore"
     mongos.released.clear()

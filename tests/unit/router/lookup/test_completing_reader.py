@@ -39,7 +39,7 @@ class Events:
         self.interrupted: CommandError | None = None
         self.reply_bytes = 1 << 20
 
-    def is_ready(self) -> bool:
+    def prepare(self) -> bool:
         return bool(self.events)
 
     async def until_ready(self, deadline: float) -> None:

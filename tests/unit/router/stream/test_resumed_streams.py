@@ -170,10 +170,10 @@ def test_a_client_needs_what_lies_beyond_its_watermarks_once_it_has_caught_up():
     own, other = opened(), opened(start_at=Timestamp(30, 1))
     for upto, moves in ((20, False), (40, True)):
         feed(own, at(upto - 5), upto=upto)
-        assert not own.log_reader.has_caught_up()
+        assert not own.log_reader.catch_up()
         assert times(own.take(1).events) == [upto - 5]
         feed(own, upto=upto + 5)
-        assert own.log_reader.has_caught_up()
+        assert own.log_reader.catch_up()
         assert other.covers(own.log_reader.needs, own.log_reader.needs_spans) is moves
 
 

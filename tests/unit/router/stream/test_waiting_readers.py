@@ -150,7 +150,7 @@ async def test_a_reader_may_use_what_others_leave() -> None:
         await asyncio.sleep(0)
     assert not reader.lost, "its events fit into the memory of all readers"
     got = 0
-    while reader.is_ready():
+    while reader.prepare():
         got += len(reader.take(None).events)
     assert got == EVENTS
 
