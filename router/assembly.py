@@ -26,7 +26,6 @@ from router.commands.serving_process import (
     NOW,
     ServerDescription,
     ServingProcess,
-    StartOptions,
 )
 from router.config.settings import Settings, settings_of_streams
 from router.config.tracing import SpanExport
@@ -161,7 +160,9 @@ async def process_parts(
             access=access,
             certificates=certificates,
             peers=peers,
-            options=_options(settings, arguments),
+            settings=settings,
+            arguments=arguments,
+            client_limits=settings.client_limits,
             server=server,
             checks=checks,
             fail_points=fail_points,
@@ -172,16 +173,6 @@ async def process_parts(
         # The first process keeps the version current for all.
         tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
         yield await owned.enter_async_context(_ports(settings, process, known))
-
-
-def _options(settings: Settings, arguments: Sequence[str]) -> StartOptions:
-    return StartOptions(
-        arguments=arguments,
-        given=settings.given(),
-        parameters=settings.parameters,
-        client_limits=settings.client_limits,
-        compressors=settings.net.compressors,
-    )
 
 
 class _Servers(NamedTuple):
@@ -266,7 +257,7 @@ async def _ports(
     handshakes = None
     if process.certificates is not None:
         contexts, required = process.certificates.contexts, settings.net.tls.mode == "requireTLS"
-        timeout = process.options.client_limits.login_time
+        timeout = process.client_limits.login_time
         handshakes = Handshakes(lambda: contexts.incoming, required=required, timeout=timeout)
     async with AsyncExitStack() as owned:
         listener = await owned.enter_async_context(Listener(process, handshakes=handshakes))

@@ -26,7 +26,8 @@ async def build_info(call: Call) -> Answer:
 @answers("getCmdLineOpts", help="the command line", admin_only=True, action="getCmdLineOpts")
 async def get_cmd_line_opts(call: Call) -> Answer:
     """Return the command line as given and as parsed."""
-    return Answer({"argv": call.process.options.arguments, "parsed": call.process.options.given})
+    process = call.process
+    return Answer({"argv": process.arguments, "parsed": process.settings.given()})
 
 
 @answers("getLog", help="the last log lines", admin_only=True, action="getLog")

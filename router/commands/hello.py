@@ -176,7 +176,7 @@ def _describe(call: Call) -> dict[str, Any]:
     }
     offered = command.get("compression")
     if isinstance(offered, list):
-        common = negotiate(offered, process.options.compressors)
+        common = negotiate(offered, process.settings.net.compressors)
         if common:
             reply["compression"] = common
     return reply

@@ -31,7 +31,7 @@ async def get_parameter(call: Call) -> AnyAnswer:
     """
     asked = call.command[call.name]
     details, everything = _flags(asked)
-    ours: dict[str, Any] = {**call.process.options.parameters, **log_parameters()}
+    ours: dict[str, Any] = {**call.process.settings.parameters, **log_parameters()}
     if not everything:
         ours = {name: ours[name] for name in call.command if name in ours}
     values = dict(ours)
@@ -71,7 +71,7 @@ def _detailed(name: str, value: Any) -> dict[str, Any]:
 
 def _is_others(call: Call, name: str) -> bool:
     return (
-        name not in (call.name, *call.process.options.parameters, *LOG_PARAMETERS)
+        name not in (call.name, *call.process.settings.parameters, *LOG_PARAMETERS)
         and name not in GENERIC_FIELDS
         and name not in _MONGOD_ALONE
     )

@@ -60,6 +60,7 @@ def own_status(
 ) -> dict[str, Any]:
     """Return the status of this process alone, with the descriptions of its ``streams``."""
     cursors, counters = process.cursors, process.counters
+    config = process.settings.sharding.config_db
     return {
         "host": f"{process.server.host}:{process.server.port}",
         "version": process.server.identity.version,
@@ -86,9 +87,7 @@ def own_status(
         },
         "opcounters": _opcounters(counters),
         "security": _security(process),
-        "sharding": {"configsvrConnectionString": process.options.given["sharding"]["configDB"]}
-        if "sharding" in process.options.given
-        else {},
+        "sharding": {} if config is None else {"configsvrConnectionString": config},
         # The upstream, or the set, coordinates transactions: the router has none of its own.
         "transactions": dict.fromkeys(_TRANSACTIONS, Int64(0)),
         "mem": {"bits": 64, "resident": _resident_mb(), "supported": True},
@@ -181,7 +180,7 @@ def _connections(process: ServingProcess) -> dict[str, Any]:
     counters = process.counters
     return {
         "current": counters.connections,
-        "available": process.options.client_limits.connections - counters.connections,
+        "available": process.client_limits.connections - counters.connections,
         "totalCreated": Int64(counters.connections_created),
         "awaitingTopologyChanges": counters.awaiting_hellos,
     }

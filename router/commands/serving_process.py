@@ -1,7 +1,7 @@
 """What commands share: the parts, the clock and the counters of the router's process."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
@@ -17,6 +17,7 @@ from router.catalog.version import ServerIdentity
 from router.commands.job_reports import JobReports
 from router.commands.reply_bodies import without_state_change
 from router.commands.topology_version import TopologyVersion
+from router.config.settings import Settings
 from router.cursors.registry import CursorRegistry
 from router.limits.client_limits import ClientLimits
 from router.peers.peers import Peers
@@ -24,7 +25,6 @@ from router.tls.certificates import Certificates
 from shard_client.cluster_clock import ClusterClock, is_signed
 from shard_client.errors import CommandError
 from shard_client.wire.bson_slices import find
-from shard_client.wire.compression import AVAILABLE
 from shard_client.wire.documents import decode
 from shard_client.wire.frames import BODY_OFFSET
 
@@ -53,21 +53,6 @@ class Counters:
     """How often each command was run, by its official name."""
     failures: Counter[str] = field(default_factory=Counter)
     """How often the router itself answered it with an error."""
-
-
-@dataclass(frozen=True, slots=True)
-class StartOptions:
-    """What the operator has set, as far as commands show it or depend on it.
-
-    ``given`` are the explicit settings, nested and named as in mongos's file; ``parameters`` are
-    the start parameters by name. Clients may use the ``compressors``, the best first.
-    """
-
-    arguments: Sequence[str] = ()
-    given: Mapping[str, Any] = field(default_factory=dict)
-    parameters: Mapping[str, Any] = field(default_factory=dict)
-    client_limits: ClientLimits = field(default_factory=ClientLimits)
-    compressors: tuple[str, ...] = AVAILABLE
 
 
 @dataclass(slots=True)
@@ -102,6 +87,9 @@ class ServingProcess:
         access: the users and their rights; None if clients do not log in.
         certificates: the router's certificates; None without TLS.
         peers: the other workers of this router, if there are any.
+        settings: the operator's settings.
+        arguments: the command line, for getCmdLineOpts.
+        client_limits: those of the settings, as far as the process can keep them.
         jobs: what running jobs have reported.
         checks: those of the servers; None without an admin port.
         fail_points: switches for drivers' tests; None without ``enableTestCommands``.
@@ -114,7 +102,9 @@ class ServingProcess:
     access: AccessControl | None = None
     certificates: Certificates | None = None
     peers: Peers | None = None
-    options: StartOptions = field(default_factory=StartOptions)
+    settings: Settings = field(default_factory=Settings)
+    arguments: Sequence[str] = ()
+    client_limits: ClientLimits = field(default_factory=ClientLimits)
     server: ServerDescription = field(default_factory=ServerDescription)
     counters: Counters = field(default_factory=Counters)
     jobs: JobReports = field(default_factory=JobReports)

@@ -57,7 +57,7 @@ class FeedPort(AcceptingPort):
         self._request_wait = settings.request_wait_ms * MILLISECONDS
         self._default = settings.watch
         self._access = process.access
-        self._limits = process.options.client_limits
+        self._limits = process.client_limits
         # A client can make the router hold twice as many bytes while none of its lines is read.
         self._held = self._limits.message_size_before_login
         self._turns = Turns()

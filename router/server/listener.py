@@ -56,7 +56,7 @@ class Listener(AcceptingPort):
         for_workers: bool = False,
         handshakes: Handshakes | None = None,
     ) -> None:
-        limits = process.options.client_limits
+        limits = process.client_limits
         limit = ConnectionLimit(limits.connections, limits.connections_per_client, limits.exempt)
         if for_workers:
             limit = ConnectionLimit(sys.maxsize)

@@ -12,8 +12,8 @@ from bson import Code, Int64
 
 from router.catalog.server_link import Reachable, ServerLink
 from router.commands.fail_points import FailPoints
-from router.commands.serving_process import StartOptions
 from router.config.log_lines import RECENT
+from router.config.settings import load_settings
 from tests.doubles.fake_clusters import OneShard
 from tests.doubles.scripted_server import Asked, scripted_server
 from tests.harness.facade import WATCH, facade, facade_before
@@ -147,7 +147,8 @@ async def test_modes_and_data_that_the_router_does_not_know_are_refused(
         assert words in reply["errmsg"]
 
 
-OWN = {"cursorTimeoutMillis": 5, "enableTestCommands": False, "noopWrites": True}
+SETTINGS = load_settings({"setParameter": {"cursorTimeoutMillis": 5}})
+OWN = SETTINGS.parameters
 FLAG = {"value": True, "version": "6.0"}
 THEIRS = {"featureFlagX": FLAG, "logLevel": 3, "cursorTimeoutMillis": 600_000}
 LOG = {"logLevel": 0, "logComponentVerbosity": {"verbosity": 0}}
@@ -187,7 +188,7 @@ CASES: list[tuple[dict[str, Any], dict[str, Any]]] = [
 async def test_parameters_of_the_router_and_the_upstream_are_returned(
     command: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    async with facade_before(answer, options=StartOptions(parameters=OWN)) as (_, _, client):
+    async with facade_before(answer, settings=SETTINGS) as (_, _, client):
         reply = await client.command("admin", command)
         assert reply.pop("ok") == 1
         assert {k: v for k, v in reply.items() if k not in ("$clusterTime", "operationTime")} == (
@@ -198,7 +199,7 @@ async def test_parameters_of_the_router_and_the_upstream_are_returned(
 async def test_parameters_come_from_a_shard_without_an_upstream() -> None:
     async with (
         scripted_server(answer) as shard,
-        facade(options=StartOptions(parameters=OWN)) as router,
+        facade(settings=SETTINGS) as router,
         await router.client() as client,
     ):
         router.process.cluster = OneShard(shard.port)  # type: ignore[assignment]

@@ -14,7 +14,6 @@ import bson
 import pytest
 
 from router.catalog.upstream import UpstreamMongos
-from router.commands.serving_process import StartOptions
 from router.config.settings import load_settings
 from router.limits.client_limits import ClientLimits, supported_connections
 from router.limits.connection_limit import ConnectionLimit, client_of
@@ -132,7 +131,7 @@ async def secured(limits: ClientLimits) -> AsyncIterator[tuple[Facade, FairLimit
         facade(
             UpstreamMongos([("127.0.0.1", mongos.port)]),
             access=access,
-            options=StartOptions(client_limits=limits),
+            client_limits=limits,
         ) as router,
     ):
         yield router, in_progress
@@ -211,7 +210,7 @@ async def test_a_message_whose_client_has_gone_holds_nothing() -> None:
 async def test_unfinished_messages_are_bounded_in_all() -> None:
     limits = ClientLimits(messages_bytes=16 * MIB)
     async with (
-        facade(options=StartOptions(client_limits=limits)) as router,
+        facade(client_limits=limits) as router,
         AsyncExitStack() as owned,
     ):
         intake = router.listener._shared.intake

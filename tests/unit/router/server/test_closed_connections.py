@@ -11,7 +11,6 @@ import pytest
 from bson import Int64
 
 from router.catalog.upstream import UpstreamMongos
-from router.commands.serving_process import StartOptions
 from router.limits.client_limits import ClientLimits
 from router.server.client_connection import ClientConnection
 from shard_client.wire.frame_protocol import FrameStream
@@ -114,7 +113,7 @@ async def test_nothing_is_left_of_a_closed_connection(
     limits = ClientLimits(message_time=0.3 if visit is misses_a_deadline else 30.0)
     async with scripted_server(never_answers) as server:
         upstream = UpstreamMongos((("127.0.0.1", server.port),))
-        async with facade(upstream, options=StartOptions(client_limits=limits)) as router:
+        async with facade(upstream, client_limits=limits) as router:
             for _ in range(2):
                 before, _peak = tracemalloc.get_traced_memory()
                 async with await router.client() as client:

@@ -13,7 +13,6 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from router.commands.serving_process import StartOptions
 from router.config.tls import Tls
 from router.limits.client_limits import ClientLimits
 from router.limits.connection_limit import ConnectionLimit
@@ -235,9 +234,7 @@ async def test_a_stalled_handshake_ends(files: Certificates, sent: bytes) -> Non
 
 
 async def test_handshakes_count_as_connections(files: Certificates) -> None:
-    async with listening(
-        files.tls(), options=StartOptions(client_limits=ClientLimits(connections=1))
-    ) as router:
+    async with listening(files.tls(), client_limits=ClientLimits(connections=1)) as router:
         _, silent = await asyncio.open_connection("127.0.0.1", router.port)
         await until(lambda: waiting(router))
         with capture_logs() as logged:
