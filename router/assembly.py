@@ -264,7 +264,7 @@ async def _ports(
         feed = None
         if settings.feed.port is not None:
             most = supported_connections(MOST_CLIENTS, part=FOR_FEEDS)
-            port = FeedPort(process, settings.feed, most=most, handshakes=handshakes)
+            port = FeedPort(process, most=most, handshakes=handshakes)
             feed = await owned.enter_async_context(port)
         with anyio.move_on_after(_IDENTITY_WAIT):
             await known.wait()

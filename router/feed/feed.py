@@ -9,7 +9,6 @@ import structlog
 from router.accepting_port import AcceptingPort
 from router.access.login import AccessControl, Login
 from router.commands.serving_process import ServingProcess
-from router.config.settings import Feed
 from router.cursors.cursor import Owner
 from router.feed.feed_connection import FeedConnection, check_rights, log_client_in
 from router.feed.json_lines import heartbeat_line, json_lines
@@ -39,7 +38,6 @@ class FeedPort(AcceptingPort):
 
     Args:
         process: the process; the limits of clients apply to their logins.
-        settings: the wait for a client's request, and the request of one that sends none.
         most: maximum number of connections.
         handshakes: as for any port.
     """
@@ -47,12 +45,12 @@ class FeedPort(AcceptingPort):
     def __init__(
         self,
         process: ServingProcess,
-        settings: Feed,
         *,
         most: int = MOST_CLIENTS,
         handshakes: Handshakes | None = None,
     ) -> None:
         super().__init__(handshakes, self._arriving, ConnectionLimit(most))
+        settings = process.settings.feed
         self._cursors = process.cursors
         self._request_wait = settings.request_wait_ms * MILLISECONDS
         self._default = settings.watch

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from router.commands.serving_process import ServingProcess
-from router.config.settings import Feed
+from router.config.settings import load_settings
 from router.feed import json_lines as json_lines_module
 from router.feed.feed import FeedPort
 from router.feed.json_lines import json_lines
@@ -38,9 +38,9 @@ async def feed(
     request_wait: float = 0.02, access: Any = None, **limits: int
 ) -> AsyncIterator[tuple[FakeCursors, int]]:
     cursors: Any = FakeCursors()
-    process = ServingProcess(cursors=cursors, cluster=cursors, access=access)
-    given = Feed.model_validate({"requestWaitMs": request_wait * 1000})
-    async with FeedPort(process, given, **limits) as listening:
+    settings = load_settings({"feed": {"requestWaitMs": request_wait * 1000}})
+    process = ServingProcess(cursors=cursors, cluster=cursors, access=access, settings=settings)
+    async with FeedPort(process, **limits) as listening:
         yield cursors, await listening.listen(["127.0.0.1"], 0)
 
 
