@@ -51,13 +51,10 @@ Parts = tuple[ServingProcess, Listener, FeedPort | None]
 """The parts of one process that answer clients."""
 
 
-async def serve_process(
-    settings: Settings, parts: AbstractAsyncContextManager[Parts], stop: asyncio.Event
-) -> None:
+async def serve_process(parts: AbstractAsyncContextManager[Parts], stop: asyncio.Event) -> None:
     """Run the router until ``stop`` is set, then drain it and end all its parts.
 
-    With TLS, it exchanges its certificates on SIGHUP. ``parts`` is what ``process_parts`` returns
-    for the settings.
+    With TLS, it exchanges its certificates on SIGHUP. ``parts`` is what ``process_parts`` returns.
 
     Raises:
         ValueError: if neither a config server nor a replica set is set, or a file with a secret or
@@ -66,6 +63,7 @@ async def serve_process(
     """
     async with AsyncExitStack() as owned:
         process, listener, feed = await owned.enter_async_context(parts)
+        settings = process.settings
         ports = {"port": await listener.listen(settings.net.hosts, settings.net.port)}
         collect = partial(collect_own, process)
         ports |= await owned.enter_async_context(
@@ -172,7 +170,7 @@ async def process_parts(
         version, known = ClusterVersion(*servers, report), asyncio.Event()
         # The first process keeps the version current for all.
         tasks.run(partial(version.keep_current, known, once=number > 1), name="read the version")
-        yield await owned.enter_async_context(_ports(settings, process, known))
+        yield await owned.enter_async_context(_ports(process, known))
 
 
 class _Servers(NamedTuple):
@@ -247,14 +245,12 @@ def _cursors(
 
 
 @asynccontextmanager
-async def _ports(
-    settings: Settings, process: ServingProcess, known: asyncio.Event
-) -> AsyncIterator[Parts]:
+async def _ports(process: ServingProcess, known: asyncio.Event) -> AsyncIterator[Parts]:
     """Provide the ports of a process for a block, none listening yet, once its version is known.
 
     They wait some seconds for ``known``.
     """
-    handshakes = None
+    settings, handshakes = process.settings, None
     if process.certificates is not None:
         contexts, required = process.certificates.contexts, settings.net.tls.mode == "requireTLS"
         timeout = process.client_limits.login_time

@@ -44,7 +44,7 @@ async def run_until_signalled(settings: Settings) -> None:
     if not await _servers_fit(settings, stop):
         return
     if settings.workers == 1:
-        await serve_process(settings, process_parts(settings, sys.argv), stop)
+        await serve_process(process_parts(settings, sys.argv), stop)
     else:
         await Supervisor(settings, sys.argv).run(stop)
 

@@ -102,7 +102,7 @@ class RouterProcess:
             now=lambda: datetime.fromtimestamp(self._wall(), UTC),
             settings_of=self._limits_of,
         )
-        await serve_process(self._settings, parts, self._stop)
+        await serve_process(parts, self._stop)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
