@@ -1,9 +1,10 @@
-"""The messages between the parent and its workers, a class for each kind (docs/workers.md).
+"""The messages between the parent and its workers (docs/workers.md).
 
 They are below ``workers``, whose channel carries them, because a worker's commands send some too.
 """
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Literal
 
 from router.catalog.version import ServerIdentity
@@ -12,17 +13,18 @@ Port = Literal["driver", "feed"]
 """The port that has accepted a connection."""
 
 
-class WorkerMessage:
-    """A message; only ``ServeClient`` has a connection with it."""
+class Signal(Enum):
+    """A message without contents."""
+
+    READY = "from a worker: it can serve clients"
+    REPORT_LOAD = "to a worker: answer with its load"
+    ROTATE_CERTIFICATES = "to or from a worker: read the certificates again"
+    DRAINED = "from a worker: no command is in flight any more"
+    END = "to a worker: end now"
 
 
 @dataclass(frozen=True)
-class Ready(WorkerMessage):
-    """From a worker: it can serve clients."""
-
-
-@dataclass(frozen=True)
-class ServeClient(WorkerMessage):
+class ServeClient:
     """To a worker: serve this connection, whose number is unique in the whole router."""
 
     port: Port
@@ -30,19 +32,14 @@ class ServeClient(WorkerMessage):
 
 
 @dataclass(frozen=True)
-class ConnectionEnded(WorkerMessage):
+class ConnectionEnded:
     """From a worker: it serves this connection no longer."""
 
     connection_id: int
 
 
 @dataclass(frozen=True)
-class ReportLoad(WorkerMessage):
-    """To a worker: answer with its ``Load``."""
-
-
-@dataclass(frozen=True)
-class Load(WorkerMessage):
+class Load:
     """From a worker: its load.
 
     ``cursors`` is the number of its open merged cursors, ``connections`` the number of driver
@@ -55,14 +52,14 @@ class Load(WorkerMessage):
 
 
 @dataclass(frozen=True)
-class IdentityRead(WorkerMessage):
+class IdentityRead:
     """From a worker: it has read the cluster's version."""
 
     identity: ServerIdentity
 
 
 @dataclass(frozen=True)
-class ShowIdentity(WorkerMessage):
+class ShowIdentity:
     """To a worker: show this version to clients, under this counter of the topology version."""
 
     identity: ServerIdentity
@@ -70,7 +67,7 @@ class ShowIdentity(WorkerMessage):
 
 
 @dataclass(frozen=True)
-class UseUpstream(WorkerMessage):
+class UseUpstream:
     """From a worker that could not connect, and to all: the mongos to use, by its index.
 
     The choice with the highest generation counts.
@@ -81,29 +78,28 @@ class UseUpstream(WorkerMessage):
 
 
 @dataclass(frozen=True)
-class RotateCertificates(WorkerMessage):
-    """To a worker, or from one that a client has asked for it: read the certificates again."""
-
-
-@dataclass(frozen=True)
-class SetVerbosity(WorkerMessage):
+class SetVerbosity:
     """From a worker: a client has set the log level of all processes."""
 
     verbosity: int
 
 
 @dataclass(frozen=True)
-class Drain(WorkerMessage):
+class Drain:
     """To a worker: refuse new commands, and let those in flight end within so many seconds."""
 
     seconds: float
 
 
-@dataclass(frozen=True)
-class Drained(WorkerMessage):
-    """From a worker: no command is in flight any more."""
-
-
-@dataclass(frozen=True)
-class End(WorkerMessage):
-    """To a worker: end now."""
+WorkerMessage = (
+    Signal
+    | ServeClient
+    | ConnectionEnded
+    | Load
+    | IdentityRead
+    | ShowIdentity
+    | UseUpstream
+    | SetVerbosity
+    | Drain
+)
+"""A message; only ``ServeClient`` has a connection with it."""

@@ -39,20 +39,20 @@ _SHORTEST_MEASURE = 0.5
 
 
 async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: OwnedTasks) -> None:
-    """Do what the parent asks for until it sends ``End`` or is gone (docs/workers.md).
+    """Do what the parent asks for until it sends ``END`` or is gone (docs/workers.md).
 
     ``folder`` is the router's private folder; ``tasks`` connect the clients that are handed over.
     """
     process, listener, feed = parts
     busy = _Busy()
-    channel.send(messages.Ready())
+    channel.send(messages.Signal.READY)
     while (received := await channel.receive()) is not None:
         message, connection = received
         match message:
             case messages.ServeClient(port, connection_id):
                 adopts = listener if port == "driver" else feed
                 tasks.run(_adopt, channel, connection, connection_id, adopts)
-            case messages.ReportLoad():
+            case messages.Signal.REPORT_LOAD:
                 counters = process.counters
                 channel.send(
                     messages.Load(len(process.cursors), counters.connections, busy.share())
@@ -63,12 +63,12 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
             case messages.UseUpstream(chosen, generation):
                 if isinstance(process.upstream, UpstreamMongos):
                     process.upstream.follow(chosen, generation)
-            case messages.RotateCertificates():
+            case messages.Signal.ROTATE_CERTIFICATES:
                 if process.certificates is not None:
                     process.certificates.rotate()
             case messages.Drain(seconds):
                 tasks.run(_drain, channel, listener, seconds)
-            case messages.End():
+            case messages.Signal.END:
                 return
     log.error("The parent is gone; ending")
     shutil.rmtree(folder, ignore_errors=True)
@@ -76,7 +76,7 @@ async def _handle_messages(folder: Path, channel: Channel, parts: Parts, tasks: 
 
 async def _drain(channel: Channel, listener: Listener, seconds: float) -> None:
     await listener.drain(seconds)
-    channel.send(messages.Drained())
+    channel.send(messages.Signal.DRAINED)
 
 
 async def _adopt(
