@@ -33,7 +33,7 @@ from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 from spark_sink.jobs.router_beside import router_beside
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.table_commits import take_over
-from spark_sink.session.spark_session import job_session, register
+from spark_sink.session.spark_session import job_session
 from spark_sink.source.option_checks import warn_of_unmatched_names
 from spark_sink.stream.router_client import require_cluster
 from spark_sink.verification.rounds import Verifier, require_document_filters
@@ -66,10 +66,7 @@ def run_jobs(
             for start in starts:
                 start.take_over()
             held.enter_context(quiet_stop(stop))
-            if spark is None:
-                spark = held.enter_context(job_session("run", settings.conf))
-            else:
-                register(spark)
+            spark = held.enter_context(job_session("run", settings.conf, spark))
             stop.begin()
             if len(starts) == 1:  # in the thread that gets the signals
                 failures.append(starts[0].run(spark))
@@ -333,11 +330,9 @@ class Job:
         An outcome has the `count` of differences and the `first` of them, and `failed` says whether
         the comparison was impossible. Raises SourceError.
         """
-        active = spark or SparkSession.getActiveSession()
-        if active is not None:
-            register(active)
+        given = spark or SparkSession.getActiveSession()
         by_table: dict[str, Outcome] = {}
-        with nullcontext(active) if active else job_session("verify", self.settings.conf) as used:
+        with job_session("verify", self.settings.conf, given) as used:
             for folder in self._folders:
                 outcomes = verify_job(used, folder, self.settings.uri, tables)
                 by_table |= {folder.table(name): outcome for name, outcome in outcomes.items()}

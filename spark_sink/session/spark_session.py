@@ -78,19 +78,22 @@ def local_session(
 
 
 @contextmanager
-def job_session(command: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Open the session of a command of `mergerouter job`, with the source registered.
+def job_session(
+    command: str, settings: Mapping[str, str], given: SparkSession | None = None
+) -> Iterator[SparkSession]:
+    """Open the session of a command of `mergerouter job`, or use a `given` one, for the block.
 
-    Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
+    The source is registered in it. Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
     local_session with a thread for each core, and without Spark's own log, which repeats the cause
-    of a failure in hundreds of lines. A session that the process has already is used, and its
-    context ends with the last command that uses it, if a command has created it. Raises
-    JavaNotFoundError.
+    of a failure in hundreds of lines. A session that the process has already is used. A context
+    that a command has created ends with the last command that uses it. Raises JavaNotFoundError.
     """
     with _opening:
         active = SparkContext._active_spark_context
         ends = active is None or active in _users
-        spark = _open_job_session(command, settings)
+        if given is not None:
+            register(given)
+        spark = given or _open_job_session(command, settings)
         context = spark.sparkContext
         if ends:
             _users[context] += 1
