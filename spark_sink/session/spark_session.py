@@ -83,10 +83,11 @@ def job_session(
 ) -> Iterator[SparkSession]:
     """Open the session of a command of `mergerouter job`, or use a `given` one, for the block.
 
-    The source is registered in it. Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
-    local_session with a thread for each core, and without Spark's own log, which repeats the cause
-    of a failure in hundreds of lines. A session that the process has already is used. A context
-    that a command has created ends with the last command that uses it. Raises JavaNotFoundError.
+    The source is registered in it. Under `spark-submit` its master, its memory and all else are
+    what was submitted; elsewhere it is local_session with a thread for each core, and without
+    Spark's own log, which repeats the cause of a failure in hundreds of lines. A session that the
+    process has already is used. A context that a command has created ends with the last command
+    that uses it. Raises JavaNotFoundError.
     """
     with _opening:
         active = SparkContext._active_spark_context

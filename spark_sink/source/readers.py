@@ -3,7 +3,7 @@
 They translate between these interfaces and the planners and tasks, which do not depend on Spark
 (docs/spark-rationale.md). Spark passes a micro-batch through these methods:
 
-1. `latestOffset`, on the driver: `OffsetPlanner.plan` decides where the batch ends. For that,
+1. `latestOffset`, on the driver: `BatchPlanner.plan` decides where the batch ends. For that,
    `EventPlanner.next_batch` finds the end of its events, and `SnapshotScheduler.advance` what it
    reads of a snapshot. Spark writes the offset to the checkpoint.
 2. `partitions`, on the driver: what lies between two offsets is divided among tasks, by
@@ -31,7 +31,7 @@ from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.source.offset_planner import OffsetPlanner, QueryConnection, QueryOutput
+from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
 from spark_sink.source.task_rows import SourceEvent, Task, TaskPartition, rows_of_task
@@ -51,7 +51,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """What the query was started with."""
         self._loaded = loaded
         self._output = QueryOutput() if output is None else output
-        self._planner: OffsetPlanner | None = None
+        self._planner: BatchPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planner": None}
@@ -135,11 +135,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._planner = None
 
     @property
-    def planner(self) -> OffsetPlanner:
+    def planner(self) -> BatchPlanner:
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
         if self._planner is None:
-            connection = QueryConnection.open(self.options, self._loaded)
-            self._planner = OffsetPlanner(self.options, connection, self._output)
+            self._planner = BatchPlanner.connected(self.options, self._output, self._loaded)
         return self._planner
 
 

@@ -45,50 +45,6 @@ _OUTLIVED = (
 _POLL_SECONDS = 0.5
 
 
-@dataclass(frozen=True)
-class QueryConnection:
-    """A query's connection on the driver, and what plans the parts of its batches through it.
-
-    Args:
-        client: the router's.
-        event_planner: finds where the events of a batch end.
-        chunk_planner: divides the collections of a snapshot.
-        scheduler: decides which snapshot is read, and how far.
-        signal_receiver: passes signals to the scheduler.
-        resources: what `close` closes.
-    """
-
-    client: RouterClient
-    event_planner: EventPlanner
-    chunk_planner: ChunkPlanner
-    scheduler: SnapshotScheduler
-    signal_receiver: SignalReceiver
-    resources: ExitStack = field(default_factory=ExitStack)
-
-    @classmethod
-    def open(cls, options: StreamOptions, loaded: float) -> QueryConnection:
-        """Return the connection of a query with these options, of which `load()` was at `loaded`.
-
-        Raises StreamError if the server cannot be reached, and OptionError.
-        """
-        with ExitStack() as opened:
-            client = opened.enter_context(closing(RouterClient(options, guarded=True)))
-            client.require_reachable()
-            inbox = opened.enter_context(closing(ReportInbox(client.address)))
-            planner = EventPlanner(client, options, inbox, loaded=loaded)
-            events = opened.enter_context(closing(planner))
-            chunks = ChunkPlanner(client.mongo, options.scope, options.snapshot)
-            refusal = REFUSAL if options.lacks_snapshot_filters else None
-            scheduler = SnapshotScheduler(chunks, options.snapshot.collections, refusal)
-            receiver = SignalReceiver(client, options, scheduler)
-            signals = opened.enter_context(closing(receiver))
-            return cls(client, events, chunks, scheduler, signals, opened.pop_all())
-
-    def close(self) -> None:
-        """Kill the cursors and close the connections, each also if another one fails."""
-        self.resources.close()
-
-
 class QueryOutput:
     """What the rows are written to. Of a query it is unknown, and nothing is read for it."""
 
@@ -117,83 +73,94 @@ class _Phase(Enum):
     BEGUN = "this start has begun it, or has continued it"
 
 
-class _Move(Enum):
-    """What the next batch does."""
-
-    BEGIN = "the initial snapshot begins; no rows"
-    NOTHING = "there is no batch, because the mode reads no events"
-    CHANGE_SCOPE = "the scope becomes that of the options, or a seek ends; no rows"
-    CONTINUE = "chunks of the initial snapshot"
-    STREAM = "events, and chunks of a requested snapshot; a blocking one has no events beside it"
-
-
-class OffsetPlanner:
+@dataclass(eq=False)
+class BatchPlanner:
     """Plans the offsets of one start of a query. All methods may raise StreamError.
-
-    The next batch makes the first of these moves whose condition holds (`_move`):
-
-    | condition, of the offset where the batch starts            | move         |
-    |------------------------------------------------------------|--------------|
-    | no initial snapshot runs, and one is due                   | BEGIN        |
-    | no initial snapshot runs, and the mode reads no events     | NOTHING      |
-    | its scope is not that of the options, or a job has sought  | CHANGE_SCOPE |
-    | an initial snapshot runs                                   | CONTINUE     |
-    | any                                                        | STREAM       |
-
-    If the oplogs have lost the events of such a batch, the move is BEGIN instead, or an error. A
-    snapshot is due at a query's beginning, or in the phase DUE.
 
     Args:
         options: what the query was started with.
-        connection: plans the parts of a batch; `close` closes it.
         output: what the rows are written to.
+        client: the router's.
+        event_planner: finds where the events of a batch end.
+        chunk_planner: divides the collections of a snapshot.
+        scheduler: decides which snapshot is read, and how far.
+        signal_receiver: passes signals to the scheduler.
+        resources: what `close` closes.
     """
 
-    def __init__(
-        self, options: StreamOptions, connection: QueryConnection, output: QueryOutput
-    ) -> None:
-        self._connection = connection
-        self._options = options
-        self._output = output
+    options: StreamOptions
+    output: QueryOutput
+    client: RouterClient
+    event_planner: EventPlanner
+    chunk_planner: ChunkPlanner
+    scheduler: SnapshotScheduler
+    signal_receiver: SignalReceiver
+    resources: ExitStack = field(default_factory=ExitStack)
+
+    def __post_init__(self) -> None:
         self._policy: SnapshotPolicy | None = None  # chosen by the first batch
         self._phase = _Phase.NOT_DUE
         self._earliest = 0.0  # the time before which no snapshot begins
         self._is_at_end = False  # later signals wait for the next start
         self._first: Offset | None = None  # where the first batch starts outside of a snapshot
 
+    @classmethod
+    def connected(cls, options: StreamOptions, output: QueryOutput, loaded: float) -> BatchPlanner:
+        """Return the planner of a query, of which `load()` was at `loaded`.
+
+        Raises StreamError if the server cannot be reached, and OptionError.
+        """
+        with ExitStack() as opened:
+            client = opened.enter_context(closing(RouterClient(options, guarded=True)))
+            client.require_reachable()
+            inbox = opened.enter_context(closing(ReportInbox(client.address)))
+            planner = EventPlanner(client, options, inbox, loaded=loaded)
+            events = opened.enter_context(closing(planner))
+            chunks = ChunkPlanner(client.mongo, options.scope, options.snapshot)
+            refusal = REFUSAL if options.lacks_snapshot_filters else None
+            scheduler = SnapshotScheduler(chunks, options.snapshot.collections, refusal)
+            receiver = SignalReceiver(client, options, scheduler)
+            signals = opened.enter_context(closing(receiver))
+            parts = client, events, chunks, scheduler, signals
+            return cls(options, output, *parts, opened.pop_all())
+
     def stop_at_present(self) -> None:
         """Let later batches end before the present."""
-        self._connection.event_planner.stop_at_present()
+        self.event_planner.stop_at_present()
 
     def committed(self, end: Offset) -> None:
         """Remove the files of signals that a committed batch has processed."""
-        self._connection.signal_receiver.committed(end.snapshots)
+        self.signal_receiver.committed(end.snapshots)
 
     def close(self) -> None:
-        """Kill the cursors and close the connections."""
-        self._connection.close()
+        """Kill the cursors and close the connections, each also if another one fails."""
+        self.resources.close()
 
     def plan(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing.
 
-        The batch has about `max_events` events at most; None is no limit.
+        The batch has about `max_events` events at most; None is no limit. It begins an initial
+        snapshot if one is due: at a query's beginning, or in the phase DUE. Else it changes the
+        scope to that of the options, or ends a seek of a job; or else it has events, and chunks of
+        a snapshot. If the oplogs have lost these events, a snapshot begins instead, or it is an
+        error.
         """
-        if not self._output.follows_scope:
-            start.require_scope(self._options.scope)
-        start = replace(start, scope=start.scope or self._options.scope)
+        if not self.output.follows_scope:
+            start.require_scope(self.options.scope)
+        start = replace(start, scope=start.scope or self.options.scope)
         policy = self._policy or self._begun(QueryStart(start.time, start.is_in_snapshot))
-        move = self._move(start, policy)
         queue = self._with_required(start)
+        if not start.is_in_snapshot:
+            is_first = isinstance(start.position, FromNow)
+            if policy.at_first if is_first else self._phase is _Phase.DUE:
+                return self._begin_snapshot(start, queue)
+            if not policy.streams:
+                return None
         try:
-            match move:
-                case _Move.BEGIN:
-                    return self._begin_snapshot(start, queue)
-                case _Move.NOTHING:
-                    return None
-                case _Move.CHANGE_SCOPE:
-                    return self._change_scope(start, queue)
-                case _Move.STREAM if not self._is_at_end:
-                    queue = self._connection.signal_receiver.receive(queue, start.position)
+            if start.scope != self.options.scope or start.sought is not None:
+                return self._change_scope(start, queue)
+            if not (start.is_in_snapshot or self._is_at_end):
+                queue = self.signal_receiver.receive(queue, start.position)
             events = self._next_events(start.position, queue, max_events)
         except HistoryLostError:
             ended = start.snapshots.batch.ending
@@ -202,26 +169,14 @@ class OffsetPlanner:
             if not policy.if_history_is_lost:
                 raise
             return self._begin_snapshot(start, replace(queue, signal_position=None))
-        return self._moved(start, move, events, queue)
+        return self._moved(start, events, queue)
 
     def _begun(self, start: QueryStart) -> SnapshotPolicy:
         """Return the policy of this start of the query."""
-        self._policy = policy = self._options.snapshot.policy_for(start)
+        self._policy = policy = self.options.snapshot.policy_for(start)
         self._phase = _Phase.DUE if policy.at_every_start else _Phase.NOT_DUE
-        self._earliest = time.monotonic() + self._options.snapshot.delay
+        self._earliest = time.monotonic() + self.options.snapshot.delay
         return policy
-
-    def _move(self, start: Offset, policy: SnapshotPolicy) -> _Move:
-        """Return what the batch after an offset does, by the table above."""
-        if not start.is_in_snapshot:
-            is_first = isinstance(start.position, FromNow)
-            if policy.at_first if is_first else self._phase is _Phase.DUE:
-                return _Move.BEGIN
-            if not policy.streams:
-                return _Move.NOTHING
-        if start.scope != self._options.scope or start.sought is not None:
-            return _Move.CHANGE_SCOPE
-        return _Move.CONTINUE if start.is_in_snapshot else _Move.STREAM
 
     def _with_required(self, start: Offset) -> SnapshotQueue:
         """Return the queue after a batch, with a request for what the output lacks.
@@ -233,14 +188,14 @@ class OffsetPlanner:
             return queue
         self._first = self._first or start
         if start == self._first:
-            queue = self._connection.scheduler.restarted(queue)
-        return self._connection.scheduler.require(queue, *self._output.unread(start))
+            queue = self.scheduler.restarted(queue)
+        return self.scheduler.require(queue, *self.output.unread(start))
 
     def _next_events(
         self, position: Position, queue: SnapshotQueue, max_events: int | None
     ) -> EventRange:
         """Return the events of the batch after a position: none beside a blocking snapshot."""
-        planner, receiver = self._connection.event_planner, self._connection.signal_receiver
+        planner, receiver = self.event_planner, self.signal_receiver
         if queue.blocks_stream:
             planner.close()
             return EventRange(position, position, 0)
@@ -255,30 +210,29 @@ class OffsetPlanner:
         While more signals wait, it reads only of the initial snapshot: one of them may stop chunks
         that a repeated batch has left out already.
         """
-        connection, running = self._connection, queue.running
-        has_more = connection.signal_receiver.has_more
+        running, has_more = queue.running, self.signal_receiver.has_more
         if running is None or (has_more and running.kind != "initial"):
             return queue
 
         def advanced() -> SnapshotQueue:
-            reached = filter(None, (connection.client.clocks().cluster_time, time_of(end)))
-            return connection.scheduler.advance(queue, max(reached))
+            reached = filter(None, (self.client.clocks().cluster_time, time_of(end)))
+            return self.scheduler.advance(queue, max(reached))
 
-        return connection.client.with_retries(advanced)
+        return self.client.with_retries(advanced)
 
     def event_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
         """Return the tasks that read the events of the batch between two offsets."""
-        return self._connection.event_planner.tasks(end.events_after(before))
+        return self.event_planner.tasks(end.events_after(before))
 
     def snapshot_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
         """Return the tasks of this batch that read a snapshot, or give its end."""
-        client, planner = self._connection.client, self._connection.chunk_planner
-        if end.scope not in (None, self._options.scope):  # a repeated batch keeps its scope
-            planner = ChunkPlanner(client.mongo, end.scope, self._options.snapshot)
+        client, planner = self.client, self.chunk_planner
+        if end.scope not in (None, self.options.scope):  # a repeated batch keeps its scope
+            planner = ChunkPlanner(client.mongo, end.scope, self.options.snapshot)
         queue = end.snapshots
         if queue.batch.reading is not None and self._policy is None:  # an earlier start planned it
             queue = self._without_stopped(end, planner)
-        planned = partial(tasks_of_queue, queue, before.position, self._options)
+        planned = partial(tasks_of_queue, queue, before.position, self.options)
         return client.with_retries(lambda: planned(planner, client.present))
 
     def _without_stopped(self, offset: Offset, planner: ChunkPlanner) -> SnapshotQueue:
@@ -287,8 +241,8 @@ class OffsetPlanner:
         Spark repeats a batch that has failed before it plans the next one, which processes the
         signal. A snapshot with a filter that fails for a document can be stopped so.
         """
-        client, queue = self._connection.client, offset.snapshots
-        receiver = SignalReceiver(client, self._options, SnapshotScheduler(planner))
+        queue = offset.snapshots
+        receiver = SignalReceiver(self.client, self.options, SnapshotScheduler(planner))
         with closing(receiver):
             later = receiver.receive(queue, offset.position)
             while receiver.has_more:
@@ -303,25 +257,21 @@ class OffsetPlanner:
         Its `quiet_until` is the time before which no event follows the batch, if none is known.
         Raises PyMongoError and StreamError.
         """
-        newest = AtTime(self._connection.client.clocks().cluster_time)
-        return Offset(
-            newest, self._options.scope, quiet_until=self._connection.event_planner.quiet_until
-        )
+        newest = AtTime(self.client.clocks().cluster_time)
+        return Offset(newest, self.options.scope, quiet_until=self.event_planner.quiet_until)
 
-    def _moved(
-        self, start: Offset, move: _Move, events: EventRange, queue: SnapshotQueue
-    ) -> Offset | None:
+    def _moved(self, start: Offset, events: EventRange, queue: SnapshotQueue) -> Offset | None:
         """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
         queue = self._advanced(queue, events.end)
         has_processed = queue.handled != start.snapshots.handled
         if events.end == events.start and not (queue.batch.has_output or has_processed):
             return None
-        if move is _Move.CONTINUE:
+        if start.is_in_snapshot:
             self._phase = _Phase.BEGUN
         elif self._phase is _Phase.NOT_DUE:
             self._phase = _Phase.SKIPPED
-            queue = self._connection.scheduler.skipped(queue)
-        heartbeat = latest_heartbeat(start.heartbeat, events.end, self._options.heartbeat_interval)
+            queue = self.scheduler.skipped(queue)
+        heartbeat = latest_heartbeat(start.heartbeat, events.end, self.options.heartbeat_interval)
         return start.moved(
             events.end,
             events=events.events,
@@ -336,16 +286,16 @@ class OffsetPlanner:
         A batch of the old scope first reads the cluster time to its end. After a gap, the output
         lacks all collections.
         """
-        position, scope = start.position, self._options.scope
+        position, scope = start.position, self.options.scope
         if isinstance(position, FromNow):
             return Offset(position, scope, start.since)
         if isinstance(position, Token):
-            self._connection.event_planner.require_history(AtTime(position.cluster_time))
+            self.event_planner.require_history(AtTime(position.cluster_time))
             end = after(position.cluster_time)
             return start.moved(end, heartbeat=start.heartbeat, snapshots=queue)
         if start.sought is not None:
-            queue = self._connection.scheduler.left_out(queue, start.sought, position)
-        if self._options.snapshot.policy.reads_documents:
+            queue = self.scheduler.left_out(queue, start.sought, position)
+        if self.options.snapshot.policy.reads_documents:
             before = None if start.sought is not None else start.scope
             queue = self._with_gained(queue, position.time, before)
         moved = start.moved(position, heartbeat=start.heartbeat, snapshots=queue)
@@ -355,12 +305,12 @@ class OffsetPlanner:
         self, queue: SnapshotQueue, time: Timestamp, before: Scope | None
     ) -> SnapshotQueue:
         """Return the queue with a request for the collections that the scope gains, if any."""
-        client, planner = self._connection.client, self._connection.chunk_planner
-        patterns = self._options.snapshot.collections
+        client, planner = self.client, self.chunk_planner
+        patterns = self.options.snapshot.collections
         name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
-        of_all = ScopeGain(name, high_water_mark(time), self._options.scope, before)
+        of_all = ScopeGain(name, high_water_mark(time), self.options.scope, before)
         names = {*client.with_retries(lambda: planner.names(CollectionPatterns(patterns)))}
-        others = {name for name in self._output.namespaces() - names if of_all.accepts(*name)}
+        others = {name for name in self.output.namespaces() - names if of_all.accepts(*name)}
         if not others and not any(of_all.accepts(*name) for name in names):
             return queue
         gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))
@@ -370,17 +320,14 @@ class OffsetPlanner:
         """Return the offset with which a snapshot begins; None until its delay is over."""
         remaining = self._earliest - time.monotonic()
         if remaining > 0:
-            most = remaining if self._connection.event_planner.ends_at_present else _POLL_SECONDS
+            most = remaining if self.event_planner.ends_at_present else _POLL_SECONDS
             time.sleep(min(remaining, most))
             if remaining > most:
                 return None
         self._phase = _Phase.BEGUN
-        connection = self._connection
-        connection.event_planner.close()
-        queue = connection.client.with_retries(
-            lambda: connection.scheduler.begin(queue, connection.client.present())
-        )
+        self.event_planner.close()
+        queue = self.client.with_retries(lambda: self.scheduler.begin(queue, self.client.present()))
         plan = queue.initial_plan
         assert plan is not None
         since = start.since if isinstance(start.position, FromNow) else plan.handover.time
-        return Offset(plan.handover, self._options.scope, since, events=0, snapshots=queue)
+        return Offset(plan.handover, self.options.scope, since, events=0, snapshots=queue)
