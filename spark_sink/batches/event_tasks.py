@@ -8,6 +8,7 @@ of a collection or a database under one token; the first of them in the batch's 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -63,15 +64,12 @@ class TaskReader:
     def runs(self) -> Generator[Run]:
         """Return the same events, one server reply at a time. Raises StreamError."""
         task = self._task
-        stream = self._stream(task.shard, task.start)
-        try:
+        with closing(self._stream(task.shard, task.start)) as stream:
             for run in read_runs(stream, task.end):
                 own = self._own(run)
                 if own.keys:
                     self._count(own)
                     yield own
-        finally:
-            stream.close()
 
     @property
     def stats(self) -> ReadStats:
@@ -97,24 +95,19 @@ class TaskReader:
         """Leave out the events that another shard's task returns."""
         if not self._task.before or all(map(is_of_document, run.keys)):
             return run
-        own = [index for index, key in enumerate(run.keys) if not self._is_anothers(key)]
-        if len(own) == len(run):
-            return run
+        own = [
+            index
+            for index, key in enumerate(run.keys)
+            if is_of_document(key)
+            or not any(self._reports(each, key) for each in self._task.before)
+        ]
         return Run([run.keys[index] for index in own], [run.events[index] for index in own])
 
-    def _is_anothers(self, key: str) -> bool:
-        """Whether the task of another shard returns the event."""
-        if is_of_document(key):
-            return False
-        return any(self._reports(shard, key) for shard in self._task.before)
-
     def _reports(self, shard: str, key: str) -> bool:
+        """Return whether the stream of a shard has an event."""
         token = Token({"_data": key})
-        stream = self._stream(shard, AtTime(token.cluster_time))
-        try:
+        with closing(self._stream(shard, AtTime(token.cluster_time))) as stream:
             return any(key in run.keys for run in read_runs(stream, token))
-        finally:
-            stream.close()
 
     def _stream(self, shard: str | None, start: Position) -> EventStream:
         # A shard cannot resume from the token of another shard's event, but from its time.

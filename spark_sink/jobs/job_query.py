@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from spark_sink.dataclass_json import from_json, to_json
+from spark_sink.dataclass_json import to_json
 from spark_sink.errors import OptionError
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -43,6 +43,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import namespaces_in
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import reports_in
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
 
@@ -150,7 +151,7 @@ def _reports(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[Tas
         if tasks is not None:
             return [reader.write(tasks, end.scope, batch.number)]
     rows.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(batch.number))
-    return [from_json(TaskReport, row.report) for row in rows.collect()]
+    return reports_in(TaskReport, rows)
 
 
 @contextmanager

@@ -100,15 +100,12 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what the tasks of a micro-batch read. Raises StreamError."""
-        with without_traceback():
-            scope = Offset.of(end).scope
-            return [TaskPartition(task, scope) for task in self._tasks(start, end)]
-
-    def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
         if start == end:
             return []
-        between = Offset.of(start), Offset.of(end)
-        return [*self.planner.event_tasks(*between), *self.added_tasks(*between)]
+        with without_traceback():
+            first, last = Offset.of(start), Offset.of(end)
+            tasks = [*self.planner.event_tasks(first, last), *self.added_tasks(first, last)]
+            return [TaskPartition(task, last.scope) for task in tasks]
 
     def added_tasks(self, before: Offset, end: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
