@@ -99,14 +99,14 @@ def _run_together(
     return failures
 
 
-def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
-    """Return a record with the cluster's id, and the source's options, which are checked."""
+def _checked(settings: JobSettings, record: JobRecord) -> JobRecord:
+    """Return a record whose options are checked, with the cluster's id. Raises SourceError."""
     given = record.source_options(settings.uri)
     if settings.verify_every is not None:
         require_document_filters(given)
     record = replace(record, cluster=require_cluster(given))
     warn_of_unmatched_names(given)
-    return record, given
+    return record
 
 
 @dataclass
@@ -117,19 +117,20 @@ class _Start:
 
     Args:
         name: the job's collection, if it has jobs beside it, otherwise empty.
-        job: the job, which `take_over` gives the epoch of this start.
-        options: of the source.
+        record: what the job is started with.
         trigger: the time from the start of one batch to the next; None for a single batch.
+        epoch: of this start, once it has taken over.
     """
 
     settings: JobSettings
     stop: StopRequest
     name: str
-    job: JobQuery
-    options: Mapping[str, str]
+    folder: JobFolder
+    record: JobRecord
     trigger: str | None
     metrics: JobMetrics
     router: RouterReport
+    epoch: int = 0
 
     @classmethod
     def checked(
@@ -151,7 +152,7 @@ class _Start:
         with lines_of_job(name):
             if once:
                 record.options["snapshotMode"] = "initial_only"
-            record, options = _checked(settings, record)
+            record = _checked(settings, record)
             held.enter_context(folder.locked())
             folder.mend(record)
             with suppress(StreamError):  # a damaged checkpoint, which `take_over` restores
@@ -159,19 +160,18 @@ class _Start:
             metrics = JobMetrics()
             if settings.metrics_port is not None:
                 held.enter_context(metrics.serve(settings.metrics_port + number))
+            options = record.source_options(settings.uri)
             router = held.enter_context(RouterReport(folder.address, options))
-        job = JobQuery(folder, record, settings.uri, keep_files=settings.keep_files)
         trigger = None if once else settings.trigger
-        return cls(settings, stop, name, job, options, trigger, metrics, router)
+        return cls(settings, stop, name, folder, record, trigger, metrics, router)
 
     def take_over(self) -> None:
         """End an earlier start, and restore what a crash has left. Raises SourceError."""
-        folder = self.job.folder
         with lines_of_job(self.name):
-            self.job.epoch = take_over(folder)
-            restore_checkpoint(folder)
-            folder.begin(self.job.record, once=self.trigger is None)
-            replace_lost_batch(folder, self.settings.uri)
+            self.epoch = take_over(self.folder)
+            restore_checkpoint(self.folder)
+            self.folder.begin(self.record, once=self.trigger is None)
+            replace_lost_batch(self.folder, self.settings.uri)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
@@ -184,11 +184,13 @@ class _Start:
         return None
 
     def _run_query(self, spark: SparkSession) -> None:
-        settings, job, folder = self.settings, self.job, self.job.folder
-        verifier = None
+        settings, folder = self.settings, self.folder
+        verifier = findings = None
         if settings.verify_every is not None:
-            verifier = Verifier(spark, folder, self.options, settings, self.metrics.add_round)
-            job.findings = verifier.findings
+            options = self.record.source_options(settings.uri)
+            verifier = Verifier(spark, folder, options, settings, self.metrics.add_round)
+            findings = verifier.findings
+        job = JobQuery(folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
         listeners, once = (self.metrics, self.router), self.trigger is None
         report = ProgressReport(listeners, written=job.written, once=once)
 
@@ -211,7 +213,7 @@ class _Start:
 def check_jobs(settings: JobSettings) -> Iterator[str]:
     """Return what `run_jobs` would do, as lines, without doing it. Raises SourceError."""
     for folder, wanted in settings.jobs():
-        record, _ = _checked(settings, wanted)
+        record = _checked(settings, wanted)
         folder.require_continues(record)
         checkpoint = folder.checkpoint
         checkpoint.batches()  # raises an error for a damaged commit, which the newest one may hide

@@ -53,8 +53,9 @@ class TaskReader:
         self._task = task
         self._watch = watch
         self._retry_policy = retry_policy
-        self._events = self._size = self._ticks = 0
-        self._first = self._last = ""
+        self.stats = ReadStats(0, 0, Timestamp(0, 0), Timestamp(0, 0))
+        """What was read so far."""
+        self._last = ""
 
     def events(self) -> Iterator[bytes]:
         """Return the events in the order of the stream. Raises StreamError."""
@@ -71,25 +72,17 @@ class TaskReader:
                     self._count(own)
                     yield own
 
-    @property
-    def stats(self) -> ReadStats:
-        """What was read so far."""
-        if not self._events:
-            return ReadStats(0, 0, Timestamp(0, 0), Timestamp(0, 0))
-        first, last = cluster_time_of(self._first), cluster_time_of(self._last)
-        return ReadStats(self._events, self._size, first, last, self._ticks)
-
     def _count(self, run: Run) -> None:
-        keys = run.keys
-        last = self._last or keys[0]
-        self._first = self._first or keys[0]
+        keys, stats = run.keys, self.stats
+        last, ticks = self._last or keys[0], stats.ticks
         if last[2:10] != keys[-1][2:10]:  # a second was read to its end
             for before, key in pairwise((last, *keys)):
                 if before[2:10] != key[2:10]:
-                    self._ticks = max(self._ticks, int(before[10:18], 16))
+                    ticks = max(ticks, int(before[10:18], 16))
         self._last = keys[-1]
-        self._events += len(run)
-        self._size += sum(map(len, run.events))
+        events, size = stats.events + len(run), stats.size + sum(map(len, run.events))
+        first = stats.first if stats.events else cluster_time_of(keys[0])
+        self.stats = ReadStats(events, size, first, cluster_time_of(keys[-1]), ticks)
 
     def _own(self, run: Run) -> Run:
         """Leave out the events that another shard's task returns."""

@@ -62,7 +62,7 @@ _STARTS = threading.Lock()
 """Held while a job changes the settings of its session, which other jobs may have, too."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class JobQuery:
     """A job in a folder, as its record says.
 
@@ -96,18 +96,20 @@ class JobQuery:
         options[TABLES] = to_json(self._task_tables(parse_options(source).scope))
         spark.dataSource.register(JobSource)
         reader = JobSource(dict(options)).streamReader(StructType())  # an old Spark refuses itself
+        checkpoint = self.folder.checkpoint.address
+        folder = JobFolder(self.folder.address, checkpoint)  # batches do not look it up
         commits = TableCommits(
-            self.folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
+            folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
         )
         commit = partial(self._commit, commits, cast("JobStreamReader", reader))
         reports = spark.readStream.format(FORMAT).options(**options).load()
         writer = reports.writeStream.foreachBatch(commit)
-        writer = writer.option("checkpointLocation", self.folder.checkpoint.address)
+        writer = writer.option("checkpointLocation", checkpoint)
         if trigger is None:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        with _log_by_rename(spark, self.folder.checkpoint.address):
+        with _log_by_rename(spark, checkpoint):
             return writer.queryName(f"mergerouter {self.folder.address}").start()
 
     def _form(self, options: Mapping[str, str]) -> TableForm:
