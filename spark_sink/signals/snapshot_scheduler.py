@@ -339,8 +339,8 @@ class SnapshotScheduler:
 
 def names_of(collections: Sequence[SnapshotCollection]) -> str:
     """Return the names of collections, as far as they fit into an offset."""
-    text = ", ".join(map(str, collections[:_MAX_LENGTH]))
-    if len(text) <= _MAX_LENGTH and len(collections) <= _MAX_LENGTH:
+    text = ", ".join(map(str, collections))
+    if len(text) <= _MAX_LENGTH:
         return text
     kept = text[:_MAX_LENGTH].rpartition(", ")[0]
     return f"{kept} and {len(collections) - kept.count(', ') - 1:,} more"

@@ -124,14 +124,6 @@ class BatchPlanner:
             parts = client, events, chunks, scheduler, signals
             return cls(options, output, *parts, opened.pop_all())
 
-    def stop_at_present(self) -> None:
-        """Let later batches end before the present."""
-        self.event_planner.stop_at_present()
-
-    def committed(self, end: Offset) -> None:
-        """Remove the files of signals that a committed batch has processed."""
-        self.signal_receiver.committed(end.snapshots)
-
     def close(self) -> None:
         """Kill the cursors and close the connections, each also if another one fails."""
         self.resources.close()
@@ -219,10 +211,6 @@ class BatchPlanner:
             return self.scheduler.advance(queue, max(reached))
 
         return self.client.with_retries(advanced)
-
-    def event_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
-        """Return the tasks that read the events of the batch between two offsets."""
-        return self.event_planner.tasks(end.events_after(before))
 
     def snapshot_tasks(self, before: Offset, end: Offset) -> Sequence[Task]:
         """Return the tasks of this batch that read a snapshot, or give its end."""

@@ -71,7 +71,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Store the present, before which later batches end. Raises StreamError."""
         with without_traceback():
-            self.planner.stop_at_present()
+            self.planner.event_planner.stop_at_present()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the micro-batch after `start` ends. Raises StreamError."""
@@ -84,7 +84,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Remove the files of signals that a committed batch has processed."""
         if self._planner is not None:
             with without_traceback():
-                self._planner.committed(Offset.of(end))
+                self._planner.signal_receiver.committed(Offset.of(end).snapshots)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
@@ -104,7 +104,8 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
             return []
         with without_traceback():
             first, last = Offset.of(start), Offset.of(end)
-            tasks = [*self.planner.event_tasks(first, last), *self.added_tasks(first, last)]
+            tasks: list[Task] = [*self.planner.event_planner.tasks(last.events_after(first))]
+            tasks += self.added_tasks(first, last)
             return [TaskPartition(task, last.scope) for task in tasks]
 
     def added_tasks(self, before: Offset, end: Offset) -> list[Task]:

@@ -121,7 +121,7 @@ class Query:
                 read.update(*(documents_in(part.chunk) for part in task.reads))
             elif isinstance(task, SourceEvent) and signals.batch.ending is not None:
                 self.check(bson.decode(task.event), end)
-        self.planner.committed(end)
+        self.planner.signal_receiver.committed(end.snapshots)
 
     def check(self, event: dict[str, Any], end: Offset) -> None:
         """Check that an end of a snapshot claims no document that was not read."""
