@@ -12,7 +12,7 @@ from typing import Any
 
 from bson.timestamp import Timestamp
 
-from spark_sink.dataclass_json import tagged, to_json
+from spark_sink.dataclass_json import tagged
 from spark_sink.events.positions import Position
 from spark_sink.signals.signal import SnapshotKind, digest
 from spark_sink.snapshot.plan import SnapshotPlan
@@ -169,9 +169,8 @@ class SnapshotQueue:
 
     @property
     def characters(self) -> int:
-        """The characters that the names and filters of all signals take in an offset."""
-        chosen = (request.selection for request in self.requests if not request.is_required)
-        return sum(len(to_json(selection)) for selection in chosen)
+        """The characters of the names and filters of all requests."""
+        return sum(request.selection.characters for request in self.requests)
 
     def has_handled(self, identifier: str) -> bool:
         """Return whether the queue has the id of this signal as processed."""

@@ -47,6 +47,11 @@ class Selection:
         """The collections that it names, and that a table lacks as a whole."""
         return ()
 
+    @property
+    def characters(self) -> int:
+        """The characters of the names and filters that a signal has given."""
+        return 0
+
 
 @dataclass(frozen=True)
 class DocumentFilter:
@@ -90,6 +95,12 @@ class CollectionPatterns(Selection):
     def without(self, patterns: tuple[str, ...]) -> CollectionPatterns:
         """Return the selection without the collections that match one of these patterns."""
         return replace(self, excluded=(*self.excluded, *patterns))
+
+    @property
+    def characters(self) -> int:
+        """The characters of the patterns and filters."""
+        filters = (text for each in self.conditions for text in (each.collections, each.filter))
+        return sum(map(len, (*self.patterns, *self.excluded, *filters)))
 
 
 EVERYTHING = CollectionPatterns()
