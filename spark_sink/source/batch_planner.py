@@ -124,10 +124,6 @@ class BatchPlanner:
             parts = client, events, chunks, scheduler, signals
             return cls(options, output, *parts, opened.pop_all())
 
-    def close(self) -> None:
-        """Kill the cursors and close the connections, each also if another one fails."""
-        self.resources.close()
-
     def plan(self, start: Offset, max_events: int | None) -> Offset | None:
         """Return the end of the batch after `start`; None while there is nothing.
 
@@ -183,6 +179,58 @@ class BatchPlanner:
             queue = self.scheduler.restarted(queue)
         return self.scheduler.require(queue, *self.output.unread(start))
 
+    def _begin_snapshot(self, start: Offset, queue: SnapshotQueue) -> Offset | None:
+        """Return the offset with which a snapshot begins; None until its delay is over."""
+        remaining = self._earliest - time.monotonic()
+        if remaining > 0:
+            most = remaining if self.event_planner.ends_at_present else _POLL_SECONDS
+            time.sleep(min(remaining, most))
+            if remaining > most:
+                return None
+        self._phase = _Phase.BEGUN
+        self.event_planner.close()
+        queue = self.client.with_retries(lambda: self.scheduler.begin(queue, self.client.present()))
+        plan = queue.initial_plan
+        assert plan is not None
+        since = start.since if isinstance(start.position, FromNow) else plan.handover.time
+        return Offset(plan.handover, self.options.scope, since, events=0, snapshots=queue)
+
+    def _change_scope(self, start: Offset, queue: SnapshotQueue) -> Offset:
+        """Return the end of a batch without events, after which the scope is the options'.
+
+        A batch of the old scope first reads the cluster time to its end. After a gap, the output
+        lacks all collections.
+        """
+        position, scope = start.position, self.options.scope
+        if isinstance(position, FromNow):
+            return Offset(position, scope, start.since)
+        if isinstance(position, Token):
+            self.event_planner.require_history(AtTime(position.cluster_time))
+            end = after(position.cluster_time)
+            return start.moved(end, heartbeat=start.heartbeat, snapshots=queue)
+        if start.sought is not None:
+            queue = self.scheduler.left_out(queue, start.sought, position)
+        if self.options.snapshot.policy.reads_documents:
+            before = None if start.sought is not None else start.scope
+            queue = self._with_gained(queue, position.time, before)
+        moved = start.moved(position, heartbeat=start.heartbeat, snapshots=queue)
+        return replace(moved, scope=scope, since=position.time)
+
+    def _with_gained(
+        self, queue: SnapshotQueue, time: Timestamp, before: Scope | None
+    ) -> SnapshotQueue:
+        """Return the queue with a request for the collections that the scope gains, if any."""
+        client, planner = self.client, self.chunk_planner
+        patterns = self.options.snapshot.collections
+        name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
+        of_all = ScopeGain(name, high_water_mark(time), self.options.scope, before)
+        names = {*client.with_retries(lambda: planner.names(CollectionPatterns(patterns)))}
+        others = {name for name in self.output.namespaces() - names if of_all.accepts(*name)}
+        if not others and not any(of_all.accepts(*name) for name in names):
+            return queue
+        gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))
+        return queue.with_request(SnapshotRequest(name, "incremental", gained))
+
     def _next_events(
         self, position: Position, queue: SnapshotQueue, max_events: int | None
     ) -> EventRange:
@@ -195,6 +243,26 @@ class BatchPlanner:
         is_empty = events.end == events.start and not receiver.has_more
         self._is_at_end = planner.ends_at_present and is_empty
         return events
+
+    def _moved(self, start: Offset, events: EventRange, queue: SnapshotQueue) -> Offset | None:
+        """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
+        queue = self._advanced(queue, events.end)
+        has_processed = queue.handled != start.snapshots.handled
+        if events.end == events.start and not (queue.batch.has_output or has_processed):
+            return None
+        if start.is_in_snapshot:
+            self._phase = _Phase.BEGUN
+        elif self._phase is _Phase.NOT_DUE:
+            self._phase = _Phase.SKIPPED
+            queue = self.scheduler.skipped(queue)
+        heartbeat = latest_heartbeat(start.heartbeat, events.end, self.options.heartbeat_interval)
+        return start.moved(
+            events.end,
+            events=events.events,
+            quiet_until=events.quiet_until,
+            heartbeat=heartbeat,
+            snapshots=queue,
+        )
 
     def _advanced(self, queue: SnapshotQueue, end: Position) -> SnapshotQueue:
         """Return the queue with what a batch reads of a snapshot, whose events end at `end`.
@@ -248,74 +316,6 @@ class BatchPlanner:
         newest = AtTime(self.client.clocks().cluster_time)
         return Offset(newest, self.options.scope, quiet_until=self.event_planner.quiet_until)
 
-    def _moved(self, start: Offset, events: EventRange, queue: SnapshotQueue) -> Offset | None:
-        """Return the end of a batch, with what it reads of a snapshot; None if it is empty."""
-        queue = self._advanced(queue, events.end)
-        has_processed = queue.handled != start.snapshots.handled
-        if events.end == events.start and not (queue.batch.has_output or has_processed):
-            return None
-        if start.is_in_snapshot:
-            self._phase = _Phase.BEGUN
-        elif self._phase is _Phase.NOT_DUE:
-            self._phase = _Phase.SKIPPED
-            queue = self.scheduler.skipped(queue)
-        heartbeat = latest_heartbeat(start.heartbeat, events.end, self.options.heartbeat_interval)
-        return start.moved(
-            events.end,
-            events=events.events,
-            quiet_until=events.quiet_until,
-            heartbeat=heartbeat,
-            snapshots=queue,
-        )
-
-    def _change_scope(self, start: Offset, queue: SnapshotQueue) -> Offset:
-        """Return the end of a batch without events, after which the scope is the options'.
-
-        A batch of the old scope first reads the cluster time to its end. After a gap, the output
-        lacks all collections.
-        """
-        position, scope = start.position, self.options.scope
-        if isinstance(position, FromNow):
-            return Offset(position, scope, start.since)
-        if isinstance(position, Token):
-            self.event_planner.require_history(AtTime(position.cluster_time))
-            end = after(position.cluster_time)
-            return start.moved(end, heartbeat=start.heartbeat, snapshots=queue)
-        if start.sought is not None:
-            queue = self.scheduler.left_out(queue, start.sought, position)
-        if self.options.snapshot.policy.reads_documents:
-            before = None if start.sought is not None else start.scope
-            queue = self._with_gained(queue, position.time, before)
-        moved = start.moved(position, heartbeat=start.heartbeat, snapshots=queue)
-        return replace(moved, scope=scope, since=position.time)
-
-    def _with_gained(
-        self, queue: SnapshotQueue, time: Timestamp, before: Scope | None
-    ) -> SnapshotQueue:
-        """Return the queue with a request for the collections that the scope gains, if any."""
-        client, planner = self.client, self.chunk_planner
-        patterns = self.options.snapshot.collections
-        name = f"again-{time.time}-{time.inc}-{secrets.token_hex(4)}"  # a scope may gain twice then
-        of_all = ScopeGain(name, high_water_mark(time), self.options.scope, before)
-        names = {*client.with_retries(lambda: planner.names(CollectionPatterns(patterns)))}
-        others = {name for name in self.output.namespaces() - names if of_all.accepts(*name)}
-        if not others and not any(of_all.accepts(*name) for name in names):
-            return queue
-        gained = replace(of_all, patterns=patterns, names=tuple(sorted(others)))
-        return queue.with_request(SnapshotRequest(name, "incremental", gained))
-
-    def _begin_snapshot(self, start: Offset, queue: SnapshotQueue) -> Offset | None:
-        """Return the offset with which a snapshot begins; None until its delay is over."""
-        remaining = self._earliest - time.monotonic()
-        if remaining > 0:
-            most = remaining if self.event_planner.ends_at_present else _POLL_SECONDS
-            time.sleep(min(remaining, most))
-            if remaining > most:
-                return None
-        self._phase = _Phase.BEGUN
-        self.event_planner.close()
-        queue = self.client.with_retries(lambda: self.scheduler.begin(queue, self.client.present()))
-        plan = queue.initial_plan
-        assert plan is not None
-        since = start.since if isinstance(start.position, FromNow) else plan.handover.time
-        return Offset(plan.handover, self.options.scope, since, events=0, snapshots=queue)
+    def close(self) -> None:
+        """Kill the cursors and close the connections, each also if another one fails."""
+        self.resources.close()
