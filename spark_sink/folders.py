@@ -86,7 +86,7 @@ class Folder:
             if local:  # otherwise a power failure leaves an empty file
                 with open(f"{self.files.base_path}{draft}", "rb") as written:
                     os.fsync(written.fileno())
-                self.move(draft, path)
+                self.files.move(draft, path)
         except OSError:
             if local:
                 self.remove(draft)
@@ -95,10 +95,6 @@ class Folder:
     def listed(self, path: str) -> list[fs.FileInfo]:
         """Return what is directly in a folder, which need not exist."""
         return list(self.files.get_file_info(fs.FileSelector(path, allow_not_found=True)))
-
-    def move(self, path: str, to: str) -> None:
-        """Move a file or a folder."""
-        self.files.move(path, to)
 
     def remove(self, *paths: str) -> None:
         """Remove files and folders, which need not exist. Raises OSError."""

@@ -33,7 +33,7 @@ from spark_sink.jobs.report.waiting import position_to_reach, wait_until
 from spark_sink.jobs.router_beside import router_beside
 from spark_sink.jobs.stop_request import StopRequest
 from spark_sink.jobs.table_commits import take_over
-from spark_sink.session.spark_session import job_session, register
+from spark_sink.session.spark_session import job_session
 from spark_sink.source.option_checks import warn_of_unmatched_names
 from spark_sink.stream.router_client import require_cluster
 from spark_sink.verification.rounds import Verifier, require_document_filters
@@ -66,10 +66,7 @@ def run_jobs(
             for start in starts:
                 start.take_over()
             held.enter_context(quiet_stop(stop))
-            if spark is None:
-                spark = held.enter_context(job_session("run", settings.conf))
-            else:
-                register(spark)
+            spark = held.enter_context(job_session("run", settings.conf, spark))
             stop.begin()
             if len(starts) == 1:  # in the thread that gets the signals
                 failures.append(starts[0].run(spark))
@@ -102,14 +99,14 @@ def _run_together(
     return failures
 
 
-def _checked(settings: JobSettings, record: JobRecord) -> tuple[JobRecord, Mapping[str, str]]:
-    """Return a record with the cluster's id, and the source's options, which are checked."""
+def _checked(settings: JobSettings, record: JobRecord) -> JobRecord:
+    """Return a record whose options are checked, with the cluster's id. Raises SourceError."""
     given = record.source_options(settings.uri)
     if settings.verify_every is not None:
         require_document_filters(given)
     record = replace(record, cluster=require_cluster(given))
     warn_of_unmatched_names(given)
-    return record, given
+    return record
 
 
 @dataclass
@@ -120,19 +117,20 @@ class _Start:
 
     Args:
         name: the job's collection, if it has jobs beside it, otherwise empty.
-        job: the job, which `take_over` gives the epoch of this start.
-        options: of the source.
+        record: what the job is started with.
         trigger: the time from the start of one batch to the next; None for a single batch.
+        epoch: of this start, once it has taken over.
     """
 
     settings: JobSettings
     stop: StopRequest
     name: str
-    job: JobQuery
-    options: Mapping[str, str]
+    folder: JobFolder
+    record: JobRecord
     trigger: str | None
     metrics: JobMetrics
     router: RouterReport
+    epoch: int = 0
 
     @classmethod
     def checked(
@@ -154,7 +152,7 @@ class _Start:
         with lines_of_job(name):
             if once:
                 record.options["snapshotMode"] = "initial_only"
-            record, options = _checked(settings, record)
+            record = _checked(settings, record)
             held.enter_context(folder.locked())
             folder.mend(record)
             with suppress(StreamError):  # a damaged checkpoint, which `take_over` restores
@@ -162,19 +160,18 @@ class _Start:
             metrics = JobMetrics()
             if settings.metrics_port is not None:
                 held.enter_context(metrics.serve(settings.metrics_port + number))
+            options = record.source_options(settings.uri)
             router = held.enter_context(RouterReport(folder.address, options))
-        job = JobQuery(folder, record, settings.uri, keep_files=settings.keep_files)
         trigger = None if once else settings.trigger
-        return cls(settings, stop, name, job, options, trigger, metrics, router)
+        return cls(settings, stop, name, folder, record, trigger, metrics, router)
 
     def take_over(self) -> None:
         """End an earlier start, and restore what a crash has left. Raises SourceError."""
-        folder = self.job.folder
         with lines_of_job(self.name):
-            self.job.epoch = take_over(folder)
-            restore_checkpoint(folder)
-            folder.begin(self.job.record, once=self.trigger is None)
-            replace_lost_batch(folder, self.settings.uri)
+            self.epoch = take_over(self.folder)
+            restore_checkpoint(self.folder)
+            self.folder.begin(self.record, once=self.trigger is None)
+            replace_lost_batch(self.folder, self.settings.uri)
 
     def run(self, spark: SparkSession) -> Exception | None:
         """Run the job's query until it ends; report its failure to the router, and return it."""
@@ -187,11 +184,13 @@ class _Start:
         return None
 
     def _run_query(self, spark: SparkSession) -> None:
-        settings, job, folder = self.settings, self.job, self.job.folder
-        verifier = None
+        settings, folder = self.settings, self.folder
+        verifier = findings = None
         if settings.verify_every is not None:
-            verifier = Verifier(spark, folder, self.options, settings, self.metrics.add_round)
-            job.findings = verifier.findings
+            options = self.record.source_options(settings.uri)
+            verifier = Verifier(spark, folder, options, settings, self.metrics.add_round)
+            findings = verifier.findings
+        job = JobQuery(folder, self.record, settings.uri, findings, self.epoch, settings.keep_files)
         listeners, once = (self.metrics, self.router), self.trigger is None
         report = ProgressReport(listeners, written=job.written, once=once)
 
@@ -214,7 +213,7 @@ class _Start:
 def check_jobs(settings: JobSettings) -> Iterator[str]:
     """Return what `run_jobs` would do, as lines, without doing it. Raises SourceError."""
     for folder, wanted in settings.jobs():
-        record, _ = _checked(settings, wanted)
+        record = _checked(settings, wanted)
         folder.require_continues(record)
         checkpoint = folder.checkpoint
         checkpoint.batches()  # raises an error for a damaged commit, which the newest one may hide
@@ -333,11 +332,9 @@ class Job:
         An outcome has the `count` of differences and the `first` of them, and `failed` says whether
         the comparison was impossible. Raises SourceError.
         """
-        active = spark or SparkSession.getActiveSession()
-        if active is not None:
-            register(active)
+        given = spark or SparkSession.getActiveSession()
         by_table: dict[str, Outcome] = {}
-        with nullcontext(active) if active else job_session("verify", self.settings.conf) as used:
+        with job_session("verify", self.settings.conf, given) as used:
             for folder in self._folders:
                 outcomes = verify_job(used, folder, self.settings.uri, tables)
                 by_table |= {folder.table(name): outcome for name, outcome in outcomes.items()}

@@ -262,7 +262,7 @@ class EventPlanner:
         ahead.read_sample(most, stop)
         if not ahead.tokens:
             return self._idle_end(start, ahead.position, least), 0
-        if ahead.begins_after(stop):
+        if stop is not None and is_after(ahead.tokens[0], stop):
             return start, 0
         if len(ahead.tokens) >= SAMPLE_SIZE and not ahead.is_idle:
             if (end := self._estimated_end(ahead, most, stop)) is not None:

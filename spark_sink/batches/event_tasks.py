@@ -8,6 +8,7 @@ of a collection or a database under one token; the first of them in the batch's 
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -52,8 +53,9 @@ class TaskReader:
         self._task = task
         self._watch = watch
         self._retry_policy = retry_policy
-        self._events = self._size = self._ticks = 0
-        self._first = self._last = ""
+        self.stats = ReadStats(0, 0, Timestamp(0, 0), Timestamp(0, 0))
+        """What was read so far."""
+        self._last = ""
 
     def events(self) -> Iterator[bytes]:
         """Return the events in the order of the stream. Raises StreamError."""
@@ -63,58 +65,42 @@ class TaskReader:
     def runs(self) -> Generator[Run]:
         """Return the same events, one server reply at a time. Raises StreamError."""
         task = self._task
-        stream = self._stream(task.shard, task.start)
-        try:
+        with closing(self._stream(task.shard, task.start)) as stream:
             for run in read_runs(stream, task.end):
                 own = self._own(run)
                 if own.keys:
                     self._count(own)
                     yield own
-        finally:
-            stream.close()
-
-    @property
-    def stats(self) -> ReadStats:
-        """What was read so far."""
-        if not self._events:
-            return ReadStats(0, 0, Timestamp(0, 0), Timestamp(0, 0))
-        first, last = cluster_time_of(self._first), cluster_time_of(self._last)
-        return ReadStats(self._events, self._size, first, last, self._ticks)
 
     def _count(self, run: Run) -> None:
-        keys = run.keys
-        last = self._last or keys[0]
-        self._first = self._first or keys[0]
+        keys, stats = run.keys, self.stats
+        last, ticks = self._last or keys[0], stats.ticks
         if last[2:10] != keys[-1][2:10]:  # a second was read to its end
             for before, key in pairwise((last, *keys)):
                 if before[2:10] != key[2:10]:
-                    self._ticks = max(self._ticks, int(before[10:18], 16))
+                    ticks = max(ticks, int(before[10:18], 16))
         self._last = keys[-1]
-        self._events += len(run)
-        self._size += sum(map(len, run.events))
+        events, size = stats.events + len(run), stats.size + sum(map(len, run.events))
+        first = stats.first if stats.events else cluster_time_of(keys[0])
+        self.stats = ReadStats(events, size, first, cluster_time_of(keys[-1]), ticks)
 
     def _own(self, run: Run) -> Run:
         """Leave out the events that another shard's task returns."""
         if not self._task.before or all(map(is_of_document, run.keys)):
             return run
-        own = [index for index, key in enumerate(run.keys) if not self._is_anothers(key)]
-        if len(own) == len(run):
-            return run
+        own = [
+            index
+            for index, key in enumerate(run.keys)
+            if is_of_document(key)
+            or not any(self._reports(each, key) for each in self._task.before)
+        ]
         return Run([run.keys[index] for index in own], [run.events[index] for index in own])
 
-    def _is_anothers(self, key: str) -> bool:
-        """Whether the task of another shard returns the event."""
-        if is_of_document(key):
-            return False
-        return any(self._reports(shard, key) for shard in self._task.before)
-
     def _reports(self, shard: str, key: str) -> bool:
+        """Return whether the stream of a shard has an event."""
         token = Token({"_data": key})
-        stream = self._stream(shard, AtTime(token.cluster_time))
-        try:
+        with closing(self._stream(shard, AtTime(token.cluster_time))) as stream:
             return any(key in run.keys for run in read_runs(stream, token))
-        finally:
-            stream.close()
 
     def _stream(self, shard: str | None, start: Position) -> EventStream:
         # A shard cannot resume from the token of another shard's event, but from its time.

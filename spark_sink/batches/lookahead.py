@@ -66,10 +66,6 @@ class Lookahead:
             return None
         return self.position.cluster_time
 
-    def begins_after(self, stop: AtTime | None) -> bool:
-        """Whether the first event comes after a stop."""
-        return stop is not None and self.tokens[0].data > key_of(stop)
-
     def close(self) -> None:
         """Kill the cursor; a later read opens another one."""
         self._cursor.close()

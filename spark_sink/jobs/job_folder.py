@@ -79,7 +79,7 @@ class JobFolder:
         self.address = absolute(address)
         """The folder as a path or URI for Spark."""
         self._folder = Folder(address)
-        self._checkpoint = absolute(checkpoint) if checkpoint else ""
+        self._chosen = absolute(checkpoint) if checkpoint else ""
 
     def table(self, name: str) -> str:
         """Return where a table is kept."""
@@ -92,11 +92,9 @@ class JobFolder:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Where the query keeps its offsets."""
-        own = f"{self.address}/checkpoint"
-        if not self._checkpoint and self.exists:
-            self._checkpoint = self.record().checkpoint or own
-        return Checkpoint(self._checkpoint or own)
+        """Where the query keeps its offsets. Raises OptionError for a damaged record."""
+        known = self._chosen or (self.record().checkpoint if self.exists else "")
+        return Checkpoint(known or f"{self.address}/checkpoint")
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -196,7 +194,7 @@ class JobFolder:
         with suppress(OptionError):
             self.record()
             return
-        self._write(replace(record, checkpoint=self._checkpoint, since=ABOVE_ALL_TOKENS))
+        self._write(replace(record, checkpoint=self._chosen, since=ABOVE_ALL_TOKENS))
         say("job.json was damaged, and has the arguments of this start now")
 
     def _refuse(self, old: JobRecord, new: JobRecord, *, once: bool) -> None:

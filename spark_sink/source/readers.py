@@ -3,7 +3,7 @@
 They translate between these interfaces and the planners and tasks, which do not depend on Spark
 (docs/spark-rationale.md). Spark passes a micro-batch through these methods:
 
-1. `latestOffset`, on the driver: `OffsetPlanner.plan` decides where the batch ends. For that,
+1. `latestOffset`, on the driver: `BatchPlanner.plan` decides where the batch ends. For that,
    `EventPlanner.next_batch` finds the end of its events, and `SnapshotScheduler.advance` what it
    reads of a snapshot. Spark writes the offset to the checkpoint.
 2. `partitions`, on the driver: what lies between two offsets is divided among tasks, by
@@ -31,7 +31,7 @@ from spark_sink.events.positions import AtTime, FromNow, after, is_after
 from spark_sink.options.stream_options import StreamOptions
 from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.chunk_planner import ChunkPlanner
-from spark_sink.source.offset_planner import OffsetPlanner, QueryConnection, QueryOutput
+from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
 from spark_sink.source.task_rows import SourceEvent, Task, TaskPartition, rows_of_task
@@ -51,7 +51,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """What the query was started with."""
         self._loaded = loaded
         self._output = QueryOutput() if output is None else output
-        self._planner: OffsetPlanner | None = None
+        self._planner: BatchPlanner | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_planner": None}
@@ -71,7 +71,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         """Store the present, before which later batches end. Raises StreamError."""
         with without_traceback():
-            self.planner.stop_at_present()
+            self.planner.event_planner.stop_at_present()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         """Return where the micro-batch after `start` ends. Raises StreamError."""
@@ -84,7 +84,7 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         """Remove the files of signals that a committed batch has processed."""
         if self._planner is not None:
             with without_traceback():
-                self._planner.committed(Offset.of(end))
+                self._planner.signal_receiver.committed(Offset.of(end).snapshots)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the newest cluster time, for the lag; None before the first batch.
@@ -100,15 +100,13 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Return what the tasks of a micro-batch read. Raises StreamError."""
-        with without_traceback():
-            scope = Offset.of(end).scope
-            return [TaskPartition(task, scope) for task in self._tasks(start, end)]
-
-    def _tasks(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[Task]:
         if start == end:
             return []
-        between = Offset.of(start), Offset.of(end)
-        return [*self.planner.event_tasks(*between), *self.added_tasks(*between)]
+        with without_traceback():
+            first, last = Offset.of(start), Offset.of(end)
+            tasks: list[Task] = [*self.planner.event_planner.tasks(last.events_after(first))]
+            tasks += self.added_tasks(first, last)
+            return [TaskPartition(task, last.scope) for task in tasks]
 
     def added_tasks(self, before: Offset, end: Offset) -> list[Task]:
         """Return the tasks between two offsets that do not read the stream. Raises StreamError."""
@@ -135,11 +133,10 @@ class MergerouterStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNo
         self._planner = None
 
     @property
-    def planner(self) -> OffsetPlanner:
+    def planner(self) -> BatchPlanner:
         """What plans the batches, connected at first use. Raises StreamError and OptionError."""
         if self._planner is None:
-            connection = QueryConnection.open(self.options, self._loaded)
-            self._planner = OffsetPlanner(self.options, connection, self._output)
+            self._planner = BatchPlanner.connected(self.options, self._output, self._loaded)
         return self._planner
 
 

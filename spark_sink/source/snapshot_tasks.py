@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import bson
@@ -36,13 +35,11 @@ def tasks_of_queue(
         signal = {"id": request.id, "type": request.kind, "streamed": _token_at(start)}
         shown = None if request.kind == "initial" else signal
         for chunks in planner.tasks(request.plan, request.selection):
-            reads = (
-                chunk_read(chunk, part.reading, options).where(
-                    request.selection.condition(str(chunk.collection))
-                )
-                for chunk in chunks
-            )
-            tasks.append(SnapshotTask(tuple(replace(read, signal=shown) for read in reads)))
+            reads = []
+            for chunk in chunks:
+                condition = request.selection.condition(str(chunk.collection))
+                reads.append(chunk_read(chunk, part.reading, options, condition, signal=shown))
+            tasks.append(SnapshotTask(tuple(reads)))
     end = None if part.ending is None else _end_of_snapshot(part.ending, queue, planner, present)
     if end is not None:
         tasks.append(SourceEvent(end))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 from bson.timestamp import Timestamp
@@ -18,7 +19,7 @@ from spark_sink.events.positions import AtTime, Position, Token, after
 from spark_sink.events.runs import Run, run_of, sort_key
 from spark_sink.events.update_descriptions import described
 from spark_sink.options.scope import Scope
-from spark_sink.options.stream_options import RetryPolicy, StreamOptions
+from spark_sink.options.stream_options import StreamOptions
 from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.field_edits import FieldEdits
 from spark_sink.snapshot.plan import Chunk
@@ -64,10 +65,20 @@ def rows_for(options: StreamOptions) -> EventRows:
     )
 
 
-def chunk_read(chunk: Chunk, snapshot_time: Timestamp, options: StreamOptions) -> ChunkRead:
-    """Return what is read of a chunk, with the options' filter for its collection."""
+def chunk_read(
+    chunk: Chunk,
+    snapshot_time: Timestamp,
+    options: StreamOptions,
+    condition: Mapping[str, Any] | None = None,
+    **form: Any,
+) -> ChunkRead:
+    """Return what is read of a chunk: what meets the options' filter and a further `condition`.
+
+    `form` are the other fields of the result.
+    """
     filters = options.snapshot.filters or {}
-    return ChunkRead(chunk, snapshot_time, filters.get(str(chunk.collection)))
+    both = [each for each in (filters.get(str(chunk.collection)), condition) if each]
+    return ChunkRead(chunk, snapshot_time, {"$and": both} if both else None, **form)
 
 
 def rows_of_task(task: Task, options: StreamOptions) -> Iterator[pa.RecordBatch]:
@@ -99,15 +110,14 @@ def read_chunks(
     client: RouterClient, reads: Iterable[ChunkRead], options: StreamOptions
 ) -> Iterator[pa.RecordBatch]:
     """Return the documents of chunks as rows, as Arrow batches. Raises StreamError."""
-    runs_of = partial(_chunk_runs, client, policy=options.retry_policy)
+
+    def runs_of(read: ChunkRead) -> Iterator[Run]:
+        newest = partial(client.newest_time, read.snapshot_time)
+        return ChunkReader(client.mongo, read, newest, retry_policy=options.retry_policy).runs()
+
     read_ahead = one_ahead(run for read in reads for run in runs_of(read))
     runs = FieldEdits(options.edits).runs(read_ahead)
     yield from rows_for(options).batches(runs)
-
-
-def _chunk_runs(client: RouterClient, read: ChunkRead, policy: RetryPolicy) -> Iterator[Run]:
-    newest = partial(client.newest_time, read.snapshot_time)
-    return ChunkReader(client.mongo, read, newest, retry_policy=policy).runs()
 
 
 def _in_fragments(position: Position, task: EventsTask, options: StreamOptions) -> Position:

@@ -137,7 +137,7 @@ class ComparisonTasks:
     def compare_keys(self, chunk: Chunk) -> MadeRows:
         """Look for the keys of a chunk of a collection in the table: SUSPECTS."""
         rows = size = 0
-        read = replace(chunk_read(chunk, self.time, self.options), keys_only=True)
+        read = chunk_read(chunk, self.time, self.options, keys_only=True)
         with closing(RouterClient(self.options)) as client:
             for batch in read_chunks(client, [read], self.options):
                 keys = {place_of_row(row): row for row in self._keyed(batch)}
@@ -245,9 +245,10 @@ class ComparisonTasks:
             ids += [row["id"]] if row["id"] else []
         key = () if self.keys == ("_id",) else self.keys
         for names, ids in by_collection.items():
-            read = chunk_read(Chunk(SnapshotCollection(*names, key=key)), self.time, self.options)
+            chunk = Chunk(SnapshotCollection(*names, key=key))
             for start in range(0, len(ids), _KEYS):
-                yield read.where(filter_of(ids[start : start + _KEYS]))
+                chosen = filter_of(ids[start : start + _KEYS])
+                yield chunk_read(chunk, self.time, self.options, chosen)
 
     def _keyed(self, batch: pa.RecordBatch) -> list[dict[str, Any]]:
         """Return rows of the source as rows of KEYED."""

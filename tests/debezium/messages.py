@@ -14,8 +14,8 @@ from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import join_fragments
 from spark_sink.options.stream_options import large_event_stages
 from spark_sink.rows.event_rows import EventRows
+from spark_sink.snapshot.document_events import DocumentEvents
 from spark_sink.snapshot.plan import SnapshotCollection
-from spark_sink.snapshot.reader import DocumentEvents
 from tests.debezium.engine import Message
 from tests.doubles.event_history import runs_of
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_sink.errors import SourceError
 from spark_sink.session import spark_session
-from spark_sink.session.spark_session import JavaNotFoundError, bundled_java, find_java
+from spark_sink.session.spark_session import bundled_java, find_java
 
 
 def fake_java(folder, version):
@@ -58,7 +59,7 @@ def test_the_bundled_java_is_not_stopped_by_the_vector_module():
 def test_the_error_without_java_lists_the_searched_places(tmp_path, monkeypatch):
     old = fake_java(tmp_path / "old", "11.0.2")
     monkeypatch.setattr(spark_session, "bundled_java", lambda: None)
-    with pytest.raises(JavaNotFoundError, match=r"Java 17 or newer.*old/bin/java \(version 11\)"):
+    with pytest.raises(SourceError, match=r"Java 17 or newer.*old/bin/java \(version 11\)"):
         find_java({"JAVA_HOME": str(old), "PATH": str(tmp_path)})
 
 

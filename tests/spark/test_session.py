@@ -58,6 +58,24 @@ def test_the_last_command_that_uses_a_session_ends_it(monkeypatch: pytest.Monkey
         assert made.stop.call_count == 1
 
 
+def test_a_job_in_a_given_session_keeps_the_context_that_another_command_has_created(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    made = MagicMock()
+    monkeypatch.setattr(SparkContext, "_active_spark_context", None)
+    monkeypatch.setattr(spark_session, "_open_job_session", lambda *_: made)
+    monkeypatch.setattr(spark_session, "register", lambda _: None)
+    made.newSession().sparkContext = made.sparkContext
+    with ExitStack() as first:
+        first.enter_context(job_session("run", {}))
+        monkeypatch.setattr(SparkContext, "_active_spark_context", made.sparkContext)
+        with job_session("run", {}, made.newSession()) as given:
+            assert given is made.newSession()
+            first.close()
+            assert not made.stop.called
+        assert given.stop.call_count == 1
+
+
 def test_a_command_does_not_end_the_session_of_its_process(spark: SparkSession) -> None:
     with job_session("verify", {}):
         pass

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain, groupby
 from typing import Any
 
@@ -40,11 +40,20 @@ Versions = Mapping[str, tuple[int, TableState]]
 
 @dataclass(frozen=True)
 class PastBatch:
-    """A batch: its number, its end, and the state in which it left a table that has all batches."""
+    """A batch: its number, its end, and the state in which it left a table that has all batches.
+
+    `versions` are those of the tables that it left, if they were looked up.
+    """
 
     number: int
     end: Offset
     state: TableState
+    versions: Versions = field(default_factory=dict)
+
+    @property
+    def cut(self) -> Timestamp:
+        """The first cluster time whose events the batch does not have completely."""
+        return cut_of(self.end)
 
     @property
     def is_complete(self) -> bool:
@@ -56,7 +65,7 @@ class PastBatch:
             return False
         state = self.state
         marks = [mark for mark in (state.complete_from, *state.complete_in.values()) if mark]
-        return not state.unread and all(cluster_time_of(mark) <= cut_of(self.end) for mark in marks)
+        return not state.unread and all(cluster_time_of(mark) <= self.cut for mark in marks)
 
 
 class JobHistory:
@@ -88,10 +97,10 @@ class JobHistory:
             cut = cluster_time_of(first)
         return cut
 
-    def complete_before(self, cut: Timestamp) -> Iterator[tuple[PastBatch, Versions]]:
+    def complete_before(self, cut: Timestamp) -> Iterator[PastBatch]:
         """Return the complete batches that end before a cut and that all tables have, newest first.
 
-        With each come the versions of the tables that it left.
+        Each has its versions.
         """
         for read, batch in enumerate(self._before(cut), 1):
             number = batch.number
@@ -99,17 +108,17 @@ class JobHistory:
             versions = self._versions(number) if batch.is_complete else {}
             newest = {name: state.batch.number for name, (_, state) in versions.items()}
             if all(newest.get(name) == number for name in self._with_all):
-                yield batch, versions
+                yield replace(batch, versions=versions)
 
-    def whole_before(self) -> tuple[PastBatch, Versions]:
+    def whole_before(self) -> PastBatch:
         """Return the newest such batch up to the time that divides no transaction or cluster time.
 
         Raises StreamError if there is none.
         """
-        for batch, versions in self.complete_before(after(self._time).time):
+        for batch in self.complete_before(after(self._time).time):
             key = key_of(batch.end.position)
-            if self._divided_by(key) is None and not self._has_events(key, cut_of(batch.end)):
-                return batch, versions
+            if self._divided_by(key) is None and not self._has_events(key, batch.cut):
+                return batch
         raise self.no_versions_error()
 
     def rows_before(self, cut: Timestamp, name: str) -> RowFilter:
@@ -119,7 +128,7 @@ class JobHistory:
         """
         chosen: list[tuple[str, str, Any]] = [(TOKENS[name], "<=", high_water_mark(cut))]
         if CURRENT in self.logs and BRONZE not in self.logs:
-            newest = next((batch.number for batch, _ in self.complete_before(cut)), -1)
+            newest = next((batch.number for batch in self.complete_before(cut)), -1)
             chosen.append((BATCH, "<=", newest))
         return chosen
 

@@ -6,9 +6,7 @@ Each has the events before one cut of a `JobHistory`, and every transaction whol
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from itertools import islice
 
 import pyarrow as pa
@@ -20,7 +18,7 @@ from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import StreamError
 from spark_sink.events.header import SNAPSHOT_END
 from spark_sink.events.positions import AtTime
-from spark_sink.jobs.history.job_history import JobHistory, cut_of, scope_at, snapshot_ends
+from spark_sink.jobs.history.job_history import JobHistory, PastBatch, scope_at, snapshot_ends
 from spark_sink.jobs.job_folder import JobFolder, JobRecord
 from spark_sink.jobs.job_query import table_form
 from spark_sink.jobs.job_tables import BRONZE, CURRENT, TOKENS
@@ -40,30 +38,17 @@ from spark_sink.tables.table_state import Batch
 from spark_sink.tables.table_version import DeletedVersionError
 
 
-@dataclass(frozen=True)
-class TableVersions:
-    """Versions of a job's tables that stand for one cut: the cluster just before `cut`.
+def versions_at(folder: JobFolder, time: Timestamp) -> PastBatch:
+    """Return the batch with the newest versions of all tables that hold nothing from after a time.
 
-    `batch` is the last batch that they have; `versions` are their numbers by table.
-    """
-
-    batch: int
-    cut: Timestamp
-    versions: Mapping[str, int]
-
-
-def versions_at(folder: JobFolder, time: Timestamp) -> TableVersions:
-    """Return the newest versions of a job's tables that hold nothing from after a cluster time.
-
-    Each holds all events before one cut, and every transaction whole. Raises StreamError if the
-    tables have not reached the time, or if the versions of that time have been deleted.
+    They hold all events before the batch's cut, and every transaction whole. Raises StreamError if
+    the tables have not reached the time, or if the versions of that time have been deleted.
     """
     history = JobHistory(folder, time)
-    batch, versions = history.whole_before()
-    for name, (version, state) in versions.items():
-        history.logs[name].at(version, state)
-    numbers = {name: version for name, (version, _) in versions.items()}
-    return TableVersions(batch.number, cut_of(batch.end), numbers)
+    batch = history.whole_before()
+    for name, version in batch.versions.items():
+        history.logs[name].at(*version)
+    return batch
 
 
 def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
@@ -92,8 +77,8 @@ def read_at(spark: SparkSession, out: str, time: str) -> dict[str, DataFrame]:
 
 def _current_version(spark: SparkSession, history: JobHistory, cut: Timestamp) -> DataFrame:
     """Return the rows of the current table after the last batch before a cut."""
-    for _, versions in history.complete_before(cut):
-        return history.logs[CURRENT].at(*versions[CURRENT]).read(spark)
+    for batch in history.complete_before(cut):
+        return history.logs[CURRENT].at(*batch.versions[CURRENT]).read(spark)
     raise history.no_versions_error()
 
 
@@ -105,11 +90,11 @@ def _current_from_bronze(spark: SparkSession, history: JobHistory, cut: Timestam
     bronze = history.logs[BRONZE]
     table = CurrentTable.existing(history.logs[CURRENT].address, table_form(history.record))
     rows, since = spark.createDataFrame([], TABLE).select(*BASE), -1
-    for batch, versions in islice(history.complete_before(cut), 1):
+    for batch in islice(history.complete_before(cut), 1):
         with suppress(DeletedVersionError):
-            older = history.logs[CURRENT].at(*versions[CURRENT])
-            base_columns = TableForm.of(older.schema).base_columns
-            rows, since = older.read(spark, base_columns), batch.number
+            older = history.logs[CURRENT].at(*batch.versions[CURRENT])
+            columns = TableForm.of(older.schema).base_columns
+            rows, since = older.read(spark, columns), batch.number
     if since < 0:
         _require_begun(bronze, history.record, cut)
     later = [*_counts_before(bronze, cut), (BATCH, ">", since)]

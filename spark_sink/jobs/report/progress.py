@@ -183,8 +183,8 @@ class ProgressReport:
         self._has_bar = False
         self._waits = False
         self._through = 0
-        self._last: str | None = ""
-        self._since = 0.0
+        self._last: str | None = None  # the time of Spark's last report
+        self._since = clock()  # when that was seen; infinite once a long batch is printed
 
     def begin(self, last: LoggedBatch | None) -> None:
         """Print that the query has started, after the last committed batch, if any."""
@@ -218,8 +218,7 @@ class ProgressReport:
             for listener in self._listeners:
                 listener.add(batch)
         self._report_long_batch(query, None if progress is None else str(progress["timestamp"]))
-        through = None if progress is None else reached(progress)
-        if progress is None or through is None:
+        if progress is None or (through := reached(progress)) is None:
             return
         quiet, begun = _quiet_until(progress), datetime.fromisoformat(progress["timestamp"])
         waits = quiet is not None and begun.timestamp() - quiet > STANDS

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -63,8 +62,8 @@ class RouterReport:
         self._next = self._began + _FIRST_REPORT
         self._rates: deque[tuple[float, int]] = deque()
         self._command = _COMMAND
-        self._silent_since: float | None = None
-        """When the router began not to answer; infinite once that is printed."""
+        self._failed_at: float | None = None  # since when no report was answered
+        self._is_silent = False  # a line says so
 
     def __enter__(self) -> Self:
         return self
@@ -92,12 +91,20 @@ class RouterReport:
         if self._clock() < self._next:
             return
         error = self._send()
-        if error is not None:
-            self._silent(error)
+        if error is None:
+            if self._is_silent:
+                say("the router answers again")
+            self._failed_at, self._is_silent = None, False
             return
-        if self._silent_since == math.inf:
-            say("the router answers again")
-        self._silent_since = None
+        now = self._clock()
+        self._failed_at = now if self._failed_at is None else self._failed_at
+        if not self._is_silent and now - self._failed_at >= _SILENCE:
+            self._is_silent = True
+            say(
+                f"{addresses_of(self._client)} has not answered for {now - self._failed_at:.0f} s "
+                f"({type(error).__name__}): check that the router runs there. The job waits, and "
+                "continues when it answers"
+            )
 
     def failed(self, cause: str) -> None:
         """Report why the job fails."""
@@ -117,19 +124,6 @@ class RouterReport:
                 return error
             self._command = "ping"
         return None
-
-    def _silent(self, error: PyMongoError) -> None:
-        """Print once that the router has not answered for some time."""
-        if self._silent_since is None:
-            self._silent_since = self._clock()
-        seconds = self._clock() - self._silent_since
-        if seconds >= _SILENCE:
-            self._silent_since = math.inf
-            say(
-                f"{addresses_of(self._client)} has not answered for {seconds:.0f} s "
-                f"({type(error).__name__}): check that the router runs there. The job waits, and "
-                "continues when it answers"
-            )
 
     def _rate(self) -> float:
         """Return the events a second in the last minute."""

@@ -21,7 +21,7 @@ from spark_sink.signals.snapshot_queue import SnapshotQueue, SnapshotRequest
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.plan import Mark, SnapshotPlan
 from spark_sink.snapshot.unread import token_in, unread_names
-from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput
+from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
 from spark_sink.source.task_rows import SnapshotTask, SourceEvent
@@ -53,15 +53,15 @@ class Gaining:
         # A batch reads some two thousand.
         self.chunks = ListedCollections(listed, self.options.scope, 1, 1 / 1024)
         snapshots = SnapshotScheduler(self.chunks, self.options.snapshot.collections)
-        connection = Mock(scheduler=snapshots, chunk_planner=self.chunks)
-        connection.client.with_retries = lambda call: call()
-        connection.signal_receiver.receive = lambda signals, _: signals
-        connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
-        connection.signal_receiver.has_more = False
-        connection.client.clocks.return_value.cluster_time = TIME
+        client = Mock(with_retries=lambda call: call())
+        client.clocks.return_value.cluster_time = TIME
+        events = Mock(next_batch=lambda start, *_, **__: EventRange(start, start, 0))
+        receiver = Mock(receive=lambda signals, _: signals, has_more=False)
         output = Mock(QueryOutput, follows_scope=True, namespaces=lambda: self.namespaces)
         output.unread.return_value = ({}, ())
-        self.planner = OffsetPlanner(self.options, connection, output)
+        self.planner = BatchPlanner(
+            self.options, output, client, events, self.chunks, snapshots, receiver
+        )
 
     def plan(self, start: Offset) -> Offset | None:
         """Return the next offset, as it is after a restart."""

@@ -25,7 +25,7 @@ from spark_sink.options.snapshot_options import (
 from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.snapshot_queue import BatchPart, SnapshotQueue, SnapshotRequest
 from spark_sink.snapshot.plan import SnapshotPlan
-from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput
+from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.snapshot_tasks import tasks_of_queue
 from tests.unit.spark_sink.options import snapshot_choices
@@ -147,7 +147,15 @@ def started(position: Position, *, is_in_snapshot: bool = False, **options: str)
     connection.signal_receiver.has_more = False
     connection.client.clocks.return_value.cluster_time = POSITION.time
     connection.event_planner.next_batch = lambda start, *_, **__: EventRange(start, start, 0)
-    planner = OffsetPlanner(parse_options({"uri": URI, **options}), connection, QueryOutput())
+    planner = BatchPlanner(
+        parse_options({"uri": URI, **options}),
+        QueryOutput(),
+        connection.client,
+        connection.event_planner,
+        connection.chunk_planner,
+        connection.scheduler,
+        connection.signal_receiver,
+    )
     return planner, lambda: planner.plan(Offset(position, Scope(), snapshots=state), None)
 
 
@@ -166,11 +174,11 @@ def test_a_start_decides_when_a_snapshot_begins(
     for position, begins in ((FromNow(), first), (POSITION, later)):
         planner, latest = started(position, is_in_snapshot=is_in_snapshot, snapshotMode=mode)
         latest()
-        assert planner._connection.scheduler.begin.called == begins
-        for call in planner._connection.scheduler.begin.call_args_list:
+        assert planner.scheduler.begin.called == begins
+        for call in planner.scheduler.begin.call_args_list:
             assert call.args[0].required_at == "7"  # with what the table lacks
     latest()
-    assert planner._connection.scheduler.begin.call_count == later  # one at each start
+    assert planner.scheduler.begin.call_count == later  # one at each start
 
 
 def test_a_custom_mode_receives_the_state_of_the_checkpoint() -> None:
@@ -205,7 +213,7 @@ def test_a_snapshot_waits_for_the_end_of_its_delay(
     monkeypatch.setattr("time.sleep", pass_time)
     delay = {"snapshot.delay.ms": "1300"}
     planner, latest = started(POSITION, snapshotMode="always", **delay)
-    planner._connection.event_planner.ends_at_present = to_the_present
+    planner.event_planner.ends_at_present = to_the_present
     found = [latest() is not None for _ in range(calls)]
     monkeypatch.undo()
     assert found == [False] * (calls - 1) + [True]

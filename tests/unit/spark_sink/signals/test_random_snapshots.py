@@ -24,7 +24,7 @@ from spark_sink.signals.channels import SignalReceiver, send
 from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.plan import Chunk, value_of
 from spark_sink.snapshot.selections import ScopeGain
-from spark_sink.source.offset_planner import OffsetPlanner, QueryConnection, QueryOutput
+from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.task_rows import SnapshotTask, SourceEvent
@@ -70,10 +70,9 @@ class Query:
         chunks = CountedDocuments(client, options.scope)
         scheduler = SnapshotScheduler(chunks, options.snapshot.collections)
         receiver = SignalReceiver(client, options, scheduler)
-        connection = QueryConnection(client, events, chunks, scheduler, receiver)
         output = Mock(QueryOutput, follows_scope=True, namespaces=set)
         output.unread.return_value = ({}, ())
-        self.planner = OffsetPlanner(options, connection, output)
+        self.planner = BatchPlanner(options, output, client, events, chunks, scheduler, receiver)
         self.reader = MergerouterStreamReader(options, 0.0, output)
         self.reader._planner = self.planner
         return options
@@ -122,7 +121,7 @@ class Query:
                 read.update(*(documents_in(part.chunk) for part in task.reads))
             elif isinstance(task, SourceEvent) and signals.batch.ending is not None:
                 self.check(bson.decode(task.event), end)
-        self.planner.committed(end)
+        self.planner.signal_receiver.committed(end.snapshots)
 
     def check(self, event: dict[str, Any], end: Offset) -> None:
         """Check that an end of a snapshot claims no document that was not read."""
@@ -145,7 +144,7 @@ class Query:
 def test_no_end_of_a_snapshot_names_what_was_not_read(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_sink.source.offset_planner.ChunkPlanner", CountedDocuments)
+    monkeypatch.setattr("spark_sink.source.batch_planner.ChunkPlanner", CountedDocuments)
     monkeypatch.setattr("spark_sink.signals.channels._POLL_LOCAL", 0.0)
     query = Query(random.Random(seed), tmp_path)
     options = query.start(query.chance.choice(SCOPES))

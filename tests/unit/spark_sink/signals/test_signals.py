@@ -21,7 +21,7 @@ from spark_sink.signals.snapshot_scheduler import SnapshotScheduler
 from spark_sink.snapshot.plan import SnapshotCollection
 from spark_sink.snapshot.selections import MissingDocuments, ScopeGain
 from spark_sink.snapshot.unread import LostDocument
-from spark_sink.source.offset_planner import OffsetPlanner, QueryOutput, _Move
+from spark_sink.source.batch_planner import BatchPlanner, QueryOutput
 from spark_sink.source.offsets import Offset
 from tests.doubles.listed_collections import ListedCollections
 
@@ -525,13 +525,12 @@ def test_many_signals_of_one_cluster_time_come_once_each() -> None:
 
 
 def test_a_signal_is_processed_once_though_it_causes_nothing() -> None:
-    connection: Any = Mock()
-    connection.scheduler.skipped = lambda queue: queue
-    planner = OffsetPlanner(parse_options({"uri": "mongodb://a"}), connection, QueryOutput())
+    options, scheduler = parse_options({"uri": "mongodb://a"}), Mock(skipped=lambda queue: queue)
+    planner = BatchPlanner(options, QueryOutput(), Mock(), Mock(), Mock(), scheduler, Mock())
     start = Offset(AtTime(MARK))
     batch = EventRange(start.position, start.position, 0)
-    assert planner._moved(start, _Move.STREAM, batch, SnapshotQueue()) is None
+    assert planner._moved(start, batch, SnapshotQueue()) is None
     processed = SnapshotQueue().with_handled("1", ())
-    moved = planner._moved(start, _Move.STREAM, batch, processed)
+    moved = planner._moved(start, batch, processed)
     assert moved is not None
     assert moved.snapshots == processed

@@ -7,8 +7,8 @@ import pytest
 from bson import SON, ObjectId
 from bson.timestamp import Timestamp
 
+from spark_sink.snapshot.document_events import DocumentEvents, KeyFinder
 from spark_sink.snapshot.plan import SnapshotCollection
-from spark_sink.snapshot.reader import DocumentEvents, KeyFinder
 
 FIRST, SECOND = ObjectId("0" * 24), ObjectId("1" * 24)
 
