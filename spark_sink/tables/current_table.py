@@ -7,7 +7,7 @@ readers see nothing of a batch, and a batch that ends early can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import groupby
@@ -49,8 +49,7 @@ from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
     StagedPlaces,
-    remove_changes,
-    remove_interrupted,
+    remove_staged,
     stage_file,
     stage_moved,
     stage_rows,
@@ -157,8 +156,7 @@ class CurrentTable:
         form: TableForm | None = None,
         epoch: int = 0,
     ) -> None:
-        columns = (form or TableForm()).statistics_columns
-        self.log = DeltaLog(target, (KEY_RANGE,), columns, epoch=epoch)
+        self.log = DeltaLog(target, (KEY_RANGE,), epoch=epoch)
         """The commits of the table."""
         self.address = self.log.address
         """The folder as a path or URI for Spark."""
@@ -214,7 +212,7 @@ class CurrentTable:
         was_restored = self.log.is_restored()
         if was_restored and (batch is None or batch.query == self.log.state().batch.query):
             raise restored_error(self.address)
-        remove_interrupted(self.address, self._epoch)
+        remove_staged(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return
         keys, epoch = self.state.keys, self._epoch
@@ -228,7 +226,7 @@ class CurrentTable:
                 self._accept_restored(changes)
             self.apply_staged(events.sparkSession, Upsert(changes, batch))
         except BaseException:
-            remove_changes(self.address, changes.groups)
+            remove_staged(self.address, self._epoch)
             raise
 
     def _accept_restored(self, changes: ChangeReport) -> None:
@@ -251,13 +249,11 @@ class CurrentTable:
         `spark` the work is done in this process. Raises StreamError if another writer was faster,
         and OSError.
         """
-        staged = [*upsert.changes.groups]
         if upsert.batch is None or not self.log.has(upsert.batch):
             plan = self._plan(spark, upsert)
             self._commit(upsert, plan, self._merge(spark, upsert, plan))
-            staged += plan.changes.groups  # DDL events have had some staged anew
         with self.log.clean_up():
-            remove_changes(self.address, staged)
+            remove_staged(self.address, self._epoch)
 
     def _plan(self, spark: SparkSession | None, upsert: Upsert) -> Plan:
         """Return what a batch changes. Tasks stage the rows that its DDL events move."""
@@ -359,8 +355,15 @@ class CurrentTable:
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
             batch=state.batch if batch is None else batch,
         )
-        if replaced or parts or state != self.state:
-            self._replace(replaced, parts, state, merged.form)
+        if not (replaced or parts or state != self.state):
+            return
+        form, log = merged.form, self.log
+        names = [name for name in form.statistics_columns if name in form.file_schema.names]
+        log.replace(parts, form.file_schema, state, replaced, names)
+        self.state, self._stored, self.form = state, form, form
+        if log.version and log.version % _COMMITS_PER_VACUUM == 0:
+            with log.clean_up():
+                log.vacuum()
 
     def _quarantined(self, upsert: Upsert, problems: Sequence[PartFile]) -> Batch | None:
         """Append events to the quarantine; return the batch, which knows whether it has some."""
@@ -371,28 +374,6 @@ class CurrentTable:
         batch = batch.wrote(quarantine.name)
         quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
         return batch
-
-    def _replace(
-        self,
-        replaced: Collection[str],
-        parts: Sequence[PartFile],
-        state: TableState,
-        form: TableForm,
-    ) -> None:
-        """Commit files of a form instead of those of the `replaced` partitions, with the state.
-
-        A column loses statistics before the commit, or gets them after it: no file lacks any.
-        """
-        log = self.log
-        names = [name for name in form.statistics_columns if name in form.file_schema.names]
-        before = log.statistics_columns if log.exists else names
-        log.set_statistics_columns([name for name in before if name in names])
-        log.replace(parts, form.file_schema, state, replaced)
-        log.set_statistics_columns(names)
-        self.state, self._stored, self.form = state, form, form
-        if log.version and log.version % _COMMITS_PER_VACUUM == 0:
-            with log.clean_up():
-                log.vacuum()
 
 
 def apply_changes(

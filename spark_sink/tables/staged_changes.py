@@ -241,15 +241,11 @@ class StagedPlaces:
         return places[bisect_left(places, group.first) : bisect_right(places, group.last)]
 
 
-def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
-    """Remove the files of staged changes that have been applied. Raises OSError."""
-    Folder(address).remove(*(group.path for group in groups))
-
-
-def remove_interrupted(address: str, epoch: int = 0) -> None:
+def remove_staged(address: str, epoch: int = 0) -> None:
     """Remove what starts with an epoch up to this one have staged, while this one stages nothing.
 
-    An earlier start may still be running, but it cannot commit any more. Raises OSError.
+    It is applied, or nobody will: an earlier start may still be running, but it cannot commit any
+    more. Raises OSError.
     """
     folder = Folder(address)
     staged = folder.listed(_FOLDER)

@@ -187,7 +187,9 @@ def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_pa
         "replace": lambda: earlier.replace(
             parts, SCHEMA, TableState(batch=batch(1)), replaced=["0"]
         ),
-        "statistics": lambda: earlier.set_statistics_columns(["token"]),
+        "statistics": lambda: earlier.replace(
+            [], SCHEMA, TableState(batch=batch(1)), statistics_columns=["token"]
+        ),
         "add columns": lambda: earlier.append(parts, wider, batch(1)),
     }
     with pytest.raises(StreamError, match="another start of this job has taken over the table"):
