@@ -48,7 +48,7 @@ from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
-    StagedPlaces,
+    places_in,
     remove_staged,
     stage_file,
     stage_moved,
@@ -108,33 +108,6 @@ class Plan:
     merges: Sequence[Merge]
     rewrites_all: bool
     fold: Fold
-
-
-@dataclass(frozen=True)
-class Merged:
-    """What the merges of a batch have written.
-
-    Args:
-        form: the columns of the table with these files.
-        written: each merge with its report.
-    """
-
-    form: TableForm
-    written: Sequence[tuple[Merge, MergeReport]] = ()
-
-    def grown(self) -> tuple[Merged, Sequence[tuple[Merge, MergeReport]]]:
-        """Return this with a form that the documents fit, and what must be written again in it.
-
-        The latter is left out: it is what wants the form, or all if the columns written do not fit.
-        """
-        wanted = [report.wanted for _, report in self.written if report.wanted is not None]
-        form = reduce(TableForm.grown, map(StructType.fromJson, wanted), self.form)
-        if form == self.form:
-            return self, ()
-        if form.rewrites(self.form):
-            return Merged(form), self.written
-        kept = [pair for pair in self.written if pair[1].wanted is None]
-        return Merged(form, kept), [pair for pair in self.written if pair[1].wanted is not None]
 
 
 class CurrentTable:
@@ -251,7 +224,7 @@ class CurrentTable:
         """
         if upsert.batch is None or not self.log.has(upsert.batch):
             plan = self._plan(spark, upsert)
-            self._commit(upsert, plan, self._merge(spark, upsert, plan))
+            self._commit(upsert, plan, *self._merge(spark, upsert, plan))
         with self.log.clean_up():
             remove_staged(self.address, self._epoch)
 
@@ -276,7 +249,7 @@ class CurrentTable:
         if ddl_events:
             changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
             ranges = ranges.without(affected)
-        merges = merges_of(ranges, changes.groups, StagedPlaces(self.address, changes.groups))
+        merges = merges_of(ranges, changes.groups, places_in(self.address, changes.groups))
         fold = Fold(
             complete_from=state.complete_from,
             complete_in={**state.complete_in, **dict.fromkeys(incomplete, ABOVE_ALL_TOKENS)},
@@ -309,40 +282,59 @@ class CurrentTable:
         tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
         return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
 
-    def _merge(self, spark: SparkSession | None, upsert: Upsert, plan: Plan) -> Merged:
-        """Write the files of a plan, in tasks, in a form that all its documents fit."""
+    def _merge(
+        self, spark: SparkSession | None, upsert: Upsert, plan: Plan
+    ) -> tuple[TableForm, list[tuple[Merge, MergeReport]]]:
+        """Write the files of a plan, in tasks; return each merge with its report.
+
+        The form returned is one that all documents fit, and in which all files are.
+        """
         quarantine = None
         if upsert.quarantine is not None and upsert.batch is not None:
             quarantine = upsert.quarantine.address, upsert.batch.number
-        merged, wants_all = Merged(self.form), plan.rewrites_all
+        form, wants_all = self.form, plan.rewrites_all
+        written: list[tuple[Merge, MergeReport]] = []
         rest = partial(merges_of_rest, plan.ranges, plan.merges)  # has as many as there are files
         pending = [*plan.merges, *(rest() if wants_all else ())]
         while pending:
             task = partial(MergeTask, self.address, quarantine, fold=plan.fold)
-            tasks = [task(merge=merge, form=merged.form, again=wants_all) for merge in pending]
+            tasks = [task(merge=merge, form=form, again=wants_all) for merge in pending]
             session = spark if sum(merge.size for merge in pending) > _DRIVER_BYTES else None
             reports = run_tasks(session, MergeReport, tasks, "files merged")
-            written = (*merged.written, *zip(pending, reports, strict=True))
-            merged, stale = replace(merged, written=written).grown()
-            for _, report in stale:
+            written += zip(pending, reports, strict=True)
+            wanted = [report.wanted for _, report in written if report.wanted is not None]
+            before, form = form, reduce(TableForm.grown, map(StructType.fromJson, wanted), form)
+            # What wants the new form is written again, or all if the columns written do not fit it.
+            every, kept, pending = form.rewrites(before), [], []
+            for merge, report in written:
+                if form == before or not (every or report.wanted is not None):
+                    kept.append((merge, report))
+                    continue
+                pending.append(merge)
                 Folder(self.address).remove(*(part.path for part in report.parts))
                 if quarantine is not None:
                     Folder(quarantine[0]).remove(*(part.path for part in report.problems))
-            pending = [merge for merge, _ in stale]
-            if not wants_all and merged.form.rewrites(self.form):
+            written = kept
+            if not wants_all and form.rewrites(self.form):
                 pending += rest()
                 wants_all = True
-        return merged
+        return form, written
 
-    def _commit(self, upsert: Upsert, plan: Plan, merged: Merged) -> None:
+    def _commit(
+        self,
+        upsert: Upsert,
+        plan: Plan,
+        form: TableForm,
+        written: Sequence[tuple[Merge, MergeReport]],
+    ) -> None:
         """Commit what was written, with the state after the batch.
 
         The quarantine gets its rows first. Without a change and a batch nothing is committed.
         """
-        reports = [report for _, report in merged.written]
+        reports = [report for _, report in written]
         batch = self._quarantined(upsert, [each for one in reports for each in one.problems])
         parts = [part for report in reports for part in report.parts]
-        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged.written))
+        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in written))
         new = {part.partition[KEY_RANGE] for part in parts}
         state, added = plan.state, sum((report.added for report in reports), NO_ROWS)
         if upsert.scope is not None:
@@ -357,7 +349,7 @@ class CurrentTable:
         )
         if not (replaced or parts or state != self.state):
             return
-        form, log = merged.form, self.log
+        log = self.log
         names = [name for name in form.statistics_columns if name in form.file_schema.names]
         log.replace(parts, form.file_schema, state, replaced, names)
         self.state, self._stored, self.form = state, form, form

@@ -10,6 +10,7 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -222,23 +223,19 @@ def read_groups(
     return pa.concat_tables(tables) if tables else _STAGED.empty_table()
 
 
-class StagedPlaces:
-    """Reads the places of groups of staged changes, in order; each file once. Raises OSError."""
+def places_in(address: str, groups: Sequence[ChangeGroup]) -> Callable[[ChangeGroup], list[str]]:
+    """Return what reads the places of one of the groups, in order; each file once. OSError."""
 
-    def __init__(self, address: str, groups: Sequence[ChangeGroup]) -> None:
-        self._address = address
-        self._groups: dict[str, list[ChangeGroup]] = {}
-        self._places: dict[str, list[str]] = {}
-        for group in groups:
-            self._groups.setdefault(group.path, []).append(group)
+    @cache
+    def of_file(path: str) -> list[str]:
+        rows = read_groups(address, [group for group in groups if group.path == path], ["place"])
+        return list(rows["place"].to_pylist())
 
-    def __call__(self, group: ChangeGroup) -> Sequence[str]:
-        """Return the places of a group."""
-        if group.path not in self._places:
-            rows = read_groups(self._address, self._groups[group.path], ["place"])
-            self._places[group.path] = rows["place"].to_pylist()
-        places = self._places[group.path]
+    def of_group(group: ChangeGroup) -> list[str]:
+        places = of_file(group.path)
         return places[bisect_left(places, group.first) : bisect_right(places, group.last)]
+
+    return of_group
 
 
 def remove_staged(address: str, epoch: int = 0) -> None:
