@@ -35,7 +35,7 @@ from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.keyed_rows import KEYED
-from spark_sink.tables.range_merge import UNAPPLIED
+from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_staged
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch

@@ -32,8 +32,8 @@ from spark_sink.jobs.job_tables import (
     dated_schema,
 )
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.parquet_parts import PartFile, Parts, numbered
-from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 
 _Make = Callable[[pa.RecordBatch], Iterator[pa.Table]]

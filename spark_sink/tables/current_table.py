@@ -41,10 +41,10 @@ from spark_sink.tables.key_ranges import (
     merges_of,
     merges_of_rest,
 )
+from spark_sink.tables.merge_task import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.parquet_parts import PartFile
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest
-from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
@@ -54,10 +54,10 @@ from spark_sink.tables.staged_changes import (
     stage_moved,
     stage_rows,
 )
+from spark_sink.tables.state_files import restored_error
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.table_version import TableVersion
-from spark_sink.tables.version_states import restored_error
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024

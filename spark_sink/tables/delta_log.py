@@ -1,6 +1,6 @@
 """The commits of a Delta table, through delta-rs: files, and what is recorded beside them.
 
-A commit is a file of the table's log, and changes rows and state together (`version_states`). It
+A commit is a file of the table's log, and changes rows and state together (`state_files`). It
 has the number of a batch as one of Delta's application transactions, by which the table recognises
 a repeated batch. delta-rs accepts an equal or lower number, so callers ask `has` first. If two
 commits that change the state were planned from one version, delta-rs refuses one of them.
@@ -36,20 +36,20 @@ from spark_sink.console import say
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.folders import Folder, absolute
 from spark_sink.tables.parquet_parts import WITH_STATISTICS, PartFile, Parts, TableFile, numbered
-from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.table_version import (
-    DROP_FEATURE,
-    STATISTICS,
-    TableVersion,
-    existing_files,
-)
-from spark_sink.tables.version_states import (
+from spark_sink.tables.state_files import (
     APPLICATION,
     RESTORE,
     STATE,
     clean_states,
     restored_error,
     write_state,
+)
+from spark_sink.tables.table_state import Batch, TableState
+from spark_sink.tables.table_version import (
+    DROP_FEATURE,
+    STATISTICS,
+    TableVersion,
+    existing_files,
 )
 
 EPOCH = "mergerouter.epoch"

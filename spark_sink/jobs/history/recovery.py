@@ -29,7 +29,7 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import run_tasks
-from spark_sink.tables.range_merge import UNAPPLIED
+from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, remove_staged, stage_rows
 from spark_sink.tables.table_state import Batch
 

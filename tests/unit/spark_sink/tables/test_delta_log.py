@@ -20,9 +20,9 @@ from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.tables import delta_log, table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import PartFile, Parts
+from spark_sink.tables.state_files import clean_states, newest_state, read_state, write_state
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.table_version import DeletedVersionError
-from spark_sink.tables.version_states import clean_states, newest_state, read_state, write_state
 
 SCHEMA = pa.schema(
     [
