@@ -34,7 +34,7 @@ from spark_sink.source.readers import MergerouterStreamReader
 from spark_sink.source.schema import schema_for
 from spark_sink.source.task_rows import Task, TaskPartition
 from spark_sink.tables.executors import REPORT, reported
-from spark_sink.tables.version_states import newest_state
+from spark_sink.tables.state_files import newest_state
 
 FORMAT = "mergerouter-job"
 TABLES = "jobTables"

@@ -35,8 +35,8 @@ from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.keyed_rows import KEYED
-from spark_sink.tables.range_merge import UNAPPLIED
-from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_interrupted
+from spark_sink.tables.merge_task import UNAPPLIED
+from spark_sink.tables.staged_changes import ChangeReport, ChangeStage, remove_staged
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
 
@@ -50,7 +50,7 @@ def take_over(folder: JobFolder) -> int:
     epoch = max(DeltaLog(address).later_epoch() for address in addresses)
     for address in addresses:
         DeltaLog(address, epoch=epoch).reload()
-    remove_interrupted(folder.table(CURRENT), epoch)
+    remove_staged(folder.table(CURRENT), epoch)
     return epoch
 
 
@@ -98,11 +98,17 @@ class TableCommits:
     keep_files: float | None = None
 
     def __post_init__(self) -> None:
-        self._tables = self.record.tables
-        columns = {BRONZE: self.rows, MESSAGES: dated_schema(MESSAGE_ROWS)}
-        self._appended = {name: rows for name, rows in columns.items() if name in self._tables}
-        self._opened: dict[str, DeltaLog] = {}
+        names = (*self.record.tables, QUARANTINE, NOTIFICATIONS)
+        addresses = {name: self.folder.table(name) for name in names}
         self._current: CurrentTable | None = None
+        if current := addresses.pop(CURRENT, None):
+            self._current = CurrentTable(current, form=self.form, epoch=self.epoch)
+        self._logs = {
+            name: DeltaLog(address, PARTITIONS.get(name, ()), epoch=self.epoch)
+            for name, address in addresses.items()
+        }
+        columns = {BRONZE: self.rows, MESSAGES: dated_schema(MESSAGE_ROWS)}
+        self._appended = {name: rows for name, rows in columns.items() if name in self._logs}
 
     def planned(self, number: int) -> Batch:
         """Return a batch that the checkpoint has. Raises StreamError if its file is not whole."""
@@ -116,29 +122,27 @@ class TableCommits:
         The notifications are last: a batch whose notifications are written is in all tables.
         Without `spark` the work is done in this process.
         """
-        end, seconds = Offset.of(batch.offset), dict[str, float]()
+        end, seconds, logs = Offset.of(batch.offset), dict[str, float](), self._logs
         if self.findings is not None:
             batch = replace(batch, verified=self.findings.verified)
+            written.changes.add(self.findings.removals())
         counted, notified = written.transactions.rows(), _notifications(end)
         beside = {NOTIFICATIONS: notified.num_rows, TRANSACTIONS: counted.num_rows}
         batch = self._after(batch, [n for n, some in {**written.parts, **beside}.items() if some])
         for name, columns in self._appended.items():
             with _timed(seconds, name):
-                self._table(name).append(written.parts.get(name, ()), columns, batch)
-        if CURRENT in self._tables:
-            if self.findings is not None:
-                written.changes.add(self.findings.removals())
+                logs[name].append(written.parts.get(name, ()), columns, batch)
+        if self._current is not None:
             with _timed(seconds, CURRENT):
-                self._merge(spark, written.changes, batch, end)
+                self._merge(self._current, spark, written.changes, batch, end)
         elif quarantined := written.parts.get(QUARANTINE):
-            self._table(QUARANTINE).append(quarantined, arrow_schema(UNAPPLIED), batch)
-        if TRANSACTIONS in self._tables:
+            logs[QUARANTINE].append(quarantined, arrow_schema(UNAPPLIED), batch)
+        if TRANSACTIONS in logs:
             with _timed(seconds, TRANSACTIONS):
-                self._table(TRANSACTIONS).append_rows(counted, batch)
-        self._table(NOTIFICATIONS).append_rows(notified, batch)
+                logs[TRANSACTIONS].append_rows(counted, batch)
+        logs[NOTIFICATIONS].append_rows(notified, batch)
         if self.keep_files is not None:
-            current = [] if self._current is None else [self._current.log]
-            for log in (*self._opened.values(), *current):
+            for log in (*logs.values(), *([self._current.log] if self._current else ())):
                 log.keep_files(self.keep_files)
         files = sum(len(written.parts.get(name, ())) for name in self._appended)
         return WrittenBatch(written.events, files, written.counts, seconds)
@@ -148,41 +152,30 @@ class TableCommits:
 
         For the tables `filled` this is the batch itself.
         """
-        newest = {}
-        for name in {*self._tables, QUARANTINE, NOTIFICATIONS} - {CURRENT}:
-            before = self._table(name).state().batch.written.get(name, -1)
-            newest[name] = batch.number if name in filled else before
+        before = {n: log.state().batch.written.get(n, -1) for n, log in self._logs.items()}
+        newest = before | dict.fromkeys(before.keys() & {*filled}, batch.number)
         return replace(batch, written={name: n for name, n in newest.items() if n >= 0})
 
     def _merge(
-        self, spark: SparkSession | None, changes: ChangeReport, batch: Batch, end: Offset
+        self,
+        table: CurrentTable,
+        spark: SparkSession | None,
+        changes: ChangeReport,
+        batch: Batch,
+        end: Offset,
     ) -> None:
         """Merge the changes of a batch into the current table, and commit them."""
-        if self._current is None:
-            address = self.folder.table(CURRENT)
-            self._current = CurrentTable(address, form=self.form, epoch=self.epoch)
-        self._current.reload()
+        table.reload()
         reads_again = self.record.snapshot.policy.reads_documents
         scope = TableScope((end.scope or Scope()).accepts, end.gained) if reads_again else None
         is_first = not self._appended  # of the tables that have each batch
-        upsert = Upsert(changes, batch, self._table(QUARANTINE), scope, is_first)
-        self._current.apply_staged(spark, upsert)
-        with self._current.log.clean_up():  # of what failed tasks have staged
-            remove_interrupted(self._current.address, self.epoch)
-        self._keep_columns(self._current.form)
-
-    def _keep_columns(self, form: TableForm) -> None:
-        """Record the columns of a typed table: no row may have those of deleted documents."""
+        table.apply_staged(spark, Upsert(changes, batch, self._logs[QUARANTINE], scope, is_first))
+        form = table.form
         if form.document_schema is not None and form != self.form:
+            # No row may have the columns of deleted documents.
             schema = form.document_schema.jsonValue()
             self.folder.keep_columns({"schema": schema, "keys": list(form.keys)})
             self.form = form
-
-    def _table(self, name: str) -> DeltaLog:
-        if name not in self._opened:
-            address, partitions = self.folder.table(name), PARTITIONS.get(name, ())
-            self._opened[name] = DeltaLog(address, partitions, epoch=self.epoch)
-        return self._opened[name]
 
 
 @contextmanager

@@ -7,7 +7,7 @@ several tasks, so the driver adds the counts of all. Executors import this modul
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -32,12 +32,12 @@ from spark_sink.jobs.job_tables import (
     dated_schema,
 )
 from spark_sink.rows.arrow_types import arrow_schema
+from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.parquet_parts import PartFile, Parts, numbered
-from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.staged_changes import ChangeReport, ChangeStage
 
-_Make = Callable[[pa.RecordBatch], Iterator[pa.Table]]
-"""Makes the rows of a table from rows of the source."""
+_Make = Callable[[pa.RecordBatch], Iterable[pa.Table]]
+"""Makes the rows of a table, without their dates, from rows of the source."""
 _OF_EVENT = ("event", "token", "clusterTime", "namespace")
 COUNT_COLUMNS = (*_OF_EVENT, "txnNumber", "op")
 """The columns that rows must have to be counted."""
@@ -157,10 +157,11 @@ class TaskWriter:
         else:
             self._open(QUARANTINE, arrow_schema(UNAPPLIED), self._quarantined)
         if BRONZE in tables.addresses:
-            self._open(BRONZE, dated_schema(arrow_schema(schema)), self._events)
+            events = dated_schema(arrow_schema(schema))
+            self._open(BRONZE, events, lambda rows: [pa.Table.from_batches([rows])])
         if MESSAGES in tables.addresses:
-            self._messages = Messages(table_options(tables.message_options))
-            self._open(MESSAGES, dated_schema(MESSAGE_ROWS), self._of_messages, unique=UNIQUE)
+            make = Messages(table_options(tables.message_options)).of_rows
+            self._open(MESSAGES, dated_schema(MESSAGE_ROWS), make, unique=UNIQUE)
         self._transactions = Transactions()
         self._count = 0
         self._by_kind: Counter[tuple[str, str]] = Counter()
@@ -188,18 +189,8 @@ class TaskWriter:
             self._transactions.count(rows)
         for parts, make in self._parts.values():
             for table in make(rows):
-                parts.add(table)
-
-    def _events(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
-        yield self._dated(pa.Table.from_batches([rows]))
-
-    def _of_messages(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
-        return map(self._dated, self._messages.of_rows(rows))
-
-    def _dated(self, rows: pa.Table) -> pa.Table:
-        """Return rows with the date of their events, and with the batch."""
-        dates = rows["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
-        return numbered(rows.append_column(DATE, dates), self._batch)
+                dates = table["clusterTime"].cast(pa.timestamp("s", "UTC")).cast(pa.date32())
+                parts.add(numbered(table.append_column(DATE, dates), self._batch))
 
     def _quarantined(self, rows: pa.RecordBatch) -> Iterator[pa.Table]:
         """Return rows with the columns UNAPPLIED of changes that have no `op`."""
@@ -209,8 +200,7 @@ class TaskWriter:
         unapplied = pa.Table.from_batches([rows]).filter(pc.and_(pc.is_null(rows["op"]), is_change))
         keys = pc.fill_null(unapplied["documentKey"].cast("string"), "")
         problems = pa.repeat(_PROBLEM, unapplied.num_rows)
-        unapplied = unapplied.append_column("key", keys).append_column("problem", problems)
-        yield numbered(unapplied, self._batch)
+        yield unapplied.append_column("key", keys).append_column("problem", problems)
 
     def close(self) -> TaskReport:
         """Complete the files. Raises OSError."""

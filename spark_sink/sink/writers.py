@@ -174,15 +174,6 @@ class DocumentWriter:
         done = collection.bulk_write([request for _, request in updates], ordered=False)
         return [] if done.matched_count == len(updates) else [change for change, _ in updates]
 
-    def _report_missing(self, collection: Collection[Any], change: Change) -> None:
-        """Raise StreamError for an update of a missing document, unless those are ignored."""
-        if not self._may_miss(change):
-            raise StreamError(
-                f"{collection.full_name} does not contain a changed document: let "
-                "the source begin with snapshotMode=initial and set missing=ignore, or read "
-                f"post-images with fullDocument=required (key {dict(change.key)})"
-            )
-
     def _may_miss(self, change: Change) -> bool:
         return self.options.ignores_missing or change.may_miss
 
@@ -191,8 +182,8 @@ class DocumentWriter:
     ) -> list[tuple[Change, _Request]]:
         """Return requests that replace documents by the results of updates.
 
-        What is written already needs none. Raises StreamError if an update does not fit the
-        document.
+        What is written already needs none. Raises StreamError for a missing document, unless those
+        are ignored, and if an update does not fit the document.
         """
         if not changes:
             return []
@@ -207,8 +198,13 @@ class DocumentWriter:
         for change in changes:
             copy = copies.get(_identifier(change.key))
             if copy is None:
-                self._report_missing(collection, change)
-                continue
+                if self._may_miss(change):
+                    continue
+                raise StreamError(
+                    f"{collection.full_name} does not contain a changed document: let the source "
+                    "begin with snapshotMode=initial and set missing=ignore, or read post-images "
+                    f"with fullDocument=required (key {dict(change.key)})"
+                )
             token = key_in(copy, (field,))[field]
             if isinstance(token, type(change.token)) and token >= change.token:
                 continue

@@ -7,7 +7,7 @@ readers see nothing of a batch, and a batch that ends early can be repeated.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 from itertools import groupby
@@ -41,24 +41,23 @@ from spark_sink.tables.key_ranges import (
     merges_of,
     merges_of_rest,
 )
+from spark_sink.tables.merge_task import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.parquet_parts import PartFile
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest
-from spark_sink.tables.range_merge import UNAPPLIED, MergeReport, MergeTask
 from spark_sink.tables.staged_changes import (
     CHANGE_COLUMNS,
     ChangeReport,
-    StagedPlaces,
-    remove_changes,
-    remove_interrupted,
+    places_in,
+    remove_staged,
     stage_file,
     stage_moved,
     stage_rows,
 )
+from spark_sink.tables.state_files import restored_error
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.table_version import TableVersion
-from spark_sink.tables.version_states import restored_error
 
 # The most bytes that the driver merges itself, since to start a job of Spark takes as long.
 _DRIVER_BYTES = 8 * 1024 * 1024
@@ -111,33 +110,6 @@ class Plan:
     fold: Fold
 
 
-@dataclass(frozen=True)
-class Merged:
-    """What the merges of a batch have written.
-
-    Args:
-        form: the columns of the table with these files.
-        written: each merge with its report.
-    """
-
-    form: TableForm
-    written: Sequence[tuple[Merge, MergeReport]] = ()
-
-    def grown(self) -> tuple[Merged, Sequence[tuple[Merge, MergeReport]]]:
-        """Return this with a form that the documents fit, and what must be written again in it.
-
-        The latter is left out: it is what wants the form, or all if the columns written do not fit.
-        """
-        wanted = [report.wanted for _, report in self.written if report.wanted is not None]
-        form = reduce(TableForm.grown, map(StructType.fromJson, wanted), self.form)
-        if form == self.form:
-            return self, ()
-        if form.rewrites(self.form):
-            return Merged(form), self.written
-        kept = [pair for pair in self.written if pair[1].wanted is None]
-        return Merged(form, kept), [pair for pair in self.written if pair[1].wanted is not None]
-
-
 class CurrentTable:
     """The table at the address `target`, to which only one query may write.
 
@@ -157,8 +129,7 @@ class CurrentTable:
         form: TableForm | None = None,
         epoch: int = 0,
     ) -> None:
-        columns = (form or TableForm()).statistics_columns
-        self.log = DeltaLog(target, (KEY_RANGE,), columns, epoch=epoch)
+        self.log = DeltaLog(target, (KEY_RANGE,), epoch=epoch)
         """The commits of the table."""
         self.address = self.log.address
         """The folder as a path or URI for Spark."""
@@ -214,7 +185,7 @@ class CurrentTable:
         was_restored = self.log.is_restored()
         if was_restored and (batch is None or batch.query == self.log.state().batch.query):
             raise restored_error(self.address)
-        remove_interrupted(self.address, self._epoch)
+        remove_staged(self.address, self._epoch)
         if batch is not None and self.log.has(batch):
             return
         keys, epoch = self.state.keys, self._epoch
@@ -228,7 +199,7 @@ class CurrentTable:
                 self._accept_restored(changes)
             self.apply_staged(events.sparkSession, Upsert(changes, batch))
         except BaseException:
-            remove_changes(self.address, changes.groups)
+            remove_staged(self.address, self._epoch)
             raise
 
     def _accept_restored(self, changes: ChangeReport) -> None:
@@ -251,13 +222,11 @@ class CurrentTable:
         `spark` the work is done in this process. Raises StreamError if another writer was faster,
         and OSError.
         """
-        staged = [*upsert.changes.groups]
         if upsert.batch is None or not self.log.has(upsert.batch):
             plan = self._plan(spark, upsert)
-            self._commit(upsert, plan, self._merge(spark, upsert, plan))
-            staged += plan.changes.groups  # DDL events have had some staged anew
+            self._commit(upsert, plan, *self._merge(spark, upsert, plan))
         with self.log.clean_up():
-            remove_changes(self.address, staged)
+            remove_staged(self.address, self._epoch)
 
     def _plan(self, spark: SparkSession | None, upsert: Upsert) -> Plan:
         """Return what a batch changes. Tasks stage the rows that its DDL events move."""
@@ -280,7 +249,7 @@ class CurrentTable:
         if ddl_events:
             changes = self._staged_anew(spark, moved, changes.groups, ddl_events)
             ranges = ranges.without(affected)
-        merges = merges_of(ranges, changes.groups, StagedPlaces(self.address, changes.groups))
+        merges = merges_of(ranges, changes.groups, places_in(self.address, changes.groups))
         fold = Fold(
             complete_from=state.complete_from,
             complete_in={**state.complete_in, **dict.fromkeys(incomplete, ABOVE_ALL_TOKENS)},
@@ -313,40 +282,59 @@ class CurrentTable:
         tasks += [partial(stage_file, *stage, events, columns, path) for path in files]
         return ChangeReport.total(run_tasks(spark, ChangeReport, tasks))
 
-    def _merge(self, spark: SparkSession | None, upsert: Upsert, plan: Plan) -> Merged:
-        """Write the files of a plan, in tasks, in a form that all its documents fit."""
+    def _merge(
+        self, spark: SparkSession | None, upsert: Upsert, plan: Plan
+    ) -> tuple[TableForm, list[tuple[Merge, MergeReport]]]:
+        """Write the files of a plan, in tasks; return each merge with its report.
+
+        The form returned is one that all documents fit, and in which all files are.
+        """
         quarantine = None
         if upsert.quarantine is not None and upsert.batch is not None:
             quarantine = upsert.quarantine.address, upsert.batch.number
-        merged, wants_all = Merged(self.form), plan.rewrites_all
+        form, wants_all = self.form, plan.rewrites_all
+        written: list[tuple[Merge, MergeReport]] = []
         rest = partial(merges_of_rest, plan.ranges, plan.merges)  # has as many as there are files
         pending = [*plan.merges, *(rest() if wants_all else ())]
         while pending:
             task = partial(MergeTask, self.address, quarantine, fold=plan.fold)
-            tasks = [task(merge=merge, form=merged.form, again=wants_all) for merge in pending]
+            tasks = [task(merge=merge, form=form, again=wants_all) for merge in pending]
             session = spark if sum(merge.size for merge in pending) > _DRIVER_BYTES else None
             reports = run_tasks(session, MergeReport, tasks, "files merged")
-            written = (*merged.written, *zip(pending, reports, strict=True))
-            merged, stale = replace(merged, written=written).grown()
-            for _, report in stale:
+            written += zip(pending, reports, strict=True)
+            wanted = [report.wanted for _, report in written if report.wanted is not None]
+            before, form = form, reduce(TableForm.grown, map(StructType.fromJson, wanted), form)
+            # What wants the new form is written again, or all if the columns written do not fit it.
+            every, kept, pending = form.rewrites(before), [], []
+            for merge, report in written:
+                if form == before or not (every or report.wanted is not None):
+                    kept.append((merge, report))
+                    continue
+                pending.append(merge)
                 Folder(self.address).remove(*(part.path for part in report.parts))
                 if quarantine is not None:
                     Folder(quarantine[0]).remove(*(part.path for part in report.problems))
-            pending = [merge for merge, _ in stale]
-            if not wants_all and merged.form.rewrites(self.form):
+            written = kept
+            if not wants_all and form.rewrites(self.form):
                 pending += rest()
                 wants_all = True
-        return merged
+        return form, written
 
-    def _commit(self, upsert: Upsert, plan: Plan, merged: Merged) -> None:
+    def _commit(
+        self,
+        upsert: Upsert,
+        plan: Plan,
+        form: TableForm,
+        written: Sequence[tuple[Merge, MergeReport]],
+    ) -> None:
         """Commit what was written, with the state after the batch.
 
         The quarantine gets its rows first. Without a change and a batch nothing is committed.
         """
-        reports = [report for _, report in merged.written]
+        reports = [report for _, report in written]
         batch = self._quarantined(upsert, [each for one in reports for each in one.problems])
         parts = [part for report in reports for part in report.parts]
-        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in merged.written))
+        replaced = plan.moved.union(*(merge.base.partitions for merge, _ in written))
         new = {part.partition[KEY_RANGE] for part in parts}
         state, added = plan.state, sum((report.added for report in reports), NO_ROWS)
         if upsert.scope is not None:
@@ -359,8 +347,15 @@ class CurrentTable:
             partitions=state.partitions ^ partition_digest(replaced) ^ partition_digest(new),
             batch=state.batch if batch is None else batch,
         )
-        if replaced or parts or state != self.state:
-            self._replace(replaced, parts, state, merged.form)
+        if not (replaced or parts or state != self.state):
+            return
+        log = self.log
+        names = [name for name in form.statistics_columns if name in form.file_schema.names]
+        log.replace(parts, form.file_schema, state, replaced, names)
+        self.state, self._stored, self.form = state, form, form
+        if log.version and log.version % _COMMITS_PER_VACUUM == 0:
+            with log.clean_up():
+                log.vacuum()
 
     def _quarantined(self, upsert: Upsert, problems: Sequence[PartFile]) -> Batch | None:
         """Append events to the quarantine; return the batch, which knows whether it has some."""
@@ -371,28 +366,6 @@ class CurrentTable:
         batch = batch.wrote(quarantine.name)
         quarantine.append(problems, arrow_schema(UNAPPLIED), batch)
         return batch
-
-    def _replace(
-        self,
-        replaced: Collection[str],
-        parts: Sequence[PartFile],
-        state: TableState,
-        form: TableForm,
-    ) -> None:
-        """Commit files of a form instead of those of the `replaced` partitions, with the state.
-
-        A column loses statistics before the commit, or gets them after it: no file lacks any.
-        """
-        log = self.log
-        names = [name for name in form.statistics_columns if name in form.file_schema.names]
-        before = log.statistics_columns if log.exists else names
-        log.set_statistics_columns([name for name in before if name in names])
-        log.replace(parts, form.file_schema, state, replaced)
-        log.set_statistics_columns(names)
-        self.state, self._stored, self.form = state, form, form
-        if log.version and log.version % _COMMITS_PER_VACUUM == 0:
-            with log.clean_up():
-                log.vacuum()
 
 
 def apply_changes(

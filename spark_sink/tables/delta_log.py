@@ -1,6 +1,6 @@
 """The commits of a Delta table, through delta-rs: files, and what is recorded beside them.
 
-A commit is a file of the table's log, and changes rows and state together (`version_states`). It
+A commit is a file of the table's log, and changes rows and state together (`state_files`). It
 has the number of a batch as one of Delta's application transactions, by which the table recognises
 a repeated batch. delta-rs accepts an equal or lower number, so callers ask `has` first. If two
 commits that change the state were planned from one version, delta-rs refuses one of them.
@@ -36,20 +36,20 @@ from spark_sink.console import say
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.folders import Folder, absolute
 from spark_sink.tables.parquet_parts import WITH_STATISTICS, PartFile, Parts, TableFile, numbered
-from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.table_version import (
-    DROP_FEATURE,
-    STATISTICS,
-    TableVersion,
-    existing_files,
-)
-from spark_sink.tables.version_states import (
+from spark_sink.tables.state_files import (
     APPLICATION,
     RESTORE,
     STATE,
     clean_states,
     restored_error,
     write_state,
+)
+from spark_sink.tables.table_state import Batch, TableState
+from spark_sink.tables.table_version import (
+    DROP_FEATURE,
+    STATISTICS,
+    TableVersion,
+    existing_files,
 )
 
 EPOCH = "mergerouter.epoch"
@@ -90,7 +90,6 @@ class DeltaLog(TableVersion):
 
     Args:
         partitions: the partition columns of a new table.
-        statistics_columns: the columns with statistics in the commits of a new table.
         epoch: of the start that writes to it; 0 for a writer that raises no epoch.
     """
 
@@ -98,7 +97,6 @@ class DeltaLog(TableVersion):
         self,
         address: str,
         partitions: Sequence[str] = (),
-        statistics_columns: Sequence[str] = WITH_STATISTICS,
         *,
         epoch: int = 0,
     ) -> None:
@@ -109,7 +107,6 @@ class DeltaLog(TableVersion):
                 "line break, or a percent sign before two hexadecimal digits. Use another folder"
             )
         self._new_partitions = list(partitions)
-        self._new_statistics_columns = statistics_columns
         self._epoch = epoch
         self._deleted: set[str] = set()
         self._open()
@@ -118,23 +115,6 @@ class DeltaLog(TableVersion):
     def partitions(self) -> list[str]:
         """The partition columns."""
         return super().partitions if self.exists else self._new_partitions
-
-    @property
-    def statistics_columns(self) -> Sequence[str]:
-        """The columns with statistics in the commits."""
-        return super().statistics_columns if self.exists else self._new_statistics_columns
-
-    def set_statistics_columns(self, names: Sequence[str]) -> None:
-        """Declare that the commits have statistics of these columns, for all files.
-
-        Where a declared column has none, pyarrow's readers assume that it is null everywhere.
-        """
-        if not self.exists:
-            self._new_statistics_columns = names
-        elif set(names) != set(self.statistics_columns):
-            with self.stream_errors():
-                self._set_properties({STATISTICS: ",".join(names)})
-            self.reload()
 
     def keep_files(self, seconds: float) -> None:
         """Keep replaced files for `seconds`, and commits for as long, but at least for a day.
@@ -275,15 +255,25 @@ class DeltaLog(TableVersion):
         schema: pa.Schema,
         state: TableState,
         replaced: Collection[str] = (),
+        statistics_columns: Sequence[str] = WITH_STATISTICS,
     ) -> None:
         """Commit files instead of those whose partition is one of `replaced`.
 
-        The same commit sets the schema and the state.
+        The same commit sets the schema and the state. Before it, the table's property says which
+        columns have statistics: of `statistics_columns` those that have had some, and new ones,
+        which no file has. Of others, pyarrow's readers would assume that they are null everywhere.
         """
+        if self.exists:
+            before, known = {*self.statistics_columns}, {*self.schema.names}
+            names = [name for name in statistics_columns if name in before or name not in known]
+            if before != {*names}:
+                with self.stream_errors():
+                    self._set_properties({STATISTICS: ",".join(names)})
+                self.reload()
         filters = [(self.partitions[0], "in", sorted(replaced))] if replaced else []
         if not filters and self._table is not None and _schema(schema) != self._table.schema():
             filters = [(name, "in", ["-"]) for name in self.partitions]  # which no file has
-        self._write(parts, schema, state, filters)
+        self._write(parts, schema, state, filters, statistics_columns)
 
     def _write(
         self,
@@ -291,8 +281,12 @@ class DeltaLog(TableVersion):
         schema: pa.Schema,
         state: TableState,
         filters: _PartitionFilters = (),
+        statistics_columns: Sequence[str] = WITH_STATISTICS,
     ) -> None:
-        """Commit files and a state, instead of the files that filters of partitions select."""
+        """Commit files and a state, instead of the files that filters of partitions select.
+
+        A new table declares `statistics_columns`.
+        """
         actions = [_action(part) for part in parts]
         with self.stream_errors():
             number = write_state(self.address, state)
@@ -303,7 +297,7 @@ class DeltaLog(TableVersion):
         retries = 0 if filters else None
         properties = CommitProperties({STATE: state.document}, retries, transactions)
         if self._table is None:
-            self._create(actions, schema, properties)
+            self._create(actions, schema, properties, statistics_columns)
             return
         with self.stream_errors():
             while True:
@@ -416,9 +410,13 @@ class DeltaLog(TableVersion):
             return table.vacuum(full=True)  # the table keeps files for longer than that
 
     def _create(
-        self, actions: list[AddAction], schema: pa.Schema, properties: CommitProperties
+        self,
+        actions: list[AddAction],
+        schema: pa.Schema,
+        properties: CommitProperties,
+        statistics_columns: Sequence[str],
     ) -> None:
-        names = [n for n in self.statistics_columns if n in {*schema.names} - {*self.partitions}]
+        names = [n for n in statistics_columns if n in {*schema.names} - {*self.partitions}]
         statistics = {STATISTICS: ",".join(names)} if names else {}
         with self.stream_errors():
             try:

@@ -7,8 +7,10 @@ recorded nowhere else.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -50,8 +52,18 @@ class KeyRange:
     size: int = 0
     rows: int | None = 0
 
+    def divided(self) -> list[KeyRange]:
+        """Return this range; if it is large, and the place `last` is exact, what follows apart.
 
-@dataclass
+        So changes after the last place of a large range go to a new file.
+        """
+        if self.size < FILE_BYTES // 2 or self.last.endswith(LAST):
+            return [self]
+        after = self.last + _END
+        return [replace(self, upper=after), KeyRange(after, self.upper)]
+
+
+@dataclass(frozen=True)
 class Merge:
     """The places from `lower` up to `upper` (None: all) that one task writes, with their changes.
 
@@ -62,7 +74,7 @@ class Merge:
     lower: str
     upper: str | None
     base: KeyRange
-    changes: list[ChangeGroup] = field(default_factory=list)
+    changes: Sequence[ChangeGroup] = ()
 
     @property
     def size(self) -> int:
@@ -116,11 +128,10 @@ class KeyRanges:
         if not self._ranges:
             return KeyRange()
         lower, last = self._lower(index), self._last(index)
-        upper = self._lower(index + 1) if index + 1 < len(self) else None
         names = ("partition", "path", "size", "rows")
         partitions, paths, sizes, rows = (tuple(self._of_range(index, name)) for name in names)
         count = None if None in rows else sum(rows)
-        return KeyRange(lower, upper, last, partitions, paths, sum(sizes), count)
+        return KeyRange(lower, self.upper(index), last, partitions, paths, sum(sizes), count)
 
     def files(self) -> list[tuple[str, str, str]]:
         """Return for each file its first and its last possible place, and its path."""
@@ -130,8 +141,12 @@ class KeyRanges:
     def index(self, place: str) -> int:
         """Return the index of the range that a place belongs to."""
         index = max(0, bisect_right(self._first, place) - 1)
-        is_in_next = index + 1 < len(self) and self._lower(index + 1) <= place
-        return index + is_in_next
+        upper = self.upper(index)
+        return index if upper is None or place < upper else index + 1
+
+    def upper(self, index: int) -> str | None:
+        """Return where the next range begins; None for the last range."""
+        return self._lower(index + 1) if index + 1 < len(self) else None
 
     def older(self, token: str, prefixes: Iterable[str]) -> set[int]:
         """Return the indexes of ranges that may have rows below a token at places with prefixes."""
@@ -172,47 +187,31 @@ def merges_of(
 ) -> list[Merge]:
     """Return the merges that changes need, in order; each is the work of one task.
 
-    A change belongs to the range with its place. A change after the last place of a large range
-    goes to a new file. A range with many changes is divided. `places` reads the places of a group,
-    and is called only for a group that spans several ranges.
+    A change belongs to the range with its place. A range with many changes is divided. `places`
+    reads the places of a group, and is called only for a group that spans several ranges.
 
     For example, files with the places b to f, k to p and n to t are two ranges, because the last
     two files overlap: one up to k, and one from k on. Changes at c and m need a merge of each. A
     change at z needs the second one as well, or, if that range is large, a merge of the places
     after t, which has no files.
     """
-
-    def upper_of(index: int) -> str | None:
-        return ranges[index].upper
-
-    spanned = (_indexes(group, ranges.index, upper_of, places) for group in changes)
-    indexes = {index for part in spanned for index in part}
-    by_lower: dict[str, Merge] = {}
-    for base in (ranges[index] for index in sorted(indexes)):
-        by_lower[base.lower] = Merge(base.lower, base.upper, base)
-        if base.size >= FILE_BYTES // 2 and not base.last.endswith(LAST):  # it is exact
-            after = base.last + _END
-            by_lower.setdefault(after, Merge(after, base.upper, KeyRange()))
-    _divide(by_lower, changes)
-    lowers = sorted(by_lower)
-    merges = [by_lower[lower] for lower in lowers]
-    uppers = [*lowers[1:], *([None] if lowers else [])]
-    for merge, upper in zip(merges, uppers, strict=True):
-        ends = [end for end in (upper, merge.upper) if end is not None]
-        merge.upper = min(ends, default=None)
-
-    def index_of(place: str) -> int:
-        return bisect_right(lowers, place) - 1
-
+    touched = (_indexes(group, ranges.index, ranges.upper, places) for group in changes)
+    indexes = sorted({index for part in touched for index in part})
+    bases = [base for index in indexes for base in ranges[index].divided()]
+    lowers = sorted(_lowers([base.lower for base in bases], changes))
+    find, uppers = partial(bisect_right, [*lowers[1:]]), [*lowers[1:], None]
+    own: dict[str, list[ChangeGroup]] = defaultdict(list)
     for group in changes:
-        for index in _indexes(group, index_of, uppers.__getitem__, places):
-            merges[index].changes.append(group)
-    written = {merge.base.lower for merge in merges if merge.base.paths and merge.changes}
-    return [
-        merge
-        for merge in merges
-        if merge.changes or (merge.base.paths and merge.base.lower in written)
-    ]
+        for index in _indexes(group, find, uppers.__getitem__, places):
+            own[lowers[index]].append(group)
+    merges = []
+    for base in bases:
+        end = len(lowers) if base.upper is None else bisect_left(lowers, base.upper)
+        inside = lowers[bisect_left(lowers, base.lower) : end]
+        if any(lower in own for lower in inside):
+            spans = zip(inside, [*inside[1:], base.upper], strict=True)
+            merges += [Merge(*s, base, own[s[0]]) for s in spans if base.paths or s[0] in own]
+    return merges
 
 
 def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
@@ -223,18 +222,19 @@ def merges_of_rest(ranges: KeyRanges, merges: Iterable[Merge]) -> list[Merge]:
     return [Merge(base.lower, base.upper, base) for base in rest]
 
 
-def _divide(merges: dict[str, Merge], changes: Iterable[ChangeGroup]) -> None:
-    """Add merges where the changes of one, which `merges` has by its `lower`, are too many."""
+def _lowers(bases: Sequence[str], changes: Iterable[ChangeGroup]) -> set[str]:
+    """Return the first places of merges: of all ranges, and where one has too many changes."""
     sizes: dict[str, int] = {}
-    lowers = sorted(merges)
+    lowers = {*bases}
     for group in sorted(changes, key=attrgetter("first")):
         first = cut_place(group.first)
-        lower = lowers[bisect_right(lowers, first) - 1]
-        size = sizes.get(lower, 0)
-        if size and size + group.size > _MERGE_BYTES and first not in merges:
-            merges[first] = replace(merges[lower], lower=first, changes=[])
+        base = bases[bisect_right(bases, first) - 1]
+        size = sizes.get(base, 0)
+        if size and size + group.size > _MERGE_BYTES:
+            lowers.add(first)
             size = 0
-        sizes[lower] = size + group.size
+        sizes[base] = size + group.size
+    return lowers
 
 
 def _indexes(
@@ -249,8 +249,7 @@ def _indexes(
         return range(first, last + 1)
     indexes, ordered, start = [], places(group), 0
     while start < len(ordered):
-        index = index_of(ordered[start])
-        indexes.append(index)
-        upper = upper_of(index)
+        indexes.append(index_of(ordered[start]))
+        upper = upper_of(indexes[-1])
         start = len(ordered) if upper is None else bisect_left(ordered, upper, start)
     return indexes

@@ -10,6 +10,7 @@ import uuid
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -222,34 +223,26 @@ def read_groups(
     return pa.concat_tables(tables) if tables else _STAGED.empty_table()
 
 
-class StagedPlaces:
-    """Reads the places of groups of staged changes, in order; each file once. Raises OSError."""
+def places_in(address: str, groups: Sequence[ChangeGroup]) -> Callable[[ChangeGroup], list[str]]:
+    """Return what reads the places of one of the groups, in order; each file once. OSError."""
 
-    def __init__(self, address: str, groups: Sequence[ChangeGroup]) -> None:
-        self._address = address
-        self._groups: dict[str, list[ChangeGroup]] = {}
-        self._places: dict[str, list[str]] = {}
-        for group in groups:
-            self._groups.setdefault(group.path, []).append(group)
+    @cache
+    def of_file(path: str) -> list[str]:
+        rows = read_groups(address, [group for group in groups if group.path == path], ["place"])
+        return list(rows["place"].to_pylist())
 
-    def __call__(self, group: ChangeGroup) -> Sequence[str]:
-        """Return the places of a group."""
-        if group.path not in self._places:
-            rows = read_groups(self._address, self._groups[group.path], ["place"])
-            self._places[group.path] = rows["place"].to_pylist()
-        places = self._places[group.path]
+    def of_group(group: ChangeGroup) -> list[str]:
+        places = of_file(group.path)
         return places[bisect_left(places, group.first) : bisect_right(places, group.last)]
 
-
-def remove_changes(address: str, groups: Iterable[ChangeGroup]) -> None:
-    """Remove the files of staged changes that have been applied. Raises OSError."""
-    Folder(address).remove(*(group.path for group in groups))
+    return of_group
 
 
-def remove_interrupted(address: str, epoch: int = 0) -> None:
+def remove_staged(address: str, epoch: int = 0) -> None:
     """Remove what starts with an epoch up to this one have staged, while this one stages nothing.
 
-    An earlier start may still be running, but it cannot commit any more. Raises OSError.
+    It is applied, or nobody will: an earlier start may still be running, but it cannot commit any
+    more. Raises OSError.
     """
     folder = Folder(address)
     staged = folder.listed(_FOLDER)

@@ -1,4 +1,4 @@
-"""The state of a version of a table, which `version_states` writes beside its files."""
+"""The state of a version of a table, which `state_files` writes beside its files."""
 
 from __future__ import annotations
 

@@ -31,14 +31,14 @@ from spark_sink.tables.executors import REPORT_PROGRESS, rows_of
 from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableFile, TableScan
 from spark_sink.tables.places import KEY_RANGE
 from spark_sink.tables.range_files import partition_digest, partitions_of
-from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.version_states import (
+from spark_sink.tables.state_files import (
     APPLICATION,
     commit_path,
     read_state,
     restored_error,
     state_in_commits,
 )
+from spark_sink.tables.table_state import Batch, TableState
 
 STATISTICS = "delta.dataSkippingStatsColumns"
 """The property of a table with the columns that have statistics in its commits."""

@@ -34,10 +34,10 @@ from spark_sink.snapshot.chunk_planner import ChunkPlanner
 from spark_sink.snapshot.plan import Chunk, SnapshotPlan
 from spark_sink.snapshot.selections import CollectionPatterns
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.applied_changes import AppliedChanges
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import unread_after
 from spark_sink.tables.executors import REPORT_PROGRESS, MadeRows, rows_of
+from spark_sink.tables.frame_fold import FrameFold
 from spark_sink.tables.key_ranges import KeyRanges
 from spark_sink.tables.places import KEY_COLUMNS
 from spark_sink.verification.comparison_tasks import DOCUMENTS, ROWS, SUSPECTS, ComparisonTasks
@@ -272,16 +272,16 @@ class Comparison:
         upto = {"endAtOperationTime": f"{end.time},{end.inc}", **_start(table)}
         reader = self._spark.read.format("mergerouter").options(**self._source)
         changes = _held(held, reader.options(mode="changes", **upto).load())
-        applied = AppliedChanges(table.state.keys, changes)
-        left = applied.of_table(wanted.mapInArrow(of_version.table_rows, ROWS))
-        right = applied.of_documents(documents)
+        fold = FrameFold(table.state.keys, changes)
+        left = fold.of_table(wanted.mapInArrow(of_version.table_rows, ROWS))
+        right = fold.of_documents(documents)
         place = ["namespace", "key"]
         pairs = left.select(*place, "token", F.col("document").alias("table")).join(
             right.select(*place, F.col("document").alias("collection")), place, "full_outer"
         )
         unequal = pairs.where(~F.col("table").eqNullSafe(F.col("collection")))
         accepts = self._options.scope.accepts
-        unread = unread_after(table.state.unread, applied.ddl_events, accepts)
+        unread = unread_after(table.state.unread, fold.ddl_events, accepts)
         return unequal.mapInArrow(
             partial(document_differences, self._options.scope, unread), DIFFERENCES
         )

@@ -32,8 +32,8 @@ from spark_sink.signals.channels import send
 from spark_sink.signals.signal import EXECUTE
 from spark_sink.snapshot.plan import filter_of
 from spark_sink.tables.keyed_rows import EVENT
+from spark_sink.tables.state_files import newest_state
 from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import newest_state
 from spark_sink.verification.collection_comparison import ROUND, Comparison, document_options
 
 # The most differences of a round that are repaired, and shown.

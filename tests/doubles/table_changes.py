@@ -218,7 +218,7 @@ STEPS = {
     "merged": (CurrentTable, "_merge"),
     "before quarantine": (DeltaLog, "append"),
     "before commit": (DeltaLog, "replace"),
-    "after commit": (current_table, "remove_changes"),
+    "after commit": (current_table, "remove_staged"),
     "before vacuum": (DeltaLog, "vacuum"),
 }
 """The functions around which the process ends, by what has happened before."""

@@ -72,8 +72,8 @@ for name in "router embedded orjson motor deltalake typer".split():
 for name in "errors wire remote_cursor replica_set".split():
     sys.modules[f"shard_client.{name}"] = None
 import spark_sink.source.data_source
-import spark_sink.jobs.job_source, spark_sink.tables.range_merge, spark_sink.tables.parquet_parts
-import spark_sink.tables.applied_changes, spark_sink.verification.comparison_tasks
+import spark_sink.jobs.job_source, spark_sink.tables.merge_task, spark_sink.tables.parquet_parts
+import spark_sink.tables.frame_fold, spark_sink.verification.comparison_tasks
 import spark_sink.verification.stream_comparison
 print(spark_sink.source.data_source.__file__)
 """

@@ -31,8 +31,8 @@ from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import REPORT_PROGRESS
 from spark_sink.tables.fold import COMMIT_SECONDS
 from spark_sink.tables.parquet_parts import BATCH, RowFilter
+from spark_sink.tables.state_files import commit_path, states_in
 from spark_sink.tables.table_state import TableState
-from spark_sink.tables.version_states import commit_path, states_in
 
 Versions = Mapping[str, tuple[int, TableState]]
 """The numbers of versions and their states, by table."""

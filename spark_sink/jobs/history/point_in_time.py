@@ -26,11 +26,11 @@ from spark_sink.options.declared import argument
 from spark_sink.options.parsers import cluster_time
 from spark_sink.snapshot.unread import unread_names
 from spark_sink.source.offsets import Offset
-from spark_sink.tables.applied_changes import AppliedChanges
 from spark_sink.tables.current_table import CurrentTable
 from spark_sink.tables.ddl_events import TableScope, unread_after
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.fold import BASE, TABLE
+from spark_sink.tables.frame_fold import FrameFold
 from spark_sink.tables.parquet_parts import BATCH, RowFilter, TableScan
 from spark_sink.tables.staged_changes import CHANGE_COLUMNS
 from spark_sink.tables.table_form import TableForm
@@ -99,9 +99,9 @@ def _current_from_bronze(spark: SparkSession, history: JobHistory, cut: Timestam
         _require_begun(bronze, history.record, cut)
     later = [*_counts_before(bronze, cut), (BATCH, ">", since)]
     changes = bronze.read(spark, (*CHANGE_COLUMNS, "op"), later)
-    applied = AppliedChanges(table.state.keys, changes, table.form)
-    frame, scope = applied.of_table(rows), history.scope(cut)
-    events = applied.ddl_events
+    fold = FrameFold(table.state.keys, changes, table.form)
+    frame, scope = fold.of_table(rows), history.scope(cut)
+    events = fold.ddl_events
     unread = {} if scope is None else unread_after(scope.unread, events, scope.contains)
     if names := unread_names(unread):
         warnings.warn(f"current lacks documents of {names}: {UNREAD_THEN}", stacklevel=3)

@@ -29,8 +29,8 @@ from spark_sink.rows.arrow_types import arrow_schema
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.executors import run_tasks
-from spark_sink.tables.range_merge import UNAPPLIED
-from spark_sink.tables.staged_changes import ChangeReport, remove_interrupted, stage_rows
+from spark_sink.tables.merge_task import UNAPPLIED
+from spark_sink.tables.staged_changes import ChangeReport, remove_staged, stage_rows
 from spark_sink.tables.table_state import Batch
 
 
@@ -163,7 +163,7 @@ def rebuild_table(
         raise OptionError(f"the job in {folder.address} has no bronze table, which has the history")
     scans, batch, scope = bronze_at(folder, time)
     table = CurrentTable(target.table(CURRENT), form=table_form(folder.record()))
-    remove_interrupted(table.address)  # files of an interrupted attempt
+    remove_staged(table.address)  # files of an interrupted attempt
     tasks = [partial(stage_rows, part, table.address, table.state.keys) for part in scans]
     staged = run_tasks(spark, ChangeReport, tasks, "parts of bronze read")
     quarantine = DeltaLog(target.table(QUARANTINE))

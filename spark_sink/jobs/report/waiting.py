@@ -21,7 +21,7 @@ from spark_sink.options.stream_options import parse_options
 from spark_sink.signals.signal import LOG
 from spark_sink.snapshot.unread import unread_names
 from spark_sink.stream.router_client import RouterClient
-from spark_sink.tables.version_states import newest_state
+from spark_sink.tables.state_files import newest_state
 
 # Seconds between two reads of the tables.
 _POLL_SECONDS = 0.5

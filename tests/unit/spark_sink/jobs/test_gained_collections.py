@@ -28,8 +28,8 @@ from spark_sink.source.task_rows import SnapshotTask, SourceEvent
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.staged_changes import ChangeReport
+from spark_sink.tables.state_files import commit_path
 from spark_sink.tables.table_state import Batch, TableState
-from spark_sink.tables.version_states import commit_path
 from tests.doubles.listed_collections import ListedCollections
 from tests.doubles.table_changes import documents_in, staged
 

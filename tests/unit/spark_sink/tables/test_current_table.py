@@ -21,7 +21,7 @@ from pyspark.sql.types import StructType
 from shard_client.bson.resume_token import high_water_mark
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.positions import after
-from spark_sink.tables import current_table, range_merge, staged_changes
+from spark_sink.tables import current_table, merge_task, staged_changes
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.ddl_events import TableScope
 from spark_sink.tables.delta_log import DeltaLog
@@ -72,7 +72,7 @@ def check_ranges(folder: Path) -> int:
 def test_a_table_follows_its_collections(
     seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(range_merge, "_CHANGES_PER_STEP", 10)
+    monkeypatch.setattr(merge_task, "_CHANGES_PER_STEP", 10)
     stream, folder = RandomChanges(seed), tmp_path / "current"
     most, batches = 0, list[list[dict[str, Any]]]()
     for number in range(15):

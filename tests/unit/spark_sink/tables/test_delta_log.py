@@ -20,9 +20,9 @@ from spark_sink.jobs.compaction import merge_small_files
 from spark_sink.tables import delta_log, table_version
 from spark_sink.tables.delta_log import DeltaLog
 from spark_sink.tables.parquet_parts import PartFile, Parts
+from spark_sink.tables.state_files import clean_states, newest_state, read_state, write_state
 from spark_sink.tables.table_state import Batch, TableState
 from spark_sink.tables.table_version import DeletedVersionError
-from spark_sink.tables.version_states import clean_states, newest_state, read_state, write_state
 
 SCHEMA = pa.schema(
     [
@@ -187,7 +187,9 @@ def test_a_commit_that_an_earlier_start_has_planned_is_refused(kind: str, tmp_pa
         "replace": lambda: earlier.replace(
             parts, SCHEMA, TableState(batch=batch(1)), replaced=["0"]
         ),
-        "statistics": lambda: earlier.set_statistics_columns(["token"]),
+        "statistics": lambda: earlier.replace(
+            [], SCHEMA, TableState(batch=batch(1)), statistics_columns=["token"]
+        ),
         "add columns": lambda: earlier.append(parts, wider, batch(1)),
     }
     with pytest.raises(StreamError, match="another start of this job has taken over the table"):

@@ -166,6 +166,18 @@ def test_keys_of_a_type_without_statistics_are_found(tmp_path: Path) -> None:
         assert DeltaTable(folder).to_pyarrow_dataset().to_table(filter=chosen).num_rows == 1
 
 
+@pytest.mark.parametrize("after", [False, True])
+def test_keys_have_statistics_also_if_their_first_batch_is_killed(
+    after: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, event = tmp_path / "current", inserted({"_id": 1})
+    apply(folder, [], 0)
+    assert killed(monkeypatch, "before commit", after, lambda: apply(folder, [event], 1))
+    apply(folder, [event], 1)
+    apply(folder, [inserted({"_id": 2})], 2)
+    assert "_id" in DeltaTable(folder).metadata().configuration["delta.dataSkippingStatsColumns"]
+
+
 def inserted(document: dict[str, Any]) -> dict[str, Any]:
     token = f"82{1_700_000_000:08X}{next(TOKENS):08X}2B042C0100296E04"
     return {

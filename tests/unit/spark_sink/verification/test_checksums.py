@@ -26,8 +26,8 @@ from spark_sink.rows.event_rows import EventRows
 from spark_sink.rows.typed_documents import TypedDocuments
 from spark_sink.tables.current_table import CurrentTable, Upsert
 from spark_sink.tables.delta_log import DeltaLog
+from spark_sink.tables.merge_task import UNAPPLIED
 from spark_sink.tables.places import KEY_RANGE
-from spark_sink.tables.range_merge import UNAPPLIED
 from spark_sink.tables.table_form import TableForm
 from spark_sink.tables.table_state import Batch
 from spark_sink.verification.verify_job import checksum_difference, exchanged_files

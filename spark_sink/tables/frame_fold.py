@@ -1,4 +1,4 @@
-"""Later events, applied to rows of a current table or of a snapshot, which are rows of Spark.
+"""`Fold` for frames of Spark: rows of a current table or of a snapshot, and the events after them.
 
 Executors import this module (docs/on-a-cluster.md).
 """
@@ -22,8 +22,8 @@ from spark_sink.tables.places import KEY_COLUMNS
 from spark_sink.tables.table_form import FormedRows, TableForm
 
 
-class AppliedChanges:
-    """The rows of a current table or of a snapshot after `changes`, which are rows of the source.
+class FrameFold:
+    """Applies `changes`, rows of the source, to rows of a current table or of a snapshot.
 
     An event that cannot be applied removes its document, as in a job's table.
 

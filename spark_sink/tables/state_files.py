@@ -37,7 +37,7 @@ STATE = "mergerouter"
 RESTORE = "RESTORE"
 """The operation of a commit that makes an older version the newest one."""
 _FOLDER = "_mergerouter"
-_LOG = "_delta_log"
+_LOG, _COMMIT = "_delta_log", r"\d{20}\.json"
 _NUMBERS = 2**62
 # No reader needs a state that is older than the newest version's by more than this.
 _KEPT = timedelta(hours=1)
@@ -92,12 +92,9 @@ def newest_state(address: str) -> TableState:
     """
     folder = Folder(address)
     try:
-        for _, state in states_in(folder, _newest_version(folder, _last_checkpoint(folder))):
+        for _, state in states_in(folder, _newest_version(folder)):
             return state
         names = sorted((file.base_name for file in folder.listed(_LOG)), reverse=True)
-        newest = next((name for name in names if re.fullmatch(r"\d{20}\.json", name)), "-1")
-        for _, state in states_in(folder, int(newest[:20])):  # the hint was missing, or wrong
-            return state
         for name in (n for n in names if ".checkpoint." in n and n.endswith(".parquet")):
             for transaction in _transactions_in(folder, name):
                 if transaction["appId"] == APPLICATION:
@@ -109,16 +106,14 @@ def newest_state(address: str) -> TableState:
     return TableState()
 
 
-def _last_checkpoint(folder: Folder) -> int:
-    """Return the version that the log's hint names; 0 without a valid one."""
+def _newest_version(folder: Folder) -> int:
+    """Return the newest version, found from the last checkpoint: stores list long logs slowly."""
+    newest, step = 0, 1
     with suppress(ValueError, KeyError, TypeError):
-        return int(json.loads(folder.text(f"{_LOG}/_last_checkpoint") or "")["version"])
-    return 0
-
-
-def _newest_version(folder: Folder, known: int) -> int:
-    """Return the newest version, found from a known one: object stores list long logs slowly."""
-    newest, step = known, 1
+        newest = int(json.loads(folder.text(f"{_LOG}/_last_checkpoint") or "")["version"])
+    if not folder.has(commit_path(newest)):  # the hint is missing or wrong, or there is no table
+        names = (file.base_name for file in folder.listed(_LOG))
+        return max((int(name[:20]) for name in names if re.fullmatch(_COMMIT, name)), default=-1)
     while folder.has(commit_path(newest + step)):
         newest, step = newest + step, 2 * step
     while step := step // 2:
