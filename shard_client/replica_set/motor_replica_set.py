@@ -31,7 +31,6 @@ from shard_client.replica_set.replica_set import (
     NoMemberError,
     ReadPreference,
     ReplicaSet,
-    named_hosts,
 )
 from shard_client.wire.authentication import EXTERNAL, MECHANISM, OPEN, X509, Access
 from shard_client.wire.connection import MONITOR_NAME, Address, format_address
@@ -164,9 +163,9 @@ class MotorReplicaSet(ReplicaSet):
             self._promote(address)
         elif hello.get("secondary"):
             self._members[address] = replace(known, role="secondary")
-            for primary in named_hosts([hello.get("primary")]):
-                if primary != address and primary in self.hosts:
-                    self._promote(primary)
+            for host in self.hosts:
+                if host != address and format_address(host) == hello.get("primary"):
+                    self._promote(host)
 
     def _promote(self, primary: Address) -> None:
         """Record this member as the only primary."""
