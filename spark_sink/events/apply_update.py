@@ -23,12 +23,18 @@ from functools import partial
 from itertools import islice
 from typing import Any
 
-from shard_client.bson.values import DOCUMENT, NULL
-from spark_sink.events.slices import Slice, array_of, document_slice, elements_of, fields_of
+from shard_client.bson.values import DOCUMENT
+from spark_sink.events.slices import (
+    NOTHING,
+    Slice,
+    array_of,
+    document_slice,
+    elements_of,
+    fields_of,
+)
 from spark_sink.events.update_descriptions import Paths
 
 _NOTHING = object()
-_NULL = Slice(NULL, b"")
 Parent = dict[Any, Any] | list[Any]
 """A document or an array that is divided: its values are slices, or divided as well.
 
@@ -48,7 +54,7 @@ def updated(document: bytes, description: bytes) -> bytes:
     removed = [target(path.string(), _exists) for _, path in _elements(update, b"removedFields")]
     truncated = []
     for _, array in _elements(update, b"truncatedArrays"):
-        change = fields_of(array.value)
+        change = array.fields()
         size = change[b"newSize"].whole_number() or 0
         truncated.append((target(change[b"field"].string(), partial(_is_longer, size)), size))
     # Before the fields that are set, which may lie after the new end.
@@ -65,13 +71,13 @@ def updated(document: bytes, description: bytes) -> bytes:
             continue
         if not name.isdigit():
             raise ValueError(f"an array has no field {_text(name)}")
-        parent.extend([_NULL] * (int(name) + 1 - len(parent)))
+        parent.extend([NOTHING] * (int(name) + 1 - len(parent)))
         parent[int(name)] = value
     return _joined(root).value
 
 
 def _elements(update: Mapping[bytes, Slice], name: bytes) -> list[tuple[bytes, Slice]]:
-    value = update.get(name, _NULL)
+    value = update.get(name, NOTHING)
     return elements_of(value.value) if value.is_nested else []
 
 

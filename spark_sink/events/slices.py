@@ -20,6 +20,7 @@ from shard_client.bson.values import (
     FIXED,
     INT32,
     INT64,
+    NULL,
     STRING,
     UNCOUNTED,
     value_end,
@@ -60,6 +61,10 @@ class Slice(NamedTuple):
         """Return the UTF-8 of a string; nothing for any other type."""
         return self.value[4:-1] if self.kind == STRING else b""
 
+    def fields(self) -> dict[bytes, Slice]:
+        """Return the fields of a document by name; none for any other type. Raises InvalidBSON."""
+        return fields_of(self.value) if self.kind == DOCUMENT else {}
+
     def whole_number(self) -> int | None:
         """Return the value of an int or a long; None for any other type."""
         if self.kind not in (INT32, INT64):
@@ -73,6 +78,10 @@ class Slice(NamedTuple):
     def named(self, name: bytes) -> bytes:
         """Return the bytes of a field with this value: its type, its name and the value."""
         return b"%c%b\0%b" % (self.kind, name, self.value)
+
+
+NOTHING = Slice(NULL, b"")
+"""A null, for a field that is missing, too."""
 
 
 def fields_of(document: bytes) -> dict[bytes, Slice]:
@@ -146,7 +155,7 @@ def value_at(fields: Mapping[bytes, Slice], path: bytes) -> Slice | None:
     value = fields.get(name)
     if not rest or value is None:
         return value
-    return value_at(fields_of(value.value), rest) if value.kind == DOCUMENT else None
+    return value_at(value.fields(), rest)
 
 
 def document_slice(fields: Iterable[tuple[bytes, Slice]]) -> Slice:
@@ -192,7 +201,7 @@ def flattened(document: bytes) -> tuple[bytes, dict[bytes, Slice]]:
 
 def _leaves(path: bytes, value: Slice) -> Iterator[tuple[bytes, Slice]]:
     if value.kind == DOCUMENT and len(value.value) > _EMPTY_BYTES:
-        for name, inner in fields_of(value.value).items():
+        for name, inner in value.fields().items():
             yield from _leaves(path + b"_" + name, inner)
     else:
         yield path, value
