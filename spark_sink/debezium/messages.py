@@ -176,9 +176,9 @@ class MessageMaker:
         if session is None or number is None or number.kind not in (INT32, INT64):
             return ["null"], ["null"], pa.nulls(size, pa.string())
         texts = joined_text(self._strict.values(session), size)
-        numbers = number.integers("<i4" if number.kind == INT32 else "<i8")
-        name = joined_text(['"', texts, ":", _text(numbers), '"'], size)
-        return ['"', texts, '"'], [_text(numbers)], name
+        numbers = _text(number.whole_numbers())
+        name = joined_text(['"', texts, ":", numbers, '"'], size)
+        return ['"', texts, '"'], [numbers], name
 
     def _times(self, layout: Layout, *, is_read: bool) -> tuple[_Numbers, dict[str, Any]]:
         """Return `source.ts_ms`, and the parts of the value that are times.
