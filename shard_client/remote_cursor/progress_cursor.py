@@ -95,7 +95,7 @@ class ProgressCursor:
     def end_unused(self) -> None:
         """Close the cursor if it has not been probed for 10 seconds."""
         if not self.busy and self._loop.time() - self._probed_at > _UNUSED:
-            self._leave_behind()
+            self.leave_cursor()
 
     def take_cost(self) -> float:
         """Return the seconds for which probes have kept the member busy since the last call."""
@@ -129,10 +129,11 @@ class ProgressCursor:
         if self._timeout is not None:
             self._timeout.reschedule(until)
 
-    def take_cursor(self) -> OpenCursor | None:
-        """Return the cursor that is open, which the caller kills."""
-        cursor, self._cursor = self._cursor, None
-        return cursor
+    def leave_cursor(self) -> None:
+        """Let the cursor, if one is open, be killed."""
+        if self._cursor is not None:
+            self._dialer.kill_later(self._cursor)
+            self._cursor = None
 
     def join(self, watermark: KeyedToken, size: int, *, ended: bool) -> KeyedToken:
         """Return the watermark of both cursors after a batch of the main cursor.
@@ -164,13 +165,13 @@ class ProgressCursor:
                 if not kept:
                     raise
                 # The server may have closed the idle cursor, or the idle connection was cut.
-                self._leave_behind()
+                self.leave_cursor()
                 batch = await self._next(main, batch_size, await_ms)
         except (CommandError, NetworkError, ProtocolError) as error:
             # The main cursor reports the failure when its wait ends.
             member = format_address(main.address)
             log.info("progress cursor failed", member=member, error=str(error))
-            self._leave_behind()
+            self.leave_cursor()
             return None
         finally:
             self._cost += max(_LEAST_COST, self._loop.time() - begun - await_ms / 1000)
@@ -201,7 +202,7 @@ class ProgressCursor:
         if self._cursor is not None and (
             self._cursor.address != main.address or self._passed_by > self._most_behind
         ):
-            self._leave_behind()
+            self.leave_cursor()
         timeout = self._settings.connect_timeout
         async with self._dialer.pool.borrow(main.address, timeout) as connection:
             if self._cursor is None:
@@ -235,7 +236,3 @@ class ProgressCursor:
             raise CommandError(
                 ErrorCode.CursorNotFound, "the progress cursor was closed as it was opened"
             )
-
-    def _leave_behind(self) -> None:
-        if (cursor := self.take_cursor()) is not None:
-            self._dialer.kill_later(cursor)

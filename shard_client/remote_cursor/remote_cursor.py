@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from math import ceil
 from typing import Any, Literal
 
@@ -204,14 +203,13 @@ class RemoteCursor:
             self._link.abandon()
 
     async def close(self) -> None:
-        """Kill the cursor on the shard and close the connection, within ``close_timeout``.
+        """Close the connection, and let the cursors be killed; takes ``close_timeout`` at most.
 
-        It can be called at any time, once. A read or a probe in progress returns None. Cursors that
-        it cannot kill, or not before it is cancelled, are killed later.
+        It can be called at any time, once. A read or a probe in progress returns None.
         """
-        now, limit = self._loop.time(), self._settings.close_timeout
+        now = self._loop.time()
         # A request in flight may finish: an aggregate's reply has the id of the cursor to kill.
-        until = now + limit / 2
+        until = now + self._settings.close_timeout
         if self._reading is not None:
             self._reading.reschedule(now if self._link.reply_due_at is None else until)
         self._closing = self._ended = True
@@ -222,30 +220,17 @@ class RemoteCursor:
             await self._read_over.wait()
             self.outages.close()
             await self._link.close()
-            await self._kill(self._take_cursors(), now + limit)
         finally:
-            for cursor in self._take_cursors():
-                self._dialer.kill_later(cursor)
+            if self._progress is not None:
+                self._progress.leave_cursor()
+            self._leave_cursor()
             self._link.release()
 
-    async def _kill(self, cursors: list[OpenCursor], deadline: float) -> None:
-        """Kill cursors by ``deadline`` on the loop's clock; what fails is tried again later."""
-        borrow, limit = self._dialer.pool.borrow, self._settings.close_timeout
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    while cursors and await cursors[-1].kill(borrow, limit):
-                        cursors.pop()
-        finally:
-            for cursor in cursors:
-                self._dialer.kill_later(cursor)
-
-    def _take_cursors(self) -> list[OpenCursor]:
-        """Return the open cursors, for which the caller is responsible then."""
-        progress = None if self._progress is None else self._progress.take_cursor()
-        taken = [cursor for cursor in (self._cursor, progress) if cursor is not None]
-        self._cursor = None
-        return taken
+    def _leave_cursor(self) -> None:
+        """Let the cursor, if one is open, be killed."""
+        if self._cursor is not None:
+            self._dialer.kill_later(self._cursor)
+            self._cursor = None
 
     # The steps of the reader.
 
@@ -333,8 +318,7 @@ class RemoteCursor:
         the stream (docs/protocol.md#invalidates). The next getMore may have been sent already: the
         pool cuts a connection that is given back with a request in flight.
         """
-        if self._cursor is not None:
-            self._dialer.kill_later(self._cursor)
+        self._leave_cursor()
         batch.cursor_id, batch.invalidated = 0, True
 
     def _failed(self, error: CommandError) -> None:
@@ -344,9 +328,8 @@ class RemoteCursor:
         """
         if self._closing:
             return
-        if self._cursor is not None:
-            self._dialer.kill_later(self._cursor)
-        self._cursor, self._ahead = None, False
+        self._leave_cursor()
+        self._ahead = False
         if not is_resumable(error):
             self.outages.last_error = error
             self._ended = True
