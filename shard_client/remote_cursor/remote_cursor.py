@@ -215,14 +215,11 @@ class RemoteCursor:
         self._closing = self._ended = True
         try:
             if self._progress is not None:
-                self._progress.end_probe(until)
-                await self._progress.probe_over.wait()
+                await self._progress.close(until)
             await self._read_over.wait()
             self.outages.close()
             await self._link.close()
         finally:
-            if self._progress is not None:
-                self._progress.leave_cursor()
             self._leave_cursor()
             self._link.release()
 
@@ -240,7 +237,7 @@ class RemoteCursor:
         Return None if ``close`` came first.
         """
         if self.in_outage:
-            await asyncio.sleep(self.outages.next_pause())
+            await asyncio.sleep(self.outages.backoff.next_pause())
         with self.outages.opening() as span:
             connection = await self._link.connect()
             if self._closing:
