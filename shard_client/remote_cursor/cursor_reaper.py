@@ -1,4 +1,4 @@
-"""The cursors that nobody reads any more, which are killed when their members answer."""
+"""The cursors that nobody reads any more, which are killed, if need be later."""
 
 import asyncio
 from collections import deque
@@ -13,8 +13,8 @@ from shard_client.wire.connection import Address, format_address
 
 log = structlog.get_logger()
 
-KILL_TASK = "kill cursors late"
-"""The name of the tasks that kill cursors later."""
+KILL_TASK = "kill cursors"
+"""The name of the tasks that kill cursors."""
 
 _TIMEOUT = 5.0
 _LAST_ATTEMPT = 3.0
@@ -29,16 +29,16 @@ class _Left(NamedTuple):
 class CursorReaper:
     """The cursors that nobody reads: those of failures, and those that closed streams have left.
 
-    One task for each member kills them after a pause, and tries again, with growing pauses, until
-    the member has answered a ``killCursors`` for each cursor. A member ends idle cursors itself
-    after ten minutes (``cursorTimeoutMillis``), so that the attempts end then too. Create it in a
-    running loop.
+    One task for each member kills them at once, and tries again, with growing pauses, until the
+    member has answered a ``killCursors`` for each cursor. A member ends idle cursors itself after
+    ten minutes (``cursorTimeoutMillis``), so that the attempts end then too. Create it in a running
+    loop.
 
     Args:
         borrow: provides the connections to members.
         lasting: seconds during which attempts are made for a cursor.
         most: cursors of one member that are tried again; those next in turn are given up.
-        first_pause: upper bound in seconds of the pause before the first attempt.
+        first_pause: upper bound in seconds of the pause after the first attempt.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class CursorReaper:
         return sum(map(len, self._left.values()))
 
     def add(self, cursor: OpenCursor) -> None:
-        """Kill ``cursor`` when its member answers again; give it up after ``close``."""
+        """Kill ``cursor``, now or when its member answers again; give it up after ``close``."""
         if self._closed:
             return
         left = self._left.setdefault(cursor.address, deque())
@@ -92,14 +92,15 @@ class CursorReaper:
         killed = given_up = attempts = 0
         try:
             while left:
-                await asyncio.sleep(backoff.next_pause())
                 while left and (len(left) > self._most or left[0].until <= self._loop.time()):
                     left.popleft()
                     given_up += 1
                 killed += await self._kill(left)
                 attempts += 1
-                if left and attempts == 1:
-                    log.info("cursors left on a member", member=member)
+                if left:
+                    if attempts == 1:
+                        log.info("cursors left on a member", member=member)
+                    await asyncio.sleep(backoff.next_pause())
         finally:
             self._left.pop(address, None)
             self._tasks.pop(address, None)

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from math import ceil
 from typing import Any, Literal
 
@@ -20,17 +19,6 @@ from shard_client.errors import (
 )
 from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
-from shard_client.remote_cursor.cursor_state import (
-    Closing,
-    Connecting,
-    CursorState,
-    Ended,
-    Failing,
-    Opening,
-    Paused,
-    Reading,
-    follow,
-)
 from shard_client.remote_cursor.member_link import Dialer, MemberLink
 from shard_client.remote_cursor.open_cursor import OpenCursor, SentCommands, encode_opening
 from shard_client.remote_cursor.outages import Outages
@@ -42,8 +30,7 @@ OpeningCommand = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 
 
 CursorStatus = Literal["opening", "reading", "paused", "failing", "ended"]
-"""Beside its states, a cursor counts as paused from ``pause`` on, also while a reply is due, and as
-failing throughout an outage."""
+"""A cursor is paused from ``pause`` on, also while a reply is due, and failing during an outage."""
 
 
 class RemoteCursor:
@@ -55,7 +42,7 @@ class RemoteCursor:
     After a resumable failure it reopens the cursor after its own last postBatchResumeToken, with
     growing pauses, for up to ``failure_timeout``, and longer if it is read on. Any other failure
     ends the cursor. If a member has not answered for ``reply_timeout``, it is sent a hello over
-    another connection. ``cursor_state`` has the states that it goes through.
+    another connection.
 
     One task calls ``read`` again and again until it returns None or raises; ``close`` ends that.
     ``dialer`` finds the member to read from and connects to it; ``opening`` returns the command;
@@ -87,7 +74,13 @@ class RemoteCursor:
         self._progress = (
             None if probing is None else ProgressCursor(probing, dialer, clock, settings, sent)
         )
-        self._state: CursorState = Connecting()
+        self._cursor: OpenCursor | None = None
+        """The cursor that is open on a member, and has to be killed."""
+        self._ahead = False
+        """Whether a getMore was sent before the reply to the one before it was returned."""
+        self._ended = False
+        """Whether nothing more is read: after a failure for good, an invalidate, or ``close``."""
+        self._closing = False
         self._may_read = asyncio.Event()
         self._may_read.set()
         self._reading: asyncio.Timeout | None = None
@@ -107,9 +100,9 @@ class RemoteCursor:
         """What the status page shows of the cursor."""
         if self.failing_for is not None:
             return "failing"
-        if isinstance(self._state, Closing | Ended):
+        if self._ended:
             return "ended"
-        if self._state.cursor is None:
+        if self._cursor is None:
             return "opening"
         return "paused" if self.wants_pause else "reading"
 
@@ -124,12 +117,12 @@ class RemoteCursor:
 
         A cursor that was opened again and stays paused has none, until a getMore fails.
         """
-        return None if isinstance(self._state, Paused) else self.outages.lasted
+        return None if self._cursor is not None and self.wants_pause else self.outages.lasted
 
     @property
     def in_outage(self) -> bool:
         """Whether the last read has failed by an outage, so that the next one tries again."""
-        return isinstance(self._state, Failing)
+        return self._cursor is None and not self._ended and self.outages.lasted is not None
 
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.
@@ -140,9 +133,9 @@ class RemoteCursor:
         self._read_over.clear()
         try:
             async with asyncio.timeout(None) as self._reading:
-                while True:
+                while not self._ended:
                     try:
-                        batch = await self._step(self._state)
+                        batch = await (self._open() if self._cursor is None else self._read_on())
                     except CommandError as failure:
                         self._failed(failure)
                     except NetworkError as failure:
@@ -150,12 +143,10 @@ class RemoteCursor:
                     except ProtocolError as failure:
                         self._failed(CommandError(ErrorCode.ProtocolError, str(failure)))
                     else:
-                        if isinstance(self._state, Closing):
-                            return None
-                        if batch is not None or isinstance(self._state, Ended):
-                            return batch
+                        return None if self._closing else batch
+                return None
         except TimeoutError:
-            if not isinstance(self._state, Closing | Ended):
+            if not self._closing:
                 raise
             return None
         finally:
@@ -190,13 +181,13 @@ class RemoteCursor:
         This uses the progress cursor, so the getMore keeps waiting. Return an empty batch, to be
         processed at once; None if there is none or the progress cursor is in use.
         """
-        progress, cursor, watermark = self._progress, self._state.cursor, self._watermark
+        progress, cursor, watermark = self._progress, self._cursor, self._watermark
         if progress is None or progress.busy or cursor is None or watermark is None:
             return None
         await_ms = max(1, ceil(seconds * 1000))
         batch = await progress.probe(cursor, watermark, self._batch_size.current, await_ms)
         # The main cursor may have been closed meanwhile, to be reopened after its own watermark.
-        if batch is None or self._state.cursor is None or isinstance(self._state, Closing):
+        if batch is None or self._cursor is None or self._closing:
             return None
         self._clock.advance(batch.cluster_time)
         self._watermark = batch.watermark
@@ -208,83 +199,49 @@ class RemoteCursor:
 
     def leave_member(self) -> None:
         """Drop a member that makes no progress and continue on another one."""
-        if isinstance(self._state, Reading):
+        if self._cursor is not None and not self._closing:
             self._link.abandon()
 
     async def close(self) -> None:
-        """Kill the cursor on the shard and close the connection, within ``close_timeout``.
+        """Close the connection, and let the cursors be killed; takes ``close_timeout`` at most.
 
-        It can be called at any time, once. A read or a probe in progress returns None. Cursors that
-        it cannot kill, or not before it is cancelled, are killed later.
+        It can be called at any time, once. A read or a probe in progress returns None.
         """
-        now, limit = self._loop.time(), self._settings.close_timeout
+        now = self._loop.time()
         # A request in flight may finish: an aggregate's reply has the id of the cursor to kill.
-        until = now + limit / 2
+        until = now + self._settings.close_timeout
         if self._reading is not None:
-            in_flight = isinstance(self._state, Opening | Reading)
-            self._reading.reschedule(until if in_flight else now)
-        self._become(Closing(self._state.cursor))
+            self._reading.reschedule(now if self._link.reply_due_at is None else until)
+        self._closing = self._ended = True
         try:
             if self._progress is not None:
-                self._progress.end_probe(until)
-                await self._progress.probe_over.wait()
+                await self._progress.close(until)
             await self._read_over.wait()
             self.outages.close()
             await self._link.close()
-            await self._kill(self._take_cursors(), now + limit)
         finally:
-            for cursor in self._take_cursors():
-                self._dialer.kill_later(cursor)
+            self._leave_cursor()
             self._link.release()
 
-    async def _kill(self, cursors: list[OpenCursor], deadline: float) -> None:
-        """Kill cursors by ``deadline`` on the loop's clock; what fails is tried again later."""
-        borrow, limit = self._dialer.pool.borrow, self._settings.close_timeout
-        try:
-            with suppress(TimeoutError):
-                async with asyncio.timeout_at(deadline):
-                    while cursors and await cursors[-1].kill(borrow, limit):
-                        cursors.pop()
-        finally:
-            for cursor in cursors:
-                self._dialer.kill_later(cursor)
-
-    def _take_cursors(self) -> list[OpenCursor]:
-        """Return the open cursors, for which the caller is responsible then."""
-        progress = None if self._progress is None else self._progress.take_cursor()
-        taken = [cursor for cursor in (self._state.cursor, progress) if cursor is not None]
-        self._become(Ended())
-        return taken
+    def _leave_cursor(self) -> None:
+        """Let the cursor, if one is open, be killed."""
+        if self._cursor is not None:
+            self._dialer.kill_later(self._cursor)
+            self._cursor = None
 
     # The steps of the reader.
 
-    async def _step(self, state: CursorState) -> CursorBatch | None:
-        """Do what ``state`` says; return the batch that has arrived, if any."""
-        match state:
-            case Reading():
-                return await self._read_on(state)
-            case Connecting(cursor=None):
-                return await self._open()
-            case Connecting(cursor=OpenCursor() as cursor):
-                await self._link.connect_to(cursor.address)
-                self._become(Reading(cursor))
-            case Paused():
-                self._link.release()
-                await self._may_read.wait()
-                self.outages.record_pause(self._loop.time() - state.since)
-                self._become(Connecting(state.cursor))
-            case Failing():
-                await asyncio.sleep(self.outages.next_pause())
-                self._become(Connecting())
-        return None
-
     async def _open(self) -> CursorBatch | None:
-        """Open the cursor and return its first batch; None if ``close`` came first."""
+        """Open the cursor, after a failure with a pause before, and return its first batch.
+
+        Return None if ``close`` came first.
+        """
+        if self.in_outage:
+            await asyncio.sleep(self.outages.backoff.next_pause())
         with self.outages.opening() as span:
             connection = await self._link.connect()
-            if isinstance(self._state, Closing):
+            if self._closing:
                 return None
-            self._become(Opening())
             host, port = connection.address
             span.set_attributes({"server.address": host, "server.port": port})
             self._sent.openings += 1
@@ -293,33 +250,38 @@ class RemoteCursor:
             batch = await self._link.receive()
             batch.opening = True
             if batch.cursor_id:
-                cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
-                self._become(Reading(cursor))
+                self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
             batch.split()
             _check_open(batch)
         return self._arrived(batch)
 
-    async def _read_on(self, state: Reading) -> CursorBatch | None:
-        """Return the next batch; None if the cursor was paused."""
-        cursor = state.cursor
-        if not state.ahead:
-            if self.wants_pause:
-                self._become(Paused(cursor, self._loop.time()))
-                return None
+    async def _read_on(self) -> CursorBatch:
+        """Return the next batch, once the cursor is not paused."""
+        assert self._cursor is not None
+        cursor = self._cursor
+        if not self._ahead:
+            while self.wants_pause:
+                await self._pause(cursor)
             self._ask_for_more(cursor)
         batch = await self._link.receive()
         batch.requested = self._requested
         large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
-        ahead = bool(large and not self.wants_pause and self._state is state)
-        if ahead != state.ahead:
-            self._become(Reading(cursor, ahead))
-        if ahead:
+        self._ahead = bool(large) and not self.wants_pause and not self._closing
+        if self._ahead:
             self._ask_for_more(cursor)
         batch.split()
         _check_open(batch)
         if self.outages.end():
             self._sent.reopenings += 1
         return self._arrived(batch)
+
+    async def _pause(self, cursor: OpenCursor) -> None:
+        """Hold no connection until ``resume``."""
+        since = self._loop.time()
+        self._link.release()
+        await self._may_read.wait()
+        self.outages.record_pause(self._loop.time() - since)
+        await self._link.connect_to(cursor.address)
 
     def _ask_for_more(self, cursor: OpenCursor) -> None:
         self._requested = self._batch_size.current
@@ -343,7 +305,7 @@ class RemoteCursor:
         if not batch.events:
             self._link.free_buffer()
         if not batch.cursor_id:
-            self._become(Ended())
+            self._cursor, self._ended = None, True
         return batch
 
     def _end_at_invalidate(self, batch: CursorBatch) -> None:
@@ -353,37 +315,28 @@ class RemoteCursor:
         the stream (docs/protocol.md#invalidates). The next getMore may have been sent already: the
         pool cuts a connection that is given back with a request in flight.
         """
-        if self._state.cursor is not None:
-            self._dialer.kill_later(self._state.cursor)
+        self._leave_cursor()
         batch.cursor_id, batch.invalidated = 0, True
 
     def _failed(self, error: CommandError) -> None:
-        """Go on to the state after a failure.
+        """Give the cursor up after a failure, so that it is opened again.
 
         Raises CommandError if it is final, or if there is no time left to open the cursor again.
         """
-        if isinstance(self._state, Closing | Ended):
+        if self._closing:
             return
-        if self._state.cursor is not None:
-            self._dialer.kill_later(self._state.cursor)
+        self._leave_cursor()
+        self._ahead = False
         if not is_resumable(error):
             self.outages.last_error = error
-            self._become(Ended())
+            self._ended = True
             raise error
-        self._become(Failing())
         self._link.leave_after(error)
         # A member that hangs has been failing since its answer was due.
         lasted = self.outages.record_failure(error, self._link.unanswered_since)
         if lasted >= self._settings.failure_timeout:
             # The member may be back when a client resumes.
             raise error.with_labels(RESUMABLE_LABEL)
-
-    def _become(self, state: CursorState) -> None:
-        """Go on to ``state``; while ``close`` runs, only note the cursor that is open now."""
-        if not isinstance(self._state, Closing):
-            self._state = follow(self._state, state)
-        elif isinstance(state, Reading | Ended):
-            self._state = follow(self._state, Closing(state.cursor))
 
 
 def _check_open(batch: CursorBatch) -> None:

@@ -31,7 +31,6 @@ from shard_client.replica_set.replica_set import (
     NoMemberError,
     ReadPreference,
     ReplicaSet,
-    named_hosts,
 )
 from shard_client.wire.authentication import EXTERNAL, MECHANISM, OPEN, X509, Access
 from shard_client.wire.connection import MONITOR_NAME, Address, format_address
@@ -122,7 +121,7 @@ class MotorReplicaSet(ReplicaSet):
                     if self._check is None or self._check.done():
                         self._refused = None
                         self._check = self._loop.create_task(
-                            self._ask_driver(), name=f"check {self.name}"
+                            self._check_once(), name=f"check {self.name}"
                         )
                     self._changed.clear()
                     await self._changed.wait()
@@ -164,9 +163,9 @@ class MotorReplicaSet(ReplicaSet):
             self._promote(address)
         elif hello.get("secondary"):
             self._members[address] = replace(known, role="secondary")
-            for primary in named_hosts([hello.get("primary")]):
-                if primary != address and primary in self.hosts:
-                    self._promote(primary)
+            for host in self.hosts:
+                if host != address and format_address(host) == hello.get("primary"):
+                    self._promote(host)
 
     def _promote(self, primary: Address) -> None:
         """Record this member as the only primary."""
@@ -227,13 +226,28 @@ class MotorReplicaSet(ReplicaSet):
         threading.Thread(target=end, name=f"end of {self.name}", daemon=True).start()
         return ended
 
+    async def _check_once(self) -> None:
+        """Make the driver check its members; the next check begins a pause later at the earliest.
+
+        The driver publishes its events once a second, and its description is up to date.
+        """
+        began = time.monotonic()
+        try:
+            await self._ask_driver()
+            if not self._closed:
+                self.topology_changed(*_members_of(self._topology))
+        except Exception:  # a defect
+            log.exception("Unexpected error", set=self.name)
+        self._distrusted = {at: when for at, when in self._distrusted.items() if when > began}
+        self._changed.set()
+        await asyncio.sleep(_CHECK_PAUSE)
+        self._changed.set()
+
     async def _ask_driver(self) -> None:
         """Make the driver select a primary and run a query without results on it.
 
         If that member does not answer or is no longer the primary, the driver checks it again.
-        The next check begins a pause later at the earliest, whatever this one finds.
         """
-        began = time.monotonic()
         try:
             await self._client["admin"].command({"find": "nothing", "limit": 1})
             self._lost = False
@@ -241,16 +255,6 @@ class MotorReplicaSet(ReplicaSet):
             self._refused, self._lost = self._refusal(error), False  # the primary answers
         except PyMongoError as error:
             self._log_no_primary(error)
-        except Exception:  # a defect; the next check comes after the pause
-            log.exception("Unexpected error", set=self.name)
-        finally:
-            self._distrusted = {at: when for at, when in self._distrusted.items() if when > began}
-            if not self._closed:
-                # The driver publishes its events once a second; its description is up to date.
-                self.topology_changed(*_members_of(self._topology))
-            self._changed.set()
-        await asyncio.sleep(_CHECK_PAUSE)
-        self._changed.set()
 
     def _refusal(self, error: OperationFailure) -> CommandError | None:
         """Return the error of a refused login, for which the driver distrusts the member."""

@@ -8,7 +8,6 @@ drivers' server selection.
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, Self
 
@@ -200,18 +199,6 @@ class ReplicaSet(ABC):
     @abstractmethod
     async def close(self) -> None:
         """Stop the monitoring, in bounded time."""
-
-
-def named_hosts(names: Any) -> tuple[Address, ...]:
-    """Return the addresses in a hello's list of ``host:port``, without malformed ones.
-
-    A member that is only reachable under a malformed name cannot be reached.
-    """
-    named = []
-    for name in names if isinstance(names, (list, tuple)) else ():
-        with suppress(ValueError, AttributeError):
-            named.append(parse_address(name))
-    return tuple(named)
 
 
 def parse_hosts(text: str) -> tuple[str, tuple[Address, ...]]:

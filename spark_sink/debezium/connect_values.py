@@ -29,7 +29,7 @@ from shard_client.bson.values import (
     TIMESTAMP,
 )
 from spark_sink.debezium.java_json import JavaJson
-from spark_sink.events.slices import Slice, elements_of, fields_of
+from spark_sink.events.slices import Slice, elements_of
 
 _OLD_BINARY = 2
 _JSON = JavaJson(relaxed=True, separator=",", plus=False)
@@ -43,18 +43,16 @@ class ConnectValues:
 
     arrays_are_documents: bool = False
 
-    def fields(self, document: bytes) -> dict[str, Tree]:
-        """Return the fields of a document."""
-        return {
-            name.decode(errors="replace"): self.value(value)
-            for name, value in fields_of(document).items()
-        }
+    def fields(self, document: Slice) -> dict[str, Tree]:
+        """Return the fields of a document; none for any other type."""
+        fields = document.fields().items()
+        return {name.decode(errors="replace"): self.value(value) for name, value in fields}
 
     def value(self, field: Slice) -> Tree:
         """Return a value."""
         kind, data = field
         if kind == DOCUMENT:
-            return self.fields(data)
+            return self.fields(field)
         if kind == ARRAY:
             elements = [self.value(element) for _, element in elements_of(data)]
             if self.arrays_are_documents:

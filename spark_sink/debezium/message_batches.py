@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, islice
 from types import ModuleType
 from typing import Any, NamedTuple
 
@@ -202,66 +202,54 @@ class WithTransactions:
         table = pa.Table.from_batches(collected).cast(_SORTED)
         collected.clear()
         table = table.sort_by([("token", "ascending"), ("index", "ascending")])
-        monitor = _Monitor(self.options.topic_of_boundaries)
-        rows = min(_MOST_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes))
-        for batch in table.to_batches(max_chunksize=max(1, rows)):
-            messages = (_Message(*row) for row in rows_in(batch.select(_READ.names)))
-            made = (sent for message in messages for sent in monitor.after(message))
-            yield converted(batch_of(made, _READ), self.options)
-        yield converted(batch_of(monitor.end(), _READ), self.options)
+        rows = max(1, min(_MOST_TOGETHER, table.num_rows * _MADE_TOGETHER // max(1, table.nbytes)))
+        parts = table.select(_READ.names).to_batches(max_chunksize=rows)
+        made = self._added_to(_Message(*row) for part in parts for row in rows_in(part))
+        while messages := list(islice(made, rows)):
+            yield converted(batch_of(messages, _READ), self.options)
 
+    def _added_to(self, messages: Iterable[_Message]) -> Iterator[_Message]:
+        """Return messages in the stream's order, with what their transactions add to them."""
+        transaction, time, counts = None, None, Counter[str]()
+        for message in messages:
+            if message.namespace is None:  # a tombstone, or a heartbeat
+                yield message
+                continue
+            time = message.time
+            if message.transaction != transaction:
+                if transaction is not None:
+                    yield self._end(transaction, counts, time)
+                transaction = message.transaction
+                counts.clear()
+                if transaction is not None:
+                    yield self._boundary("BEGIN", transaction, "null", "null", time)
+            if transaction is None or message.value is None:
+                yield message
+                continue
+            counts[message.namespace] += 1
+            place = (
+                f'"transaction":{{"id":{transaction},"total_order":{counts.total()},'
+                f'"data_collection_order":{counts[message.namespace]}}}}}'
+            )
+            yield message._replace(value=message.value.removesuffix(NO_TRANSACTION) + place)
+        if transaction is not None:
+            yield self._end(transaction, counts, time)
 
-class _Monitor:
-    """Follows the transactions of a stream of messages in its order."""
-
-    def __init__(self, topic: str) -> None:
-        self._topic = topic
-        self._open: str | None = None
-        self._time: int | None = None
-        self._counts: Counter[str] = Counter()
-
-    def after(self, message: _Message) -> Iterator[_Message]:
-        """Return what the transaction adds before a message, and the message itself."""
-        if message.namespace is None:  # a tombstone, or a heartbeat
-            yield message
-            return
-        if message.transaction != self._open:
-            self._time = message.time
-            yield from self.end()
-            if message.transaction is not None:
-                self._open = message.transaction
-                yield self._boundary("BEGIN", "null", "null")
-        self._time = message.time
-        if message.transaction is None or message.value is None:
-            yield message
-            return
-        self._counts[message.namespace] += 1
-        place = (
-            f'"transaction":{{"id":{message.transaction},'
-            f'"total_order":{self._counts.total()},'
-            f'"data_collection_order":{self._counts[message.namespace]}}}}}'
-        )
-        yield message._replace(value=message.value.removesuffix(NO_TRANSACTION) + place)
-
-    def end(self) -> Iterator[_Message]:
-        """Return the end of the open transaction, if there is one."""
-        if self._open is None:
-            return
-        counts = ",".join(
+    def _end(self, transaction: str, counts: Counter[str], time: int | None) -> _Message:
+        counted = ",".join(
             f'{{"data_collection":{quoted(name)},"event_count":{count}}}'
-            for name, count in sorted(self._counts.items())
+            for name, count in sorted(counts.items())
         )
-        yield self._boundary("END", str(self._counts.total()), f"[{counts}]")
-        self._open = None
-        self._counts.clear()
+        return self._boundary("END", transaction, str(counts.total()), f"[{counted}]", time)
 
-    def _boundary(self, status: str, count: str, collections: str) -> _Message:
-        name = self._open
+    def _boundary(
+        self, status: str, transaction: str, count: str, collections: str, time: int | None
+    ) -> _Message:
         value = (
-            f'{{"status":"{status}","id":{name},"event_count":{count},'
-            f'"data_collections":{collections},"ts_ms":{self._time}}}'
+            f'{{"status":"{status}","id":{transaction},"event_count":{count},'
+            f'"data_collections":{collections},"ts_ms":{time}}}'
         )
-        return _Message(self._topic, f'{{"id":{name}}}', value)
+        return _Message(self.options.topic_of_boundaries, f'{{"id":{transaction}}}', value)
 
 
 MESSAGES = "topic string, key string, value string"

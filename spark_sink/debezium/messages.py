@@ -15,14 +15,14 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from shard_client.bson.values import ARRAY, DATE, DOCUMENT, INT32, INT64, NULL, TIMESTAMP
+from shard_client.bson.values import ARRAY, DATE, DOCUMENT, INT32, INT64, TIMESTAMP
 from spark_sink.debezium.connect_values import quoted
 from spark_sink.debezium.envelope import VERSIONS, value_pieces
 from spark_sink.debezium.java_json import JavaColumns, JavaJson
 from spark_sink.debezium.options import MessageOptions
 from spark_sink.events.header import OPERATIONS, READ, namespace_of
 from spark_sink.events.heartbeats import HEARTBEAT
-from spark_sink.events.slices import Slice, fields_of
+from spark_sink.events.slices import NOTHING, Slice, fields_of
 from spark_sink.rows.arrow_types import batch_of
 from spark_sink.rows.layouts import Layout, Values, all_layouts_of, in_order
 from spark_sink.rows.text_columns import Pieces, joined_text
@@ -30,7 +30,6 @@ from spark_sink.rows.text_columns import Pieces, joined_text
 _CACHED_NAMES = 10_000
 _NO_ORDER = -1
 _DOCUMENTS = (b"fullDocumentBeforeChange", b"fullDocument")
-_NOTHING = Slice(NULL, b"")
 _EMPTY = 5  # bytes of an array without elements
 _CHANGES = (b"updatedFields", b"removedFields", b"truncatedArrays")
 _Numbers = NDArray[np.int64]
@@ -177,9 +176,9 @@ class MessageMaker:
         if session is None or number is None or number.kind not in (INT32, INT64):
             return ["null"], ["null"], pa.nulls(size, pa.string())
         texts = joined_text(self._strict.values(session), size)
-        numbers = number.integers("<i4" if number.kind == INT32 else "<i8")
-        name = joined_text(['"', texts, ":", _text(numbers), '"'], size)
-        return ['"', texts, '"'], [_text(numbers)], name
+        numbers = _text(number.whole_numbers())
+        name = joined_text(['"', texts, ":", numbers, '"'], size)
+        return ['"', texts, '"'], [numbers], name
 
     def _times(self, layout: Layout, *, is_read: bool) -> tuple[_Numbers, dict[str, Any]]:
         """Return `source.ts_ms`, and the parts of the value that are times.
@@ -193,7 +192,7 @@ class MessageMaker:
         shown: str | pa.Array = "null"
         snapshot: str | pa.Array = "false"
         if is_read:
-            signals, codes = [_NOTHING], np.zeros(len(layout.rows), np.int64)
+            signals, codes = [NOTHING], np.zeros(len(layout.rows), np.int64)
             if b"signal" in layout.fields:
                 signals, codes = layout.fields[b"signal"].distinct()
             kinds = [_snapshot_of(signal) for signal in signals]
@@ -231,8 +230,8 @@ def _batch(rows: _Numbers, index: int, *columns: str | pa.Array) -> pa.RecordBat
 
 def _snapshot_of(signal: Slice) -> str:
     """Return the field `snapshot` of documents that a signal has let a snapshot read."""
-    fields = fields_of(signal.value) if signal.kind == DOCUMENT else {}
-    return "incremental" if fields.get(b"type", _NOTHING).text() == "incremental" else "true"
+    kind = signal.fields().get(b"type", NOTHING).text()
+    return "incremental" if kind == "incremental" else "true"
 
 
 def _listed(arrays: Values | None, text_of: Callable[[Slice], str]) -> str | pa.Array:
@@ -248,7 +247,7 @@ def _removal(path: Slice) -> str:
 
 
 def _truncation(array: Slice) -> str:
-    fields = fields_of(array.value)
+    fields = array.fields()
     size = fields[b"newSize"].whole_number()
     return f'{{"field":{quoted(fields[b"field"].text() or "")},"size":{size}}}'
 

@@ -16,7 +16,7 @@ from shard_client.bson.values import CODE, DECIMAL, DOCUMENT, OBJECT_ID, STRING
 from spark_sink.debezium.connect_values import ConnectValues, Tree, quoted, text_of
 from spark_sink.debezium.java_json import JavaJson, escaped
 from spark_sink.errors import OptionError, StreamError
-from spark_sink.events.slices import Slice, fields_of
+from spark_sink.events.slices import NOTHING, Slice
 from spark_sink.options import parsers
 from spark_sink.options.declared import option
 from spark_sink.options.java_patterns import compiled
@@ -126,9 +126,9 @@ class Outbox:
         Raises StreamError for a document that is no outbox event, and for an update if those are
         fatal.
         """
-        full = fields.get(b"fullDocument")
+        full = fields.get(b"fullDocument", NOTHING)
         operation = fields[b"operationType"].text()
-        if operation == "delete" or full is None or full.kind != DOCUMENT:
+        if operation == "delete" or full.kind != DOCUMENT:
             return
         if operation in ("update", "replace"):
             if self.unexpected == "fatal":
@@ -137,7 +137,7 @@ class Outbox:
                     "set collection.op.invalid.behavior to warn"
                 )
             return
-        document = fields_of(full.value)
+        document = full.fields()
         needed = [self.payload, self.key_field, self.route_by, *(name for name, _ in self.added)]
         missing = [name for name in needed if name.encode() not in document]
         name = None if missing else _text(document[self.route_by.encode()])

@@ -10,12 +10,12 @@ from typing import Any
 from shard_client.bson.values import DOCUMENT
 from spark_sink.debezium.connect_values import ConnectValues, Tree, text_of
 from spark_sink.debezium.envelope import SOURCE_FIELDS
-from spark_sink.events.slices import Slice, fields_of
+from spark_sink.events.slices import NOTHING, Slice
 from spark_sink.options import parsers
 from spark_sink.options.declared import option
 
 _ENVELOPE = ("op", "ts_ms")
-
+_DOCUMENTS = (b"fullDocument", b"updateDescription", b"fullDocumentBeforeChange")
 
 Added = tuple[str, tuple[str, ...]]
 """The name of a field that is added to values, and its path in the envelope."""
@@ -72,7 +72,7 @@ class Unwrap:
 
         `topic` and `value` are those of the message without the transform.
         """
-        identifier = self._values.value(fields_of(fields[b"documentKey"].value)[b"_id"])
+        identifier = self._values.value(fields[b"documentKey"].fields()[b"_id"])
         key = text_of({"id": identifier})
         for made in self._made(fields, identifier, value, tombstones=tombstones):
             yield topic, key, made
@@ -86,22 +86,18 @@ class Unwrap:
         `_id`; a delete that is rewritten has the document before it, if there is an image.
         """
         envelope = json.loads(value) if self.added else {}
-        full, described = (fields.get(name) for name in (b"fullDocument", b"updateDescription"))
-        if full is not None and full.kind == DOCUMENT:
-            return [self._value(self._values.fields(full.value), envelope, deleted=False)]
-        if described is not None and described.kind == DOCUMENT:
-            updated = fields_of(described.value).get(b"updatedFields")
-            changed = {} if updated is None else self._values.fields(updated.value)
+        full, described, before = (fields.get(name, NOTHING) for name in _DOCUMENTS)
+        if full.kind == DOCUMENT:
+            return [self._value(self._values.fields(full), envelope, deleted=False)]
+        if described.kind == DOCUMENT:
+            changed = self._values.fields(described.fields().get(b"updatedFields", NOTHING))
             if self.flattens:
                 changed = {name.replace(".", self.delimiter): v for name, v in changed.items()}
             changed["_id"] = identifier
             return [self._value(changed, envelope, deleted=False)]
         tombstone: list[str | None] = [None] if tombstones else []
         if self.deletes.startswith("rewrite"):
-            before = fields.get(b"fullDocumentBeforeChange")
-            image = None if before is None or before.kind != DOCUMENT else before.value
-            tree = {} if image is None else self._values.fields(image)
-            rewritten = self._value(tree, envelope, deleted=True)
+            rewritten = self._value(self._values.fields(before), envelope, deleted=True)
             return [rewritten, *(tombstone if self.deletes != "rewrite" else ())]
         return [] if self.deletes == "drop" else [None]
 

@@ -10,8 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from shard_client.bson.values import DOCUMENT, NULL
-from spark_sink.events.slices import Slice, document_of, field_of, fields_of
+from spark_sink.events.slices import NOTHING, Slice, document_of, field_of, fields_of
 
 READ = "read"
 """The operation type of a snapshot's rows."""
@@ -23,23 +22,19 @@ OPERATIONS: dict[str | None, str] = {
 }  # fmt: skip
 """Debezium's letters for operation types; others have none."""
 
-_NO_FIELDS: dict[bytes, Slice] = {}
-_NOTHING = Slice(NULL, b"")
-
 
 def namespace_of(ns: Slice | None) -> tuple[str | None, str | None, str | None]:
     """Return the full name, database and collection in a field such as `ns` or `to`."""
-    fields = _NO_FIELDS if ns is None or ns.kind != DOCUMENT else fields_of(ns.value)
-    database = fields.get(b"db", _NOTHING).text()
-    collection = fields.get(b"coll", _NOTHING).text()
+    fields = (ns or NOTHING).fields()
+    database, collection = (fields.get(name, NOTHING).text() for name in (b"db", b"coll"))
     full = f"{database}.{collection}" if database and collection else database or collection
     return full, database, collection
 
 
 def fragment_position(value: Slice) -> dict[str, int | None]:
     """Return the number of a fragment and the number of all, from the field `splitEvent`."""
-    fields = fields_of(value.value) if value.kind == DOCUMENT else _NO_FIELDS
-    return {name: fields.get(name.encode(), _NOTHING).whole_number() for name in ("fragment", "of")}
+    fields = value.fields()
+    return {name: fields.get(name.encode(), NOTHING).whole_number() for name in ("fragment", "of")}
 
 
 def join_fragments(events: Iterable[bytes]) -> Iterator[bytes]:
@@ -65,8 +60,7 @@ def join_fragments(events: Iterable[bytes]) -> Iterator[bytes]:
 
 def fragment_of(event: bytes) -> tuple[int, int] | None:
     """Return the number of a fragment, from 1, and of all of its event; None for a whole event."""
-    split = field_of(event, b"splitEvent")
-    number, count = (None, None) if split is None else fragment_position(split).values()
+    number, count = fragment_position(field_of(event, b"splitEvent") or NOTHING).values()
     return None if number is None or count is None else (number, count)
 
 

@@ -20,6 +20,7 @@ from shard_client.bson.values import (
     FIXED,
     INT32,
     INT64,
+    NULL,
     STRING,
     UNCOUNTED,
     value_end,
@@ -54,9 +55,15 @@ class Slice(NamedTuple):
 
     def text(self) -> str | None:
         """Return the value of a string; None for any other type."""
-        if self.kind != STRING:
-            return None
-        return self.value[4:-1].decode(errors="replace")
+        return self.string().decode(errors="replace") if self.kind == STRING else None
+
+    def string(self) -> bytes:
+        """Return the UTF-8 of a string; nothing for any other type."""
+        return self.value[4:-1] if self.kind == STRING else b""
+
+    def fields(self) -> dict[bytes, Slice]:
+        """Return the fields of a document by name; none for any other type. Raises InvalidBSON."""
+        return fields_of(self.value) if self.kind == DOCUMENT else {}
 
     def whole_number(self) -> int | None:
         """Return the value of an int or a long; None for any other type."""
@@ -70,7 +77,11 @@ class Slice(NamedTuple):
 
     def named(self, name: bytes) -> bytes:
         """Return the bytes of a field with this value: its type, its name and the value."""
-        return bytes((self.kind,)) + name + b"\0" + self.value
+        return b"%c%b\0%b" % (self.kind, name, self.value)
+
+
+NOTHING = Slice(NULL, b"")
+"""A null, for a field that is missing, too."""
 
 
 def fields_of(document: bytes) -> dict[bytes, Slice]:
@@ -86,7 +97,8 @@ def elements_of(document: bytes) -> list[tuple[bytes, Slice]]:
     Raises InvalidBSON.
     """
     values = values_in(document, 0, len(document))
-    return [(name, Slice(kind, document[at:end])) for kind, name, at, end in values]
+    new = tuple.__new__  # faster than Slice's own
+    return [(name, new(Slice, (kind, document[at:end]))) for kind, name, at, end in values]
 
 
 def field_of(document: bytes, name: bytes) -> Slice | None:
@@ -143,7 +155,7 @@ def value_at(fields: Mapping[bytes, Slice], path: bytes) -> Slice | None:
     value = fields.get(name)
     if not rest or value is None:
         return value
-    return value_at(fields_of(value.value), rest) if value.kind == DOCUMENT else None
+    return value_at(value.fields(), rest)
 
 
 def document_slice(fields: Iterable[tuple[bytes, Slice]]) -> Slice:
@@ -163,7 +175,7 @@ def array_of(values: Iterable[Slice]) -> Slice:
 
 def document_of(fields: Iterable[tuple[bytes, Slice]]) -> bytes:
     """Return the BSON document of these fields: what `fields_of` and `elements_of` read."""
-    body = b"".join([value.named(name) for name, value in fields])
+    body = b"".join([b"%c%b\0%b" % (kind, name, value) for name, (kind, value) in fields])
     return _INT.pack(len(body) + 5) + body + b"\0"
 
 
@@ -189,7 +201,7 @@ def flattened(document: bytes) -> tuple[bytes, dict[bytes, Slice]]:
 
 def _leaves(path: bytes, value: Slice) -> Iterator[tuple[bytes, Slice]]:
     if value.kind == DOCUMENT and len(value.value) > _EMPTY_BYTES:
-        for name, inner in fields_of(value.value).items():
+        for name, inner in value.fields().items():
             yield from _leaves(path + b"_" + name, inner)
     else:
         yield path, value

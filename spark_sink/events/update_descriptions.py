@@ -172,7 +172,7 @@ class Paths:
         self._listed: dict[bytes, list[Parts]] = {}
         for dotted, parts in () if listed is None else elements_of(listed.value):
             path = tuple(
-                element.value[4:-1] if element.kind == STRING else element.whole_number() or 0
+                element.string() if element.kind == STRING else element.whole_number() or 0
                 for _, element in elements_of(parts.value)
             )
             self._listed.setdefault(dotted, []).append(path)

@@ -213,7 +213,7 @@ def _optional(layout: Layout) -> dict[str, Any]:
     columns: dict[str, Any] = {}
     number = layout.fields.get(b"txnNumber")
     if number is not None and number.kind in (INT32, INT64):
-        columns["txnNumber"] = number.integers("<i4" if number.kind == INT32 else "<i8")
+        columns["txnNumber"] = number.whole_numbers()
     if b"to" in layout.fields:
         columns["to"] = [namespace_of(value)[0] for value in layout.fields[b"to"].slices()]
     if b"splitEvent" in layout.fields:

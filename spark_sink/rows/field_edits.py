@@ -24,6 +24,7 @@ from spark_sink.errors import StreamError
 from spark_sink.events.header import namespace_of
 from spark_sink.events.runs import Run
 from spark_sink.events.slices import (
+    NOTHING,
     Slice,
     array_of,
     document_of,
@@ -38,7 +39,6 @@ _DOCUMENTS = (b"fullDocument", b"fullDocumentBeforeChange")
 _DESCRIPTION, _KEY = b"updateDescription", b"documentKey"
 _UPDATED, _REMOVED, _TRUNCATED = b"updatedFields", b"removedFields", b"truncatedArrays"
 _Path = tuple[bytes, ...]
-_NULL = Slice(NULL, b"")
 
 
 @dataclass(frozen=True)
@@ -62,18 +62,18 @@ class Mask:
             masked = [(name, self.of(element)) for name, element in elements_of(value.value)]
             return Slice(value.kind, document_of(masked))
         if value.kind in (NULL, UNDEFINED):
-            return _NULL
+            return NOTHING
         if self.rule == "constant":
             return string_of(self.text.encode())
         if self.rule == "hash":
             data = bytes([value.kind]) + value.value
             if value.kind in (STRING, OBJECT_ID):
                 is_text = value.kind == STRING
-                data = value.value[4:-1] if is_text else value.value.hex().encode()
+                data = value.string() if is_text else value.value.hex().encode()
             return string_of(hmac.new(self.salt, data, "sha256").hexdigest().encode())
         if value.kind != STRING:
-            return _NULL
-        text = value.value[4:-1].decode(errors="surrogateescape")[: self.length]
+            return NOTHING
+        text = value.string().decode(errors="surrogateescape")[: self.length]
         return string_of(text.encode(errors="surrogateescape"))
 
 
@@ -124,8 +124,8 @@ class FieldEdit:
                 continue
             left: list[tuple[bytes, Slice]] = []
             for key, value in elements_of(fields[name].value):
-                array = fields_of(value.value) if name == _TRUNCATED else {}
-                dotted = key if name == _UPDATED else _text(array.get(b"field", value))
+                array = value.fields() if name == _TRUNCATED else {}
+                dotted = key if name == _UPDATED else array.get(b"field", value).string()
                 known = paths.parts(dotted)
                 parts = known or _divided(dotted)
                 path, within = self._path(parts, is_exact=known is not None)
@@ -253,10 +253,6 @@ def _paths_in(value: Slice, before: _Path = ()) -> Iterator[_Path]:
         return
     for name, inner in elements_of(value.value):
         yield from _paths_in(inner, (*before, *name.split(b".")))
-
-
-def _text(value: Slice) -> bytes:
-    return value.value[4:-1] if value.kind == STRING else b""
 
 
 def _matches(pattern: str, name: str) -> bool:

@@ -17,7 +17,7 @@ import pyarrow as pa
 from bson.errors import InvalidBSON
 from numpy.typing import NDArray
 
-from shard_client.bson.values import BINARY, DOCUMENT, FIXED, NESTED, TEXTS, value_end
+from shard_client.bson.values import BINARY, DOCUMENT, FIXED, INT32, NESTED, TEXTS, value_end
 from spark_sink.events.slices import Slice
 
 Indexes = NDArray[np.int64]
@@ -92,6 +92,10 @@ class Values:
     def integers(self, kind: str, offset: int = 0) -> NDArray[np.int64]:
         """Return the numbers of numpy's type `kind`, `offset` bytes into the values."""
         return self.at(self.starts + offset, kind).astype(np.int64)
+
+    def whole_numbers(self) -> NDArray[np.int64]:
+        """Return values that are ints or longs."""
+        return self.integers("<i4" if self.kind == INT32 else "<i8")
 
     def at(self, places: Indexes, kind: str) -> NDArray[Any]:
         """Return the numbers of numpy's type `kind`, such as "<i4", at places of the buffer."""

@@ -140,8 +140,7 @@ class TextColumns:
         return [self.quote, texts, self.quote]
 
     def _numbers(self, values: Values) -> Pieces:
-        numbers = values.integers("<i4" if values.kind == INT32 else "<i8")
-        return [pa.array(numbers).cast(pa.string())]
+        return [pa.array(values.whole_numbers()).cast(pa.string())]
 
     def _identifiers(self, values: Values) -> Pieces:
         digits = _HEX[values.at(values.starts, "V12").view(np.uint8)]

@@ -13,9 +13,8 @@ from shard_client.replica_set.replica_set import (
     NoMemberError,
     ReadPreference,
     ReplicaSet,
-    named_hosts,
 )
-from shard_client.wire.connection import MONITOR_NAME, Address, Connection
+from shard_client.wire.connection import MONITOR_NAME, Address, Connection, parse_address
 
 log = structlog.get_logger()
 
@@ -92,4 +91,4 @@ class ProbedReplicaSet(ReplicaSet):
 
 
 def _hosts(hello: Mapping[str, Any]) -> tuple[Address, ...]:
-    return named_hosts(hello.get("hosts"))
+    return tuple(map(parse_address, hello.get("hosts") or ()))

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from random import Random
 
 import pytest
+from pymongo.errors import PyMongoError
 from structlog.testing import capture_logs
 
 from shard_client.errors import RESUMABLE_LABEL, CommandError
@@ -96,19 +97,22 @@ async def test_the_primary_is_not_asked_without_a_pause_for_a_member_that_is_mis
     assert 2 <= member.commands["find"] <= 12  # each is counted as it comes and as it is answered
 
 
+@pytest.mark.parametrize("error", [RuntimeError("a defect"), PyMongoError("no primary")])
 async def test_checks_that_fail_unexpectedly_have_a_pause(
-    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch
+    member: ScriptedMember, monkeypatch: pytest.MonkeyPatch, error: Exception
 ):
+    """Also one whose failure cannot be logged."""
     checks = 0
 
     def find(*_: object) -> None:
         nonlocal checks
         checks += 1
-        raise RuntimeError("a defect")
+        raise error
 
     member.primary = False
     async with closing(MotorReplicaSet("rs", seeds(member), heartbeat=0.5)) as replica_set:
         monkeypatch.setattr(type(replica_set._client), "__getitem__", find)
+        monkeypatch.setattr(MotorReplicaSet, "_known_of_members", lambda _: 1 / 0)
         with capture_logs() as logged, pytest.raises(CommandError):
             await replica_set.select(PRIMARY, 1)
         monkeypatch.undo()
