@@ -33,6 +33,9 @@ endif
 # What it looks through, the longest first.
 REST := tests/spark $(filter-out tests/spark tests/__pycache__ $(LEFT_OUT), $(patsubst %/,%,$(wildcard tests/*/)))
 
+# Each program that a test starts would compile the project again.
+export PYTHONDONTWRITEBYTECODE =
+
 SEEDS ?= 1000
 MINUTES ?= 30
 KILL_SEEDS ?= 10
@@ -109,6 +112,11 @@ typecheck: install  ## mypy --strict
 
 fetch: install  ## what the tests use of other projects: pymongo's tests, Node's packages
 	$(BIN)/python -m tests.drivers.fetch
+
+# Java's classes, which all sessions of Spark in these tests map.
+pytest-rest pytest-real: build/spark.jsa
+build/spark.jsa: $(VENV)/.installed
+	-$(BIN)/python -m tests.spark.quick_session 2>/dev/null
 
 pytest: install  ## tests; ARGS goes to pytest
 	$(BIN)/pytest $(ARGS)

@@ -7,6 +7,8 @@ import pytest
 import structlog
 from hypothesis import HealthCheck, settings
 
+from tests.spark.quick_session import share_classes
+
 pytest_plugins = ["tests.conformance.plugin"]
 
 _BY_FILE = {"integration", "recordings", "faults", "differential", "examples"}
@@ -15,6 +17,7 @@ _BY_FILE = {"integration", "recordings", "faults", "differential", "examples"}
 # No deadline for examples, since a busy machine is slow; pytest-timeout bounds every test.
 settings.register_profile("busy", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("busy")
+share_classes()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

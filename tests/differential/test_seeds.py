@@ -1,8 +1,8 @@
 """Some seeds of the differential test; a failure lists all differences."""
 
 import asyncio
+from collections import Counter
 from collections.abc import Iterator
-from itertools import product
 
 import pytest
 
@@ -11,9 +11,9 @@ from tests.differential.servers import WAYS, routed
 from tests.differential.workload import THEMES
 from tests.harness.clusters import Client, RealCluster, start_real_cluster
 
-SEEDS = range(1, 21)
-"""Each theme of a workload with each way of sharing."""
-_LEAST_MOVES = 50
+SEEDS = range(1, 21, 2)
+"""Each theme of a workload with two ways of sharing; `make differential` has all of them."""
+_LEAST_MOVES = 25
 
 pytestmark = pytest.mark.timeout(600)
 
@@ -35,8 +35,9 @@ def test_the_router_returns_what_mongos_returns(cluster: RealCluster) -> None:
         for text in each.differences
     ]
     assert not found, "\n".join(found)
-    assert {(each.theme, each.sharing) for each in outcomes} == set(product(THEMES, WAYS))
-    assert sum(outcome.events for outcome in outcomes) > 10_000
+    assert Counter(each.theme for each in outcomes) == dict.fromkeys(THEMES, 2)
+    assert {each.sharing for each in outcomes} == set(WAYS)
+    assert sum(outcome.events for outcome in outcomes) > 5_000
     assert min(moves["toShared"], moves["toOwn"]) > _LEAST_MOVES
 
 
