@@ -19,6 +19,17 @@ from shard_client.errors import (
 )
 from shard_client.remote_cursor.batch_size import BatchSize
 from shard_client.remote_cursor.cursor_reply import CursorBatch, KeyedToken
+from shard_client.remote_cursor.cursor_state import (
+    Closing,
+    Connecting,
+    CursorState,
+    Ended,
+    Failing,
+    Opening,
+    Paused,
+    Reading,
+    follow,
+)
 from shard_client.remote_cursor.member_link import Dialer, MemberLink
 from shard_client.remote_cursor.open_cursor import OpenCursor, SentCommands, encode_opening
 from shard_client.remote_cursor.outages import Outages
@@ -30,7 +41,8 @@ OpeningCommand = Callable[[bytes | None], tuple[str, Mapping[str, Any]]]
 
 
 CursorStatus = Literal["opening", "reading", "paused", "failing", "ended"]
-"""A cursor is paused from ``pause`` on, also while a reply is due, and failing during an outage."""
+"""Beside its states, a cursor counts as paused from ``pause`` on, also while a reply is due, and as
+failing throughout an outage."""
 
 
 class RemoteCursor:
@@ -42,7 +54,7 @@ class RemoteCursor:
     After a resumable failure it reopens the cursor after its own last postBatchResumeToken, with
     growing pauses, for up to ``failure_timeout``, and longer if it is read on. Any other failure
     ends the cursor. If a member has not answered for ``reply_timeout``, it is sent a hello over
-    another connection.
+    another connection. ``cursor_state`` has the states that it goes through.
 
     One task calls ``read`` again and again until it returns None or raises; ``close`` ends that.
     ``dialer`` finds the member to read from and connects to it; ``opening`` returns the command;
@@ -74,13 +86,7 @@ class RemoteCursor:
         self._progress = (
             None if probing is None else ProgressCursor(probing, dialer, clock, settings, sent)
         )
-        self._cursor: OpenCursor | None = None
-        """The cursor that is open on a member, and has to be killed."""
-        self._ahead = False
-        """Whether a getMore was sent before the reply to the one before it was returned."""
-        self._ended = False
-        """Whether nothing more is read: after a failure for good, an invalidate, or ``close``."""
-        self._closing = False
+        self._state: CursorState = Connecting()
         self._may_read = asyncio.Event()
         self._may_read.set()
         self._reading: asyncio.Timeout | None = None
@@ -100,9 +106,9 @@ class RemoteCursor:
         """What the status page shows of the cursor."""
         if self.failing_for is not None:
             return "failing"
-        if self._ended:
+        if isinstance(self._state, Closing | Ended):
             return "ended"
-        if self._cursor is None:
+        if self._state.cursor is None:
             return "opening"
         return "paused" if self.wants_pause else "reading"
 
@@ -117,12 +123,12 @@ class RemoteCursor:
 
         A cursor that was opened again and stays paused has none, until a getMore fails.
         """
-        return None if self._cursor is not None and self.wants_pause else self.outages.lasted
+        return None if isinstance(self._state, Paused) else self.outages.lasted
 
     @property
     def in_outage(self) -> bool:
         """Whether the last read has failed by an outage, so that the next one tries again."""
-        return self._cursor is None and not self._ended and self.outages.lasted is not None
+        return isinstance(self._state, Failing)
 
     async def read(self) -> CursorBatch | None:
         """Return the next batch; None once the cursor is closed, or after an invalidated batch.
@@ -133,9 +139,9 @@ class RemoteCursor:
         self._read_over.clear()
         try:
             async with asyncio.timeout(None) as self._reading:
-                while not self._ended:
+                while True:
                     try:
-                        batch = await (self._open() if self._cursor is None else self._read_on())
+                        batch = await self._step(self._state)
                     except CommandError as failure:
                         self._failed(failure)
                     except NetworkError as failure:
@@ -143,10 +149,12 @@ class RemoteCursor:
                     except ProtocolError as failure:
                         self._failed(CommandError(ErrorCode.ProtocolError, str(failure)))
                     else:
-                        return None if self._closing else batch
-                return None
+                        if isinstance(self._state, Closing):
+                            return None
+                        if batch is not None or isinstance(self._state, Ended):
+                            return batch
         except TimeoutError:
-            if not self._closing:
+            if not isinstance(self._state, Closing | Ended):
                 raise
             return None
         finally:
@@ -181,13 +189,13 @@ class RemoteCursor:
         This uses the progress cursor, so the getMore keeps waiting. Return an empty batch, to be
         processed at once; None if there is none or the progress cursor is in use.
         """
-        progress, cursor, watermark = self._progress, self._cursor, self._watermark
+        progress, cursor, watermark = self._progress, self._state.cursor, self._watermark
         if progress is None or progress.busy or cursor is None or watermark is None:
             return None
         await_ms = max(1, ceil(seconds * 1000))
         batch = await progress.probe(cursor, watermark, self._batch_size.current, await_ms)
         # The main cursor may have been closed meanwhile, to be reopened after its own watermark.
-        if batch is None or self._cursor is None or self._closing:
+        if batch is None or self._state.cursor is None or isinstance(self._state, Closing):
             return None
         self._clock.advance(batch.cluster_time)
         self._watermark = batch.watermark
@@ -199,7 +207,7 @@ class RemoteCursor:
 
     def leave_member(self) -> None:
         """Drop a member that makes no progress and continue on another one."""
-        if self._cursor is not None and not self._closing:
+        if isinstance(self._state, Reading):
             self._link.abandon()
 
     async def close(self) -> None:
@@ -211,8 +219,9 @@ class RemoteCursor:
         # A request in flight may finish: an aggregate's reply has the id of the cursor to kill.
         until = now + self._settings.close_timeout
         if self._reading is not None:
-            self._reading.reschedule(now if self._link.reply_due_at is None else until)
-        self._closing = self._ended = True
+            in_flight = isinstance(self._state, Opening | Reading)
+            self._reading.reschedule(until if in_flight else now)
+        self._become(Closing(self._state.cursor))
         try:
             if self._progress is not None:
                 await self._progress.close(until)
@@ -221,27 +230,43 @@ class RemoteCursor:
             await self._link.close()
         finally:
             self._leave_cursor()
+            self._become(Ended())
             self._link.release()
 
     def _leave_cursor(self) -> None:
         """Let the cursor, if one is open, be killed."""
-        if self._cursor is not None:
-            self._dialer.kill_later(self._cursor)
-            self._cursor = None
+        if self._state.cursor is not None:
+            self._dialer.kill_later(self._state.cursor)
 
     # The steps of the reader.
 
-    async def _open(self) -> CursorBatch | None:
-        """Open the cursor, after a failure with a pause before, and return its first batch.
+    async def _step(self, state: CursorState) -> CursorBatch | None:
+        """Do what ``state`` says; return the batch that has arrived, if any."""
+        match state:
+            case Reading():
+                return await self._read_on(state)
+            case Connecting(cursor=None):
+                return await self._open()
+            case Connecting(cursor=OpenCursor() as cursor):
+                await self._link.connect_to(cursor.address)
+                self._become(Reading(cursor))
+            case Paused():
+                self._link.release()
+                await self._may_read.wait()
+                self.outages.record_pause(self._loop.time() - state.since)
+                self._become(Connecting(state.cursor))
+            case Failing():
+                await asyncio.sleep(self.outages.backoff.next_pause())
+                self._become(Connecting())
+        return None
 
-        Return None if ``close`` came first.
-        """
-        if self.in_outage:
-            await asyncio.sleep(self.outages.backoff.next_pause())
+    async def _open(self) -> CursorBatch | None:
+        """Open the cursor and return its first batch; None if ``close`` came first."""
         with self.outages.opening() as span:
             connection = await self._link.connect()
-            if self._closing:
+            if isinstance(self._state, Closing):
                 return None
+            self._become(Opening())
             host, port = connection.address
             span.set_attributes({"server.address": host, "server.port": port})
             self._sent.openings += 1
@@ -250,38 +275,33 @@ class RemoteCursor:
             batch = await self._link.receive()
             batch.opening = True
             if batch.cursor_id:
-                self._cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
+                cursor = OpenCursor(connection.address, batch.namespace, batch.cursor_id)
+                self._become(Reading(cursor))
             batch.split()
             _check_open(batch)
         return self._arrived(batch)
 
-    async def _read_on(self) -> CursorBatch:
-        """Return the next batch, once the cursor is not paused."""
-        assert self._cursor is not None
-        cursor = self._cursor
-        if not self._ahead:
-            while self.wants_pause:
-                await self._pause(cursor)
+    async def _read_on(self, state: Reading) -> CursorBatch | None:
+        """Return the next batch; None if the cursor was paused."""
+        cursor = state.cursor
+        if not state.ahead:
+            if self.wants_pause:
+                self._become(Paused(cursor, self._loop.time()))
+                return None
             self._ask_for_more(cursor)
         batch = await self._link.receive()
         batch.requested = self._requested
         large = batch.cursor_id and batch.reply_bytes >= self._settings.large_reply_bytes
-        self._ahead = bool(large) and not self.wants_pause and not self._closing
-        if self._ahead:
+        ahead = bool(large and not self.wants_pause and self._state is state)
+        if ahead != state.ahead:
+            self._become(Reading(cursor, ahead))
+        if ahead:
             self._ask_for_more(cursor)
         batch.split()
         _check_open(batch)
         if self.outages.end():
             self._sent.reopenings += 1
         return self._arrived(batch)
-
-    async def _pause(self, cursor: OpenCursor) -> None:
-        """Hold no connection until ``resume``."""
-        since = self._loop.time()
-        self._link.release()
-        await self._may_read.wait()
-        self.outages.record_pause(self._loop.time() - since)
-        await self._link.connect_to(cursor.address)
 
     def _ask_for_more(self, cursor: OpenCursor) -> None:
         self._requested = self._batch_size.current
@@ -305,7 +325,7 @@ class RemoteCursor:
         if not batch.events:
             self._link.free_buffer()
         if not batch.cursor_id:
-            self._cursor, self._ended = None, True
+            self._become(Ended())
         return batch
 
     def _end_at_invalidate(self, batch: CursorBatch) -> None:
@@ -319,24 +339,31 @@ class RemoteCursor:
         batch.cursor_id, batch.invalidated = 0, True
 
     def _failed(self, error: CommandError) -> None:
-        """Give the cursor up after a failure, so that it is opened again.
+        """Go on to the state after a failure.
 
         Raises CommandError if it is final, or if there is no time left to open the cursor again.
         """
-        if self._closing:
+        if isinstance(self._state, Closing | Ended):
             return
         self._leave_cursor()
-        self._ahead = False
         if not is_resumable(error):
             self.outages.last_error = error
-            self._ended = True
+            self._become(Ended())
             raise error
+        self._become(Failing())
         self._link.leave_after(error)
         # A member that hangs has been failing since its answer was due.
         lasted = self.outages.record_failure(error, self._link.unanswered_since)
         if lasted >= self._settings.failure_timeout:
             # The member may be back when a client resumes.
             raise error.with_labels(RESUMABLE_LABEL)
+
+    def _become(self, state: CursorState) -> None:
+        """Go on to ``state``; while ``close`` runs, only note the cursor that is open now."""
+        if not isinstance(self._state, Closing):
+            self._state = follow(self._state, state)
+        elif isinstance(state, Reading | Ended):
+            self._state = follow(self._state, Closing(state.cursor))
 
 
 def _check_open(batch: CursorBatch) -> None:
