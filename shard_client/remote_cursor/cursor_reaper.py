@@ -37,7 +37,7 @@ class CursorReaper:
     Args:
         borrow: provides the connections to members.
         lasting: seconds during which attempts are made for a cursor.
-        most: cursors of one member that are tried again; those next in turn are given up.
+        most: cursors of one member that are tried again; others are given up.
         first_pause: upper bound in seconds of the pause after the first attempt.
     """
 
@@ -55,6 +55,7 @@ class CursorReaper:
         self._first_pause = first_pause
         self._loop = asyncio.get_running_loop()
         self._left: dict[Address, deque[_Left]] = {}
+        self._added: dict[Address, asyncio.Event] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -66,11 +67,15 @@ class CursorReaper:
         """Kill ``cursor``, now or when its member answers again; give it up after ``close``."""
         if self._closed:
             return
-        left = self._left.setdefault(cursor.address, deque())
-        left.append(_Left(cursor, self._loop.time() + self._lasting))
-        if cursor.address not in self._tasks:
-            task = self._loop.create_task(self._run(cursor.address, left), name=KILL_TASK)
-            self._tasks[cursor.address] = task
+        address = cursor.address
+        left = self._left.setdefault(address, deque())
+        left.appendleft(_Left(cursor, self._loop.time() + self._lasting))
+        if address in self._tasks:
+            self._added[address].set()
+            return
+        added = self._added[address] = asyncio.Event()
+        running = self._run(address, left, added)
+        self._tasks[address] = self._loop.create_task(running, name=KILL_TASK)
 
     async def close(self) -> None:
         """Try once more to kill the remaining cursors, for 3 seconds at most; give up the rest."""
@@ -86,24 +91,28 @@ class CursorReaper:
         self._left.clear()
         self._tasks.clear()
 
-    async def _run(self, address: Address, left: deque[_Left]) -> None:
+    async def _run(self, address: Address, left: deque[_Left], added: asyncio.Event) -> None:
         member = format_address(address)
         backoff = Backoff(self._first_pause, _LONGEST_PAUSE)
         killed = given_up = attempts = 0
         try:
             while left:
-                while left and (len(left) > self._most or left[0].until <= self._loop.time()):
-                    left.popleft()
-                    given_up += 1
+                added.clear()
+                lasting = [each for each in left if each.until > self._loop.time()][: self._most]
+                given_up += len(left) - len(lasting)
+                left.clear()
+                left.extend(lasting)
                 killed += await self._kill(left)
                 attempts += 1
                 if left:
                     if attempts == 1:
                         log.info("cursors left on a member", member=member)
-                    await asyncio.sleep(backoff.next_pause())
+                    with suppress(TimeoutError):
+                        async with asyncio.timeout(backoff.next_pause()):
+                            await added.wait()
         finally:
-            self._left.pop(address, None)
-            self._tasks.pop(address, None)
+            for by_member in (self._left, self._added, self._tasks):
+                by_member.pop(address, None)
             if attempts > 1:
                 log.info("cursors killed late", member=member, killed=killed, given_up=given_up)
 
@@ -113,8 +122,12 @@ class CursorReaper:
         The next call begins with another cursor: the member may have refused only this one.
         """
         killed = 0
-        while left and await left[0].cursor.kill(self._borrow, _TIMEOUT):
-            left.popleft()
+        while left:
+            tried = left[0]
+            is_killed = await tried.cursor.kill(self._borrow, _TIMEOUT)
+            left.remove(tried)  # others may have been added before it
+            if not is_killed:
+                left.append(tried)
+                break
             killed += 1
-        left.rotate(-1)
         return killed

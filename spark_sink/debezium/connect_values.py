@@ -58,23 +58,30 @@ class ConnectValues:
             if self.arrays_are_documents:
                 return {f"_{index}": element for index, element in enumerate(elements)}
             return _alike(elements)
-        if kind in (STRING, CODE):
-            return quoted(data[4:-1].decode(errors="replace"))
+        text = text_in(field)
+        if text is not None:
+            return quoted(text)
         if kind in (INT32, INT64, DATE):
             return str(int.from_bytes(data, "little", signed=True))
         if kind == TIMESTAMP:
             return f"{int.from_bytes(data[4:], 'little')}000"
         if kind == BINARY:
             return f'"{base64.b64encode(data[9 if data[4] == _OLD_BINARY else 5 :]).decode()}"'
-        if kind == OBJECT_ID:
-            return f'"{data.hex()}"'
-        if kind == DECIMAL:
-            return f'"{Decimal128.from_bid(data)}"'
         if kind == REGEX:
             pattern, options, _ = (part.decode(errors="replace") for part in data.split(b"\0"))
             return {"regex": quoted(pattern), "options": quoted(options)}
-        text = _JSON.value(kind, data)
-        return text.partition(": ")[2][:-1] if kind == DOUBLE and text.startswith("{") else text
+        made = _JSON.value(kind, data)
+        return made.partition(": ")[2][:-1] if kind == DOUBLE and made.startswith("{") else made
+
+
+def text_in(field: Slice) -> str | None:
+    """Return a value whose type is a text in Kafka Connect; None for any other type."""
+    kind, data = field
+    if kind in (STRING, CODE):
+        return data[4:-1].decode(errors="replace")
+    if kind == OBJECT_ID:
+        return data.hex()
+    return str(Decimal128.from_bid(data)) if kind == DECIMAL else None
 
 
 def _alike(elements: list[Tree]) -> list[Tree]:

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from shard_client.bson.values import CODE, DECIMAL, DOCUMENT, OBJECT_ID, STRING
-from spark_sink.debezium.connect_values import ConnectValues, Tree, quoted, text_of
+from shard_client.bson.values import DOCUMENT
+from spark_sink.debezium.connect_values import ConnectValues, Tree, quoted, text_in, text_of
 from spark_sink.debezium.java_json import JavaJson, escaped
 from spark_sink.errors import OptionError, StreamError
 from spark_sink.events.slices import NOTHING, Slice
@@ -24,8 +24,6 @@ from spark_sink.rows.extended_json import canonical_json
 
 _VALUES = ConnectValues()
 _JAVA = JavaJson(relaxed=False, separator=",")
-_TEXTS = (STRING, OBJECT_ID, CODE, DECIMAL)
-"""The types of BSON that are texts in Kafka Connect."""
 _BLANK = "".join(map(chr, range(0x21)))
 """The characters that Java trims."""
 _REFERENCE = re.compile(
@@ -46,12 +44,6 @@ def _with_java_number(document: dict[str, Any]) -> dict[str, Any]:
     if isinstance(text, str) and text not in ("NaN", "Infinity", "-Infinity"):
         return {"$numberDouble": _JAVA.double(float(text))}
     return document
-
-
-def _text(value: Slice) -> str | None:
-    """Return a value's text if its type is a text in Kafka Connect, otherwise None."""
-    tree = _VALUES.value(value) if value.kind in _TEXTS else None
-    return json.loads(tree) if isinstance(tree, str) else None
 
 
 def _regex(text: str) -> str:
@@ -140,7 +132,7 @@ class Outbox:
         document = full.fields()
         needed = [self.payload, self.key_field, self.route_by, *(name for name, _ in self.added)]
         missing = [name for name in needed if name.encode() not in document]
-        name = None if missing else _text(document[self.route_by.encode()])
+        name = None if missing else text_in(document[self.route_by.encode()])
         if name is None:
             key = text_of(_VALUES.value(document[b"_id"])) if b"_id" in document else "null"
             raise StreamError(
@@ -163,7 +155,7 @@ class Outbox:
         tree: Tree = _VALUES.value(payload)
         if payload.kind == DOCUMENT and not self.expands:
             tree = quoted(_indented(payload))
-        text = _text(payload)
+        text = text_in(payload)
         if self.tombstones and (tree == "null" or (text is not None and not text.strip(_BLANK))):
             return None
         if not self.added:
