@@ -253,9 +253,9 @@ class Remotes:
         )
 
     def close(self) -> None:
-        """Close all remotes for good, in tasks of the owner.
+        """Close all remotes for good; tasks of the owner kill their cursors.
 
-        They take at most ``close_timeout`` plus one connection attempt.
+        This takes at most twice ``close_timeout`` plus one connection attempt.
         """
         self._closed = True
         for remote in list(self):
@@ -267,7 +267,7 @@ class Remotes:
         self._resources.memory.add(remotes=-1)
 
     def _close_cursor(self, remote: Remote) -> None:
-        """Close a remote's cursor in the background."""
+        """Kill a remote's cursor in the background."""
         remote.end_delay()
         self._owner.start(f"close {remote.target}", partial(_close_logged, remote.cursor))
 

@@ -149,7 +149,7 @@ class RunningStream:
         await result_of(self._opened, CLOSED)
 
     async def close(self) -> None:
-        """Close all remote cursors, within ``close_timeout`` plus one connection attempt.
+        """Kill all remote cursors, within twice ``close_timeout`` plus one connection attempt.
 
         No task of the stream is left. Idempotent.
         """

@@ -1,4 +1,4 @@
-"""The cursors that nobody reads any more, which are killed, if need be later."""
+"""The cursors that nobody reads any more, which are killed when their members answer."""
 
 import asyncio
 from collections import deque
@@ -13,8 +13,8 @@ from shard_client.wire.connection import Address, format_address
 
 log = structlog.get_logger()
 
-KILL_TASK = "kill cursors"
-"""The name of the tasks that kill cursors."""
+KILL_TASK = "kill cursors late"
+"""The name of the tasks that kill cursors later."""
 
 _TIMEOUT = 5.0
 _LAST_ATTEMPT = 3.0
@@ -29,16 +29,16 @@ class _Left(NamedTuple):
 class CursorReaper:
     """The cursors that nobody reads: those of failures, and those that closed streams have left.
 
-    One task for each member kills them at once, and tries again, with growing pauses, until the
-    member has answered a ``killCursors`` for each cursor. A member ends idle cursors itself after
-    ten minutes (``cursorTimeoutMillis``), so that the attempts end then too. Create it in a running
-    loop.
+    One task for each member kills them after a pause, and tries again, with growing pauses, until
+    the member has answered a ``killCursors`` for each cursor. A member ends idle cursors itself
+    after ten minutes (``cursorTimeoutMillis``), so that the attempts end then too. Create it in a
+    running loop.
 
     Args:
         borrow: provides the connections to members.
         lasting: seconds during which attempts are made for a cursor.
-        most: cursors of one member that are tried again; others are given up.
-        first_pause: upper bound in seconds of the pause after the first attempt.
+        most: cursors of one member that are tried again; those next in turn are given up.
+        first_pause: upper bound in seconds of the pause before the first attempt.
     """
 
     def __init__(
@@ -55,7 +55,6 @@ class CursorReaper:
         self._first_pause = first_pause
         self._loop = asyncio.get_running_loop()
         self._left: dict[Address, deque[_Left]] = {}
-        self._added: dict[Address, asyncio.Event] = {}
         self._tasks: dict[Address, asyncio.Task[None]] = {}
         self._closed = False
 
@@ -64,18 +63,14 @@ class CursorReaper:
         return sum(map(len, self._left.values()))
 
     def add(self, cursor: OpenCursor) -> None:
-        """Kill ``cursor``, now or when its member answers again; give it up after ``close``."""
+        """Kill ``cursor`` when its member answers again; give it up after ``close``."""
         if self._closed:
             return
-        address = cursor.address
-        left = self._left.setdefault(address, deque())
-        left.appendleft(_Left(cursor, self._loop.time() + self._lasting))
-        if address in self._tasks:
-            self._added[address].set()
-            return
-        added = self._added[address] = asyncio.Event()
-        running = self._run(address, left, added)
-        self._tasks[address] = self._loop.create_task(running, name=KILL_TASK)
+        left = self._left.setdefault(cursor.address, deque())
+        left.append(_Left(cursor, self._loop.time() + self._lasting))
+        if cursor.address not in self._tasks:
+            task = self._loop.create_task(self._run(cursor.address, left), name=KILL_TASK)
+            self._tasks[cursor.address] = task
 
     async def close(self) -> None:
         """Try once more to kill the remaining cursors, for 3 seconds at most; give up the rest."""
@@ -91,28 +86,23 @@ class CursorReaper:
         self._left.clear()
         self._tasks.clear()
 
-    async def _run(self, address: Address, left: deque[_Left], added: asyncio.Event) -> None:
+    async def _run(self, address: Address, left: deque[_Left]) -> None:
         member = format_address(address)
         backoff = Backoff(self._first_pause, _LONGEST_PAUSE)
         killed = given_up = attempts = 0
         try:
             while left:
-                added.clear()
-                lasting = [each for each in left if each.until > self._loop.time()][: self._most]
-                given_up += len(left) - len(lasting)
-                left.clear()
-                left.extend(lasting)
+                await asyncio.sleep(backoff.next_pause())
+                while left and (len(left) > self._most or left[0].until <= self._loop.time()):
+                    left.popleft()
+                    given_up += 1
                 killed += await self._kill(left)
                 attempts += 1
-                if left:
-                    if attempts == 1:
-                        log.info("cursors left on a member", member=member)
-                    with suppress(TimeoutError):
-                        async with asyncio.timeout(backoff.next_pause()):
-                            await added.wait()
+                if left and attempts == 1:
+                    log.info("cursors left on a member", member=member)
         finally:
-            for by_member in (self._left, self._added, self._tasks):
-                by_member.pop(address, None)
+            self._left.pop(address, None)
+            self._tasks.pop(address, None)
             if attempts > 1:
                 log.info("cursors killed late", member=member, killed=killed, given_up=given_up)
 
@@ -122,12 +112,8 @@ class CursorReaper:
         The next call begins with another cursor: the member may have refused only this one.
         """
         killed = 0
-        while left:
-            tried = left[0]
-            is_killed = await tried.cursor.kill(self._borrow, _TIMEOUT)
-            left.remove(tried)  # others may have been added before it
-            if not is_killed:
-                left.append(tried)
-                break
+        while left and await left[0].cursor.kill(self._borrow, _TIMEOUT):
+            left.popleft()
             killed += 1
+        left.rotate(-1)
         return killed

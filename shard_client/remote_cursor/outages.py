@@ -27,7 +27,7 @@ class Outages:
 
     def __init__(self, remote: str, backoff: Backoff) -> None:
         self._remote = remote
-        self.backoff = backoff
+        self._backoff = backoff
         self._loop = asyncio.get_running_loop()
         self._attributes = {"db.system.name": "mongodb", "mergerouter.replica_set": remote}
         self._parent: spans.Span | None = spans.current()
@@ -69,6 +69,10 @@ class Outages:
         self._failures += 1
         return lasted
 
+    def next_pause(self) -> float:
+        """Return the seconds to wait before the next attempt."""
+        return self._backoff.next_pause()
+
     def record_pause(self, seconds: float) -> None:
         """Exclude a pause from the outage's time: a paused cursor cannot recover."""
         if self._since is not None:
@@ -83,7 +87,7 @@ class Outages:
         self._end_span(None)
         self.reopenings += 1
         self._since, self._failures = None, 0
-        self.backoff.reset()
+        self._backoff.reset()
         return True
 
     def close(self) -> None:

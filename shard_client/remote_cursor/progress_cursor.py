@@ -75,8 +75,9 @@ class ProgressCursor:
         self._cursor: OpenCursor | None = None
         self._timeout: asyncio.Timeout | None = None
         self._closing = False
-        self._probe_over = asyncio.Event()
-        self._probe_over.set()
+        self.probe_over = asyncio.Event()
+        """Is set while no probe is in progress."""
+        self.probe_over.set()
         # The watermark of both cursors, and the progress cursor's own.
         self._watermark = _NONE
         self._own = _NONE
@@ -94,7 +95,7 @@ class ProgressCursor:
     def end_unused(self) -> None:
         """Close the cursor if it has not been probed for 10 seconds."""
         if not self.busy and self._loop.time() - self._probed_at > _UNUSED:
-            self._leave_cursor()
+            self._leave_behind()
 
     def take_cost(self) -> float:
         """Return the seconds for which probes have kept the member busy since the last call."""
@@ -108,9 +109,9 @@ class ProgressCursor:
 
         The member waits up to ``await_ms`` milliseconds for its oplog to grow. Return an empty
         batch with the watermark of both cursors; None if the member does not answer, or with an
-        error, or if ``close`` ends the probe.
+        error, or if ``end_probe`` ends the probe.
         """
-        self._probe_over.clear()
+        self.probe_over.clear()
         try:
             async with asyncio.timeout(None) as self._timeout:
                 return await self._probe(main, watermark, batch_size, await_ms)
@@ -120,23 +121,18 @@ class ProgressCursor:
             return None
         finally:
             self._timeout = None
-            self._probe_over.set()
+            self.probe_over.set()
 
-    async def close(self, until: float) -> None:
-        """End the probe in progress by ``until`` on the loop's clock, and begin no other."""
+    def end_probe(self, until: float) -> None:
+        """Begin no other probe, and end the one in progress by ``until`` on the loop's clock."""
         self._closing = True
         if self._timeout is not None:
             self._timeout.reschedule(until)
-        try:
-            await self._probe_over.wait()
-        finally:
-            self._leave_cursor()
 
-    def _leave_cursor(self) -> None:
-        """Let the cursor, if one is open, be killed."""
-        if self._cursor is not None:
-            self._dialer.kill_later(self._cursor)
-            self._cursor = None
+    def take_cursor(self) -> OpenCursor | None:
+        """Return the cursor that is open, which the caller kills."""
+        cursor, self._cursor = self._cursor, None
+        return cursor
 
     def join(self, watermark: KeyedToken, size: int, *, ended: bool) -> KeyedToken:
         """Return the watermark of both cursors after a batch of the main cursor.
@@ -168,13 +164,13 @@ class ProgressCursor:
                 if not kept:
                     raise
                 # The server may have closed the idle cursor, or the idle connection was cut.
-                self._leave_cursor()
+                self._leave_behind()
                 batch = await self._next(main, batch_size, await_ms)
         except (CommandError, NetworkError, ProtocolError) as error:
             # The main cursor reports the failure when its wait ends.
             member = format_address(main.address)
             log.info("progress cursor failed", member=member, error=str(error))
-            self._leave_cursor()
+            self._leave_behind()
             return None
         finally:
             self._cost += max(_LEAST_COST, self._loop.time() - begun - await_ms / 1000)
@@ -205,7 +201,7 @@ class ProgressCursor:
         if self._cursor is not None and (
             self._cursor.address != main.address or self._passed_by > self._most_behind
         ):
-            self._leave_cursor()
+            self._leave_behind()
         timeout = self._settings.connect_timeout
         async with self._dialer.pool.borrow(main.address, timeout) as connection:
             if self._cursor is None:
@@ -239,3 +235,7 @@ class ProgressCursor:
             raise CommandError(
                 ErrorCode.CursorNotFound, "the progress cursor was closed as it was opened"
             )
+
+    def _leave_behind(self) -> None:
+        if (cursor := self.take_cursor()) is not None:
+            self._dialer.kill_later(cursor)

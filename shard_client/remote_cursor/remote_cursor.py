@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from math import ceil
 from typing import Any, Literal
 
@@ -211,32 +212,49 @@ class RemoteCursor:
             self._link.abandon()
 
     async def close(self) -> None:
-        """Close the connection, and let the cursors be killed; takes ``close_timeout`` at most.
+        """Kill the cursor on the shard and close the connection, within ``close_timeout``.
 
-        It can be called at any time, once. A read or a probe in progress returns None.
+        It can be called at any time, once. A read or a probe in progress returns None. Cursors that
+        it cannot kill, or not before it is cancelled, are killed later.
         """
-        now = self._loop.time()
+        now, limit = self._loop.time(), self._settings.close_timeout
         # A request in flight may finish: an aggregate's reply has the id of the cursor to kill.
-        until = now + self._settings.close_timeout
+        until = now + limit / 2
         if self._reading is not None:
             in_flight = isinstance(self._state, Opening | Reading)
             self._reading.reschedule(until if in_flight else now)
         self._become(Closing(self._state.cursor))
         try:
             if self._progress is not None:
-                await self._progress.close(until)
+                self._progress.end_probe(until)
+                await self._progress.probe_over.wait()
             await self._read_over.wait()
             self.outages.close()
             await self._link.close()
+            await self._kill(self._take_cursors(), now + limit)
         finally:
-            self._leave_cursor()
-            self._become(Ended())
+            for cursor in self._take_cursors():
+                self._dialer.kill_later(cursor)
             self._link.release()
 
-    def _leave_cursor(self) -> None:
-        """Let the cursor, if one is open, be killed."""
-        if self._state.cursor is not None:
-            self._dialer.kill_later(self._state.cursor)
+    async def _kill(self, cursors: list[OpenCursor], deadline: float) -> None:
+        """Kill cursors by ``deadline`` on the loop's clock; what fails is tried again later."""
+        borrow, limit = self._dialer.pool.borrow, self._settings.close_timeout
+        try:
+            with suppress(TimeoutError):
+                async with asyncio.timeout_at(deadline):
+                    while cursors and await cursors[-1].kill(borrow, limit):
+                        cursors.pop()
+        finally:
+            for cursor in cursors:
+                self._dialer.kill_later(cursor)
+
+    def _take_cursors(self) -> list[OpenCursor]:
+        """Return the open cursors, for which the caller is responsible then."""
+        progress = None if self._progress is None else self._progress.take_cursor()
+        taken = [cursor for cursor in (self._state.cursor, progress) if cursor is not None]
+        self._become(Ended())
+        return taken
 
     # The steps of the reader.
 
@@ -256,7 +274,7 @@ class RemoteCursor:
                 self.outages.record_pause(self._loop.time() - state.since)
                 self._become(Connecting(state.cursor))
             case Failing():
-                await asyncio.sleep(self.outages.backoff.next_pause())
+                await asyncio.sleep(self.outages.next_pause())
                 self._become(Connecting())
         return None
 
@@ -335,7 +353,8 @@ class RemoteCursor:
         the stream (docs/protocol.md#invalidates). The next getMore may have been sent already: the
         pool cuts a connection that is given back with a request in flight.
         """
-        self._leave_cursor()
+        if self._state.cursor is not None:
+            self._dialer.kill_later(self._state.cursor)
         batch.cursor_id, batch.invalidated = 0, True
 
     def _failed(self, error: CommandError) -> None:
@@ -345,7 +364,8 @@ class RemoteCursor:
         """
         if isinstance(self._state, Closing | Ended):
             return
-        self._leave_cursor()
+        if self._state.cursor is not None:
+            self._dialer.kill_later(self._state.cursor)
         if not is_resumable(error):
             self.outages.last_error = error
             self._become(Ended())

@@ -14,8 +14,8 @@ class RemoteSettings:
     """How late a reply may be before the member is sent a hello over another connection."""
     failure_timeout: float = 30.0
     """How long a failed remote is retried before its failure is reported as a retriable error."""
-    close_timeout: float = 1.0
-    """How long a cursor that is closed waits for the reply to a request in flight."""
+    close_timeout: float = 2.0
+    """Time limit for killing the cursors on shards when a stream is closed."""
     backoff_first: float = 0.01
     """Upper bound of the first pause before a failed remote is reopened; doubles with each
     failure."""

@@ -28,7 +28,7 @@ def _choose(reading: ClientReader) -> Source:
     shared = list(candidates.filters.sources)
     for each in candidates.scopes.sources[:1]:
         shared += wider_streams(candidates.own.request, each.filter)
-    avoids = reading._streams.policy._failed.avoids
+    avoids = reading._streams.policy._failed.why_avoided
     open_to = [candidates.own, *(each for each in shared if not avoids(each.key, now))]
     others = [each for each in open_to if each.key != reading._source.key]
     return _chance.choice(others or [candidates.own])
@@ -36,7 +36,7 @@ def _choose(reading: ClientReader) -> Source:
 
 def _preferred(reading: ClientReader) -> Source:
     wanted = _wanted.setdefault(id(reading), _choose(reading))
-    avoids = reading._streams.policy._failed.avoids
+    avoids = reading._streams.policy._failed.why_avoided
     avoided = wanted is not reading._source and avoids(wanted.key, reading._loop.time())
     return reading._candidates.own if avoided else wanted
 
